@@ -1,0 +1,196 @@
+#include "libcommon/base/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+int map_open(struct map *m, const char *path, struct err *e)
+{
+    struct stat st;
+    memset(m, 0, sizeof *m);
+    m->fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (m->fd < 0)
+        return err_sys(e, "%s", path);
+    if (fstat(m->fd, &st) < 0) {
+        err_sys(e, "%s", path);
+        goto fail;
+    }
+    if (!S_ISREG(st.st_mode)) {
+        err_set(e, ERR_IO, "%s: not a regular file", path);
+        goto fail;
+    }
+    m->path = strdup(path);
+    if (!m->path) {
+        err_nomem(e, path);
+        goto fail;
+    }
+    m->size = (size_t)st.st_size;
+    m->dev = st.st_dev;
+    m->ino = st.st_ino;
+    m->data = (const uint8_t *)"";
+    if (m->size) {
+        void *p = mmap(NULL, m->size, PROT_READ, MAP_SHARED, m->fd, 0);
+        if (p == MAP_FAILED) {
+            err_sys(e, "%s: mmap of %zu bytes", path, m->size);
+            goto fail;
+        }
+        m->data = p;
+    }
+    return 0;
+fail:
+    free(m->path);
+    close(m->fd);
+    memset(m, 0, sizeof *m);
+    m->fd = -1;
+    return -1;
+}
+
+void map_close(struct map *m)
+{
+    if (!m->path)
+        return;
+    if (m->size)
+        munmap((void *)m->data, m->size);
+    close(m->fd);
+    free(m->path);
+    memset(m, 0, sizeof *m);
+    m->fd = -1;
+}
+
+char *file_read(const char *path, size_t max, size_t *size, struct err *e)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        err_sys(e, "%s", path);
+        return NULL;
+    }
+    size_t n = 0, room = 0;
+    char *text = NULL;
+    for (;;) {
+        if (n == room) {
+            size_t more = room ? room * 2 : 4096;
+            char *p = realloc(text, more + 1);
+            if (!p) {
+                err_nomem(e, path);
+                goto fail;
+            }
+            text = p;
+            room = more;
+        }
+        ssize_t got = read(fd, text + n, room - n);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0) {
+            err_sys(e, "%s", path);
+            goto fail;
+        }
+        if (got == 0)
+            break;
+        n += (size_t)got;
+        if (n > max) {
+            err_set(e, ERR_LIMIT, "%s: more than %zu bytes", path, max);
+            goto fail;
+        }
+    }
+    close(fd);
+    text[n] = '\0';
+    if (size)
+        *size = n;
+    return text;
+fail:
+    close(fd);
+    free(text);
+    return NULL;
+}
+
+int atomic_open(struct atomic_file *f, const char *path, struct err *e)
+{
+    struct stat st;
+    memset(f, 0, sizeof *f);
+    f->fd = -1;
+    if (stat(path, &st) == 0 && S_ISDIR(st.st_mode))
+        return err_set(e, ERR_IO, "%s: is a directory", path);
+    const char *slash = strrchr(path, '/');
+    int dir = slash ? (int)(slash - path + 1) : 0;
+    f->path = strdup(path);
+    if (!f->path || asprintf(&f->temp, "%.*s.%s.zse-XXXXXX", dir, path, path + dir) < 0) {
+        f->temp = NULL;
+        atomic_abort(f);
+        return err_nomem(e, path);
+    }
+    f->fd = mkstemp(f->temp);
+    if (f->fd < 0) {
+        err_sys(e, "%s", path);
+        free(f->temp);
+        f->temp = NULL;
+        atomic_abort(f);
+        return -1;
+    }
+    fcntl(f->fd, F_SETFD, FD_CLOEXEC);
+    mode_t mask = umask(0);
+    umask(mask);
+    fchmod(f->fd, 0666 & ~mask);            /* mkstemp makes 0600 */
+    return 0;
+}
+
+int atomic_pwrite(struct atomic_file *f, const void *data, size_t n, uint64_t at, struct err *e)
+{
+    const char *p = data;
+    while (n) {
+        ssize_t put = pwrite(f->fd, p, n, (off_t)at);
+        if (put < 0 && errno == EINTR)
+            continue;
+        if (put < 0)
+            return err_sys(e, "%s: writing at offset %llu", f->path, (unsigned long long)at);
+        p += put;
+        at += (uint64_t)put;
+        n -= (size_t)put;
+    }
+    return 0;
+}
+
+int atomic_write(struct atomic_file *f, const void *data, size_t n, struct err *e)
+{
+    if (atomic_pwrite(f, data, n, f->offset, e) < 0)
+        return -1;
+    f->offset += n;
+    return 0;
+}
+
+int atomic_commit(struct atomic_file *f, struct err *e)
+{
+    if (fsync(f->fd) < 0 || rename(f->temp, f->path) < 0) {
+        err_sys(e, "%s", f->path);
+        atomic_abort(f);
+        return -1;
+    }
+    free(f->temp);
+    f->temp = NULL;
+    char *slash = strrchr(f->path, '/');
+    if (slash)
+        slash[slash == f->path] = '\0';
+    int dir = open(slash ? f->path : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (dir >= 0) {
+        (void)fsync(dir);                   /* the name survives a power cut too; some file systems refuse */
+        close(dir);
+    }
+    atomic_abort(f);
+    return 0;
+}
+
+void atomic_abort(struct atomic_file *f)
+{
+    if (f->temp)
+        unlink(f->temp);
+    if (f->fd >= 0)
+        close(f->fd);
+    free(f->temp);
+    free(f->path);
+    memset(f, 0, sizeof *f);
+    f->fd = -1;
+}

@@ -1,0 +1,47 @@
+/* file.h - map a file, and write a file so that it appears whole or not at all. */
+#ifndef ZSE_BASE_FILE_H
+#define ZSE_BASE_FILE_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "libcommon/base/err.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A whole regular file, mapped read-only and shared.  data is never NULL after map_open; an empty file
+ * has size 0.  The mapping dies at map_close; the descriptor is kept for madvise-free reads. */
+struct map {
+    const uint8_t *data;
+    size_t size;
+    int fd;
+    char *path;             /* owned */
+    uint64_t dev, ino;      /* identity of the file, to refuse a target that is the source */
+};
+int map_open(struct map *m, const char *path, struct err *e);
+void map_close(struct map *m);
+
+/* Read a small text file whole, '\0' appended (not counted).  Refuses more than max bytes.  Caller frees. */
+char *file_read(const char *path, size_t max, size_t *size, struct err *e);
+
+/* A new file that is invisible under its final name until atomic_commit: written as
+ * DIR/.NAME.zse-XXXXXX, then fsync, rename, fsync of DIR.  atomic_abort (or a crash) leaves the old file
+ * untouched; abort also removes the temporary.  Targets that are directories or not writable fail at open. */
+struct atomic_file {
+    int fd;
+    char *path, *temp;      /* owned */
+    uint64_t offset;        /* bytes appended so far */
+};
+int atomic_open(struct atomic_file *f, const char *path, struct err *e);
+int atomic_write(struct atomic_file *f, const void *data, size_t n, struct err *e);                 /* at offset */
+int atomic_pwrite(struct atomic_file *f, const void *data, size_t n, uint64_t at, struct err *e);   /* offset stays */
+int atomic_commit(struct atomic_file *f, struct err *e);
+void atomic_abort(struct atomic_file *f);                   /* nothing after commit or a second abort */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,30 @@
+/* pool.h - a fixed set of threads that run one parallel loop at a time.
+ *
+ * The caller is thread 0.  Workers spin for some microseconds after a loop and then sleep, so that the
+ * loops of one token follow each other without a system call and an idle program costs nothing. */
+#ifndef ZSE_BASE_POOL_H
+#define ZSE_BASE_POOL_H
+
+#include "libcommon/base/err.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct pool;
+
+/* n_threads >= 1 counts the caller; 0 means one for each processor this process may use. */
+struct pool *pool_open(int n_threads, struct err *e);
+void pool_close(struct pool *p);            /* NULL is fine */
+int pool_size(const struct pool *p);
+int pool_n_cpus(void);                      /* processors in this process's affinity mask */
+
+/* Run fn(arg, i, thread) for every i in [0, n), each exactly once, thread in [0, pool_size); returns when
+ * all are done.  Items are handed out in order, so make each item's result independent of its thread.
+ * Calls must not nest and must come from one thread at a time. */
+void pool_run(struct pool *p, int n, void (*fn)(void *arg, int i, int thread), void *arg);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
