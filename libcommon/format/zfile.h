@@ -1,0 +1,90 @@
+/* zfile.h - read and write .zse model files.  The bytes: FORMAT.md.  This module alone knows them.
+ *
+ * A reader maps the file read-only; every pointer it hands out is borrowed from the mapping and dies at zfile_close.
+ * zfile_open checks every offset, size, type and name before it returns, so nothing after it can fail. */
+#ifndef ZSE_FORMAT_ZFILE_H
+#define ZSE_FORMAT_ZFILE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <jansson.h>
+
+#include "libcommon/base/err.h"
+#include "libcommon/quant/tile.h"
+
+/* How the rows of a tensor came from a tensor of the source (so that it can be given back under its name and in its order):
+ * row i of ours is row  offset + (i / run) * stride + i % run  of the source; then, if pairs > 0, within every head of `pairs` rows
+ * source row 2*j + h is our row j + h * pairs/2 (llama-style GGUF files interleave the halves of q and k).
+ * transposed: the source stores [in, out] (GPT-2's Conv1D). */
+struct row_map {
+    int64_t offset, run, stride;        /* run 0: identity */
+    int pairs;
+    int transposed;
+};
+
+struct zfile_tensor {
+    const char *name;                   /* ours: "layers.3.q_proj.weight" */
+    const char *source_name;            /* in the source: "model.layers.3.self_attn.q_proj.weight" */
+    struct row_map map;
+    int n_dims;                         /* of our tensor: 1 or 2 */
+    int64_t dim[2];                     /* outermost first */
+    int64_t source_rows, source_cols;   /* shape of the source tensor seen as a matrix (before transposing) */
+    int tiled;                          /* 1: m is a matrix in kernel order; 0: plain row-major f32, f16 or bf16 (m.type) */
+    struct mat m;                       /* m.data is set; for plain tensors rows, cols, type, size, data only */
+    int group;                          /* index into groups */
+    uint64_t offset;                    /* in the file */
+};
+
+/* Tensors that belong together, contiguous in the file: "embed", "layer" 0.., "head". */
+struct zfile_group {
+    const char *kind;
+    int layer;                          /* -1 unless kind is "layer" */
+    uint64_t offset, size;
+    uint32_t crc;                       /* CRC-32 of the bytes */
+};
+
+struct zfile;
+struct zfile *zfile_open(const char *path, struct err *e);
+void zfile_close(struct zfile *z);                              /* NULL is fine */
+int zfile_is(const void *head, size_t size);                    /* do these first bytes look like a .zse? */
+
+const char *zfile_path(const struct zfile *z);
+size_t zfile_size(const struct zfile *z);
+const void *zfile_data(const struct zfile *z);                  /* the whole mapping */
+void zfile_version(const struct zfile *z, int *major, int *minor, int *patch);
+int zfile_n_tensors(const struct zfile *z);
+const struct zfile_tensor *zfile_tensor(const struct zfile *z, int i);
+const struct zfile_tensor *zfile_find(const struct zfile *z, const char *name);         /* NULL: none */
+int zfile_n_groups(const struct zfile *z);
+const struct zfile_group *zfile_group(const struct zfile *z, int i);
+
+/* The JSON section: "architecture", "config" (config.json in one spelling, what model_config_parse reads), "generation_config",
+ * "quantization", "provenance", "license", "chat_template" (text) and "chat_templates" (named), "quality". Borrowed. */
+const json_t *zfile_json(const struct zfile *z);
+const void *zfile_tokenizer(const struct zfile *z, size_t *size);                       /* TOKB block; NULL: none */
+
+/* Originals (tokenizer.json, config.json ...), kept byte for byte, zlib in the file. */
+int zfile_n_originals(const struct zfile *z);
+const char *zfile_original_name(const struct zfile *z, int i, size_t *size);            /* unpacked size */
+int zfile_original_read(const struct zfile *z, int i, void *out, struct err *e);        /* out [size]; checks the checksum */
+
+/* Read every byte and compare all checksums; the error names section or group and offset. */
+int zfile_verify(const struct zfile *z, struct err *e);
+
+/* ---- writing: constant memory, data in order, appears whole or not at all ---- */
+struct zwriter;
+struct zwriter *zwriter_open(const char *path, struct err *e);
+int zwriter_group(struct zwriter *w, const char *kind, int layer, struct err *e);      /* begins a group (4 KiB aligned) */
+/* Begins a tensor: t->m gives type and shape (mat_init done, or plain), offset and group are filled in by the writer.
+ * Then exactly t->m.size bytes by zwriter_data, in any number of pieces. */
+int zwriter_tensor(struct zwriter *w, const struct zfile_tensor *t, struct err *e);
+int zwriter_data(struct zwriter *w, const void *data, size_t n, struct err *e);
+int zwriter_tokenizer(struct zwriter *w, const void *blob, size_t n, struct err *e);
+int zwriter_original(struct zwriter *w, const char *name, const void *data, size_t n, struct err *e);
+/* json: the keys above; tensors and groups are added by the writer.  Borrowed. */
+int zwriter_commit(struct zwriter *w, const json_t *json, struct err *e);       /* closes w in any case */
+void zwriter_abort(struct zwriter *w);                                          /* NULL is fine */
+uint64_t zwriter_bytes(const struct zwriter *w);
+
+#endif

@@ -1,0 +1,72 @@
+/* source.h - every kind of input seen as one: named tensors, one spelling of config.json, small files.
+ *
+ * Told apart by content: a folder with config.json and safetensors (single, sharded with or without an index), a GGUF file (v2, v3), a bare
+ * config.json, a folder with only a tokenizer.  Files are mapped; tensors are decoded row by row on request. */
+#ifndef ZSE_IMPORT_SOURCE_H
+#define ZSE_IMPORT_SOURCE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <jansson.h>
+
+#include "libcommon/base/err.h"
+#include "libcommon/base/file.h"
+
+enum source_kind { SOURCE_NONE, SOURCE_ZSE, SOURCE_GGUF, SOURCE_FOLDER, SOURCE_CONFIG, SOURCE_TOKENIZER };
+
+struct source_tensor {
+    const char *name;               /* borrowed from the source */
+    int type;                       /* enum ggml_type, including the SRC_ numbers */
+    int n_dims;
+    int64_t dim[4];                 /* outermost first */
+    const uint8_t *data;
+    size_t size;
+    int shard;                      /* index into the files, for messages */
+    uint64_t offset;                /* of data in its file */
+};
+
+struct source_file {                /* small originals to keep, byte for byte */
+    const char *name;               /* "tokenizer.json" */
+    const void *data;
+    size_t size;
+};
+
+struct gguf;                        /* gguf.h: metadata of a GGUF file */
+
+struct source {
+    enum source_kind kind;
+    char *path;
+    json_t *config;                 /* HF form in one spelling (see config_normalize); for a GGUF translated from its keys; NULL if there is none */
+    json_t *generation_config;      /* NULL: none */
+    int n_tensors;
+    struct source_tensor *tensors;  /* in file order */
+    int n_files;
+    struct source_file *files;
+    struct gguf *gguf;              /* kind GGUF */
+    void *private_;
+};
+
+/* What is at path, by content. SOURCE_NONE with *e set when nothing fits. */
+enum source_kind source_detect(const char *path, struct err *e);
+/* GGUF, FOLDER, CONFIG, TOKENIZER (a .zse is zfile_open's). Checks names (no duplicates), sizes, overlaps, missing shards. */
+struct source *source_open(const char *path, struct err *e);
+void source_close(struct source *s);
+const struct source_tensor *source_find(const struct source *s, const char *name);      /* NULL: none */
+const struct source_file *source_file(const struct source *s, const char *name);        /* NULL: none */
+
+/* Rows [row, row + n) of a tensor seen as [rows, cols] (1-D: one row; more dims: outer ones joined) as f32. out [n * cols].
+ * Fails on NaN/Inf only if check_finite, naming tensor, row, column. */
+int source_read(const struct source *s, const struct source_tensor *t, int64_t row, int64_t n, float *out,
+                int check_finite, struct err *e);
+/* Tell the kernel that these bytes are not needed again (keeps memory small while converting). */
+void source_drop(const struct source *s, const struct source_tensor *t);
+
+/* config.json in either spelling (rope_theta / rope_scaling / torch_dtype, or rope_parameters / dtype; nested text_config) to one:
+ * rope_parameters {rope_theta, rope_type, ...} or, per layer type, {"full_attention": {...}, "sliding_attention": {...}}; dtype.  New reference. */
+json_t *config_normalize(const json_t *config, struct err *e);
+
+/* A hash of the source's content (names, sizes, types and sampled bytes; whole small files): key of the cache of automatic conversions. hex [33]. */
+int source_key(const struct source *s, char hex[33], struct err *e);
+
+#endif

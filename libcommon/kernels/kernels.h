@@ -1,0 +1,84 @@
+/* kernels.h - the CPU operations, once per instruction set.
+ *
+ * One rule for all sets: the result for a row and a token does not depend on how many tokens, rows or threads are beside it.
+ * Integer matmul, for every row r and token t, in this order and with these roundings (f32, fma where written):
+ *     step = min(group_size, act_group)                 k that share one weight scale and one activation scale
+ *     acc = 0
+ *     for each act group A in order of k:  inner = 0
+ *         for each step s in A in order:   isum = sum of value8[code] * a8   (exact int32)
+ *                                          inner = fma((float)isum, w_scale[r, s], inner)
+ *                                          types with min or zero: inner = fma(w_min[r, s], (float)sum of a8, inner)   (zero: w_min = -w_scale * zero)
+ *         acc = fma(inner, a_scale[t, A], acc)
+ *     out = acc * row_scale[r]                          (types with row scales)
+ * nf4's levels are rounded to 1/127 in this path (value8); decoding and the float path use them exactly. */
+#ifndef ZSE_KERNELS_H
+#define ZSE_KERNELS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "libcommon/quant/kvtype.h"
+#include "libcommon/quant/tile.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Attention of n_tokens consecutive queries of one sequence, for the query heads that share one KV head.
+ * Query i stands at position pos + i and sees positions [begin_i, pos + i], begin_i = window ? max(0, pos + i - window + 1) : 0.
+ * KV block b (positions 16*b .. 16*b+15) of this head lies at base + table[b] * stride + k_offset (v_offset).
+ * Online softmax over blocks in order of position: the result for a query does not depend on n_tokens. */
+struct attn {
+    const float *q; size_t q_token_stride, q_head_stride;       /* in floats */
+    float *out; size_t out_token_stride, out_head_stride;
+    int n_tokens, n_q_heads, head_dim;
+    int pos, window;                                            /* window 0: none */
+    const uint8_t *base; const int32_t *table; size_t stride, k_offset, v_offset;
+    enum kv_type kv_type;
+    float scale, softcap;                                       /* softcap 0: none; s = softcap * tanh(s / softcap) */
+    const float *alibi;                                         /* [n_q_heads] slopes or NULL: adds slope * (key position - query position) */
+};
+
+struct kernels {
+    const char *name;                                   /* "ref", "avx2", "avx512" */
+    int (*supported)(void);
+
+    /* Activations for the integer matmul: rounded once per token and act_group, shared by every matrix that reads them.
+     * The buffer's inside belongs to the set.  x [n_tokens, ldx] f32, cols valid; padded with 0 to cols_padded.
+     * Parts are independent (for threads): part p of act_parts(n_tokens). */
+    size_t (*act_bytes)(int n_tokens, int cols_padded, int act_group);
+    int (*act_parts)(int n_tokens);
+    void (*act_pack)(void *act, const float *x, size_t ldx, int n_tokens, int cols, int cols_padded, int act_group, int part);
+
+    /* out[t * ldo + r] for the rows r of tiles [tile0, tile1), rows beyond w->rows are not written.  Integer types only.
+     * scratch: scratch_bytes(n_tokens, cols_padded) of this thread, 64-byte aligned. */
+    void (*matmul)(float *out, size_t ldo, const struct mat *w, int tile0, int tile1,
+                   const void *act, int n_tokens, void *scratch);
+    /* The same with f32 activations and weights exactly as stored (every type that has kernels): out = sum over k in order, one fma each. */
+    void (*matmul_f32)(float *out, size_t ldo, const struct mat *w, int tile0, int tile1,
+                       const float *x, size_t ldx, int n_tokens, void *scratch);
+    size_t (*scratch_bytes)(int n_tokens, int cols_padded);
+
+    /* Rows of n f32.  Any alignment. */
+    void (*rms_norm)(float *out, const float *x, const float *w, int n, float eps, float w_offset);    /* x / sqrt(mean(x^2)+eps) * (w + w_offset); w NULL: 1 */
+    void (*layer_norm)(float *out, const float *x, const float *w, const float *b, int n, float eps);  /* w, b may be NULL */
+    void (*add)(float *out, const float *a, const float *b, float scale_b, int n);                      /* a + scale_b * b */
+    void (*act_mul)(float *out, const float *gate, const float *up, int n, int act);                    /* act(gate) * up; up NULL: act(gate).  enum act_kind */
+    void (*rope)(float *x, const float *cos, const float *sin, int n_heads, size_t head_stride, int dim, int pairs);  /* dim rotated, cos/sin [dim/2]; pairs: (0,1),(2,3).. else (i, i+dim/2) */
+    void (*kv_store)(enum kv_type type, uint8_t *block, int slot, const float *x, int head_dim);
+    void (*attention)(const struct attn *a, void *scratch);
+    size_t (*attention_scratch)(int n_tokens, int n_q_heads, int head_dim);
+};
+
+enum act_kind { ACT_SILU, ACT_GELU, ACT_GELU_TANH, ACT_RELU, ACT_RELU2, ACT_GELU_QUICK };
+
+extern const struct kernels kernels_ref, kernels_avx2, kernels_avx512;      /* the last two on x86-64 only */
+/* All sets compiled in, fastest first, NULL-terminated. */
+const struct kernels *const *kernels_all(void);
+/* The fastest set this machine runs; WANT forces one by name (NULL: choose).  NULL with *e if it cannot. */
+const struct kernels *kernels_pick(const char *want, struct err *e);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

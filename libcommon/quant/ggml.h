@@ -1,0 +1,37 @@
+/* ggml.h - the tensor types of GGUF files (and, under numbers of our own, those of safetensors that GGUF lacks): sizes, names, decoding to f32.
+ * Block layouts: the GGUF specification and ggml's public headers. */
+#ifndef ZSE_QUANT_GGML_H
+#define ZSE_QUANT_GGML_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "libcommon/base/err.h"
+#include "libcommon/quant/tile.h"
+
+enum ggml_type {
+    GGML_F32 = 0, GGML_F16 = 1, GGML_Q4_0 = 2, GGML_Q4_1 = 3, GGML_Q5_0 = 6, GGML_Q5_1 = 7, GGML_Q8_0 = 8, GGML_Q8_1 = 9,
+    GGML_Q2_K = 10, GGML_Q3_K = 11, GGML_Q4_K = 12, GGML_Q5_K = 13, GGML_Q6_K = 14, GGML_Q8_K = 15,
+    GGML_IQ2_XXS = 16, GGML_IQ2_XS = 17, GGML_IQ3_XXS = 18, GGML_IQ1_S = 19, GGML_IQ4_NL = 20, GGML_IQ3_S = 21,
+    GGML_IQ2_S = 22, GGML_IQ4_XS = 23, GGML_I8 = 24, GGML_I16 = 25, GGML_I32 = 26, GGML_I64 = 27, GGML_F64 = 28,
+    GGML_IQ1_M = 29, GGML_BF16 = 30, GGML_TQ1_0 = 34, GGML_TQ2_0 = 35, GGML_MXFP4 = 39,
+    /* safetensors only */
+    SRC_F8_E4M3 = 1000, SRC_F8_E5M2 = 1001, SRC_BOOL = 1002, SRC_U8 = 1003, SRC_U16 = 1004, SRC_U32 = 1005, SRC_U64 = 1006, SRC_F8_E8M0 = 1007,
+};
+
+struct ggml_type_info {
+    int type;
+    const char *name;               /* "Q4_K" */
+    int block, block_bytes;         /* elements of a block, bytes of a block */
+};
+const struct ggml_type_info *ggml_type_info(int type);                  /* NULL: unknown */
+
+/* n is a multiple of block; src [n / block * block_bytes], any alignment.  Bit-exact with the reference decoders (f32 arithmetic in their order). */
+void ggml_decode(int type, const void *src, float *dst, int64_t n);
+
+/* Q4_0, Q4_1, Q8_0, F16, BF16, F32: the .zse type that holds them exactly (QT_I4, QT_I4M, QT_I8 with group 32, ...); -1: none. */
+int ggml_exact_type(int type, int *group_size);
+/* For those: one row of blocks straight to codes and scales, no rounding. */
+void ggml_to_qrow(int type, const void *src, const struct mat *m, struct qrow *q);
+
+#endif

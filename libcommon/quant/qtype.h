@@ -1,0 +1,56 @@
+/* qtype.h - the number formats of a .zse file: what a code means, and how codes and scales lie in a tile.
+ *
+ * Codes never change their meaning: they are the `type` numbers of FORMAT.md, section 4. */
+#ifndef ZSE_QUANT_QTYPE_H
+#define ZSE_QUANT_QTYPE_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum qtype {
+    QT_F32 = 0, QT_F16 = 1, QT_BF16 = 2,
+    QT_I8 = 8,          /* value = scale * code, code -127..127, f16 scale per group */
+    QT_I8R = 9,         /* the same, one f32 scale per row */
+    QT_I4 = 16,         /* value = scale * (code - 8), code 0..15, f16 scale per group */
+    QT_I4M = 17,        /* value = scale * code + min, f16 scale and f16 min per group: exact for Q4_1 */
+    QT_I4Z = 18,        /* value = scale * (code - zero), f16 scale, integer zero 0..15 per group: exact for GPTQ, AWQ */
+    QT_NL4 = 20,        /* value = row * scale * nl4_value[code], signed 8-bit scale per group of 32, f32 row */
+    QT_NF4 = 21,        /* value = row * scale * nf4_value[code], unsigned 8-bit scale per group of 64, f32 row */
+    QT_M2 = 32, QT_M3 = 33, QT_M5 = 35, QT_M6 = 36,     /* value = row * scale * mN_value[code], signed 8-bit scale per group of 32, f32 row */
+    QT_F8E4M3 = 48, QT_F8E5M2 = 49, QT_MXFP4 = 50,      /* layouts fixed, no kernels yet */
+    QT_T2 = 64, QT_T3 = 65,                             /* ternary: 2-bit, and five in a byte (base 3); layouts fixed, no kernels yet */
+};
+
+enum scale_kind { SCALE_NONE, SCALE_F16, SCALE_S8, SCALE_U8, SCALE_E8M0 };
+enum extra_kind { EXTRA_NONE, EXTRA_MIN_F16, EXTRA_ZERO_U8 };
+
+struct qtype_info {
+    enum qtype type;
+    const char *name;           /* "nl4" */
+    int bits;                   /* of one code */
+    int plane[2];               /* bits of each plane a code is cut into, low bits first: 5 = 4 + 1; 0: none */
+    enum scale_kind scale;
+    enum extra_kind extra;
+    int row_scale;              /* 1: a tile begins with 32 f32 row scales */
+    unsigned group_sizes;       /* allowed group sizes, OR of the sizes themselves (32 | 64 | 128) */
+    int is_float;               /* codes are f32, f16, bf16 */
+    int has_kernels;            /* 0: code and layout are reserved, nothing computes on it yet */
+    int code_zero;              /* the code that means 0 (pads rows of a group), where there is one */
+    const int8_t *value8;       /* [1 << bits] integer value of each code for the integer kernels, NULL for floats and I8 (code itself) */
+    const float *value;         /* [1 << bits] exact value of each code (nf4: the NF4 levels times 127), NULL as above */
+};
+
+/* NULL: no such type. */
+const struct qtype_info *qtype_info(enum qtype type);
+const struct qtype_info *qtype_find(const char *name);
+
+/* 16 values for group size 32: LAYOUT, learned on the weights of real models; the sign of the scale turns the long end either way. */
+extern const int8_t nl4_value[16];
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,30 @@
+/* quantize.h - from f32 rows to codes: round to nearest, and scale search weighted by the importance of inputs.
+ * The quantizers with error feedback, which need activations, are in convert/. */
+#ifndef ZSE_QUANT_QUANTIZE_H
+#define ZSE_QUANT_QUANTIZE_H
+
+#include "libcommon/base/err.h"
+#include "libcommon/quant/tile.h"
+
+enum quant_effort {
+    QUANT_ABSMAX,       /* scale from the largest magnitude */
+    QUANT_SEARCH,       /* about 19 scales around it, both signs, least weighted squared error, refitted a/b */
+};
+
+/* Quantize one row x[cols] for m->type into q (arrays sized by m, caller's).  importance [cols] weights the squared error of each
+ * column (mean of the input's square); NULL: all equal.  Never fails for finite x; deterministic. */
+void quantize_row(const struct mat *m, const float *x, const float *importance, enum quant_effort effort, struct qrow *q);
+
+/* Scales only (the first half of quantize_row), then codes for given scales: what error feedback needs in two steps. */
+void quantize_scales(const struct mat *m, const float *x, const float *importance, enum quant_effort effort, struct qrow *q);
+void quantize_codes(const struct mat *m, const float *x, struct qrow *q);
+/* Nearest code of one value t = x / (row_scale * scale) (linear types with min/zero: in the same normalised sense), and its value back. */
+uint8_t quantize_nearest(const struct mat *m, float t);
+
+/* qrow with its arrays for m: one allocation in .code. */
+int qrow_init(struct qrow *q, const struct mat *m, struct err *e);
+void qrow_release(struct qrow *q);
+/* The row's values: out[cols]. */
+void qrow_decode(const struct mat *m, const struct qrow *q, float *out);
+
+#endif
