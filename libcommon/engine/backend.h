@@ -1,0 +1,54 @@
+/* backend.h - the seam a device fills: a whole step, not single operations, so that a device may fuse and reorder freely. */
+#ifndef ZSE_ENGINE_BACKEND_H
+#define ZSE_ENGINE_BACKEND_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "libcommon/base/err.h"
+#include "libcommon/model/model.h"
+#include "libcommon/quant/kvtype.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A run of consecutive tokens of one sequence.  A batch is a list of them: prefill, decode, chunked prefill,
+ * prefix reuse and verification of drafts are the same call. */
+struct batch_item {
+    const int32_t *tokens; int n_tokens;    /* >= 1 */
+    int pos;                                /* position of tokens[0]: keys and values of [0, pos) are in the cache already */
+    const int32_t *table;                   /* KV block numbers: position p lies in block table[p / KV_BLOCK] */
+    int n_logits;                           /* logits wanted for the last n_logits tokens, 0..n_tokens */
+};
+struct batch { const struct batch_item *items; int n_items; };
+
+struct backend_options {
+    int n_threads;                          /* 0: all processors */
+    enum kv_type kv_type;
+    int n_blocks;                           /* KV blocks of 16 tokens, for all layers together */
+    int max_tokens;                         /* most tokens in one batch */
+    int max_logits;                         /* most rows of logits in one batch */
+    int exact;                              /* f32 activations and the weights as stored */
+    const char *kernels;                    /* NULL: the fastest this machine runs */
+};
+
+struct backend {
+    const char *name;                       /* "cpu" */
+    /* model is borrowed until close. All memory is taken here; forward allocates nothing. */
+    void *(*open)(const struct model *m, const struct backend_options *o, struct err *e);
+    /* Run the batch; logits [sum of n_logits][vocab_size] f32 in order of items. */
+    int (*forward)(void *b, const struct batch *batch, float *logits, struct err *e);
+    int (*copy_block)(void *b, int32_t from, int32_t to, struct err *e);
+    size_t (*memory)(const void *b);        /* bytes of private memory it holds, KV included */
+    size_t (*kv_bytes)(const void *b);
+    const char *(*describe)(const void *b); /* "cpu avx512, 2 threads" */
+    void (*close)(void *b);
+};
+
+extern const struct backend backend_cpu;
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,30 @@
+/* cpu.h - the CPU backend's own doors: watching the inputs of linear layers (calibration), and running single layers. */
+#ifndef ZSE_ENGINE_CPU_H
+#define ZSE_ENGINE_CPU_H
+
+#include "libcommon/base/pool.h"
+#include "libcommon/engine/backend.h"
+#include "libcommon/kernels/kernels.h"
+
+/* Inputs of linear layers, called from the caller's thread before each is multiplied: x [n_tokens, ldx], cols valid.
+ * role: ROLE_Q (q, k and v share their input), ROLE_O, ROLE_GATE (gate and up; ROLE_UP where there is no gate), ROLE_DOWN, ROLE_HEAD. */
+struct cpu_tap {
+    void (*input)(void *user, int layer, int role, const float *x, size_t ldx, int n_tokens, int cols);
+    void *user;
+};
+/* Before the first forward; NULL ends it. */
+void cpu_set_tap(void *backend, const struct cpu_tap *tap);
+
+/* ---- single layers, for quantization layer by layer ----
+ * A stack of equal windows: x [n_windows * window_len, hidden_size], each window a fresh sequence from position 0. */
+struct cpu_layers;
+struct cpu_layers *cpu_layers_open(const struct config *c, int n_windows, int window_len, int n_threads, const char *kernels, struct err *e);
+void cpu_layers_close(struct cpu_layers *l);
+/* x = block(x) with these weights, f32 activations if exact. tap may be NULL (its layer argument is `index`). */
+int cpu_layers_run(struct cpu_layers *l, int index, const struct layer *w, int exact, float *x, const struct cpu_tap *tap, struct err *e);
+/* x = embedding rows (and what follows before layer 0) of ids [n_windows * window_len]. Needs embed, pos_embed, embed_norm of m. */
+int cpu_layers_embed(struct cpu_layers *l, const struct model *m, const int32_t *ids, float *x, struct err *e);
+struct pool *cpu_layers_pool(struct cpu_layers *l);
+const struct kernels *cpu_layers_kernels(struct cpu_layers *l);
+
+#endif

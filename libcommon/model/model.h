@@ -1,0 +1,120 @@
+/* model.h - what a decoder is: hyper-parameters and weights, for every architecture the same plain facts.
+ *
+ * An architecture is data: model_config_parse (one function a model_type, a row in the table of arch.c) fills struct config from
+ * config.json, and a table of names says where each weight comes from.  The engine reads these facts and knows no architecture by name. */
+#ifndef ZSE_MODEL_MODEL_H
+#define ZSE_MODEL_MODEL_H
+
+#include <stdint.h>
+
+#include <jansson.h>
+
+#include "libcommon/base/err.h"
+#include "libcommon/format/zfile.h"
+#include "libcommon/quant/tile.h"
+
+enum norm_kind { NORM_RMS, NORM_LAYER };
+enum block_kind {
+    BLOCK_SEQUENTIAL,           /* x += attn(n1(x)); x += mlp(n2(x)) */
+    BLOCK_PARALLEL,             /* x += attn(n1(x)) + mlp(n1(x)): one norm (cohere, gpt-j, phi, falcon-7b) */
+    BLOCK_PARALLEL2,            /* x += attn(n1(x)) + mlp(n2(x)): two norms (gpt-neox, new falcon) */
+};
+enum qk_norm { QK_NORM_NONE, QK_NORM_HEAD, QK_NORM_FULL };      /* per head, or over the whole projection (olmo2) */
+enum pos_kind { POS_ROPE, POS_LEARNED, POS_ALIBI, POS_NONE };
+
+struct rope {                   /* one table of rotations; layers choose one by index */
+    int dim;                    /* rotated dimensions of a head */
+    int pairs;                  /* 1: (0,1),(2,3)...; 0: (i, i + dim/2) */
+    float *inv_freq;            /* [dim/2], owned by the config */
+    float *inv_freq_long;       /* longrope: used for the whole sequence when it is longer than original_max; NULL otherwise */
+    int original_max;
+    float scale, scale_long;    /* factor on cos and sin (yarn's and longrope's attention factor), 1 otherwise */
+};
+
+struct config {
+    char arch[32];              /* model_type */
+    int n_layers, hidden_size, intermediate_size, n_heads, n_kv_heads, head_dim, vocab_size;
+    int max_len;                /* max_position_embeddings */
+    enum norm_kind norm;
+    float norm_eps, norm_offset;            /* offset: gemma's (1 + w) */
+    enum block_kind block;
+    enum qk_norm qk_norm;
+    enum norm_kind qk_norm_kind;
+    int qk_norm_after_rope;                 /* hunyuan */
+    float qk_norm_eps, qk_norm_offset;
+    enum pos_kind pos;
+    int pos_offset;                         /* opt: 2 */
+    float alibi_max_bias;                   /* mpt: 8 */
+    int n_ropes; struct rope ropes[2];      /* gemma3: global and local */
+    int act;                                /* enum act_kind of kernels.h by value: see config.c's check */
+    int gated;                              /* down(act(gate(x)) * up(x)) or down(act(up(x))) */
+    float embed_scale, residual_scale, logit_scale, attn_scale;     /* 1, 1, 1, 1/sqrt(head_dim) by default */
+    float attn_softcap, final_softcap, clip_qkv;                    /* 0: none */
+    int tied;                               /* the head is the embedding */
+    int *window;                            /* [n_layers] sliding window in tokens, 0: full; owned */
+    int *rope_of;                           /* [n_layers] index into ropes, -1: none; owned */
+    int32_t bos, eos[8]; int n_eos;         /* as config.json says; the tokenizer and generation_config know better */
+};
+
+/* Parse a normalised config.json.  Unknown architectures, and fields that would change the result and are not understood, are refused by name. */
+int config_parse(struct config *c, const json_t *json, struct err *e);
+void config_release(struct config *c);
+/* Names of the architectures that run, NULL-terminated, for messages and zse-info. */
+const char *const *config_architectures(void);
+
+/* ---- weights ---- */
+struct linear { struct mat w; const float *bias; };     /* w.data NULL: absent; bias [rows] or NULL */
+struct norm   { const float *w, *b; int present; };     /* present without w: a norm without weights (olmo) */
+
+struct layer {
+    struct norm attn_norm, attn_post_norm, mlp_norm, mlp_post_norm, q_norm, k_norm;
+    struct linear q, k, v, o, gate, up, down;
+};
+
+struct model {
+    struct config config;
+    struct layer *layers;
+    struct linear embed;            /* [vocab_size, embed width] */
+    struct linear embed_in, embed_out;  /* opt-350m: project_in, project_out; absent otherwise */
+    const float *pos_embed;         /* [max_len + pos_offset, hidden_size] f32 or NULL */
+    struct norm embed_norm, final_norm;
+    struct linear head;             /* the embedding if tied */
+    struct zfile *file;             /* NULL for models assembled in memory; owned */
+    uint64_t weight_bytes;          /* all weights */
+};
+
+/* Bind a .zse: every weight found by name, type and shape checked against the config. Owns z from then on, also when it fails. */
+struct model *model_bind(struct zfile *z, struct err *e);
+void model_close(struct model *m);
+
+/* ---- where weights come from (used when converting) ---- */
+
+/* One tensor of ours: its name, shape, and the piece of a source tensor that makes it. */
+struct weight_spec {
+    char name[96];                  /* "layers.3.q_proj.weight" */
+    char source[160];               /* "model.layers.3.self_attn.qkv_proj.weight" */
+    struct row_map map;
+    int64_t rows, cols;             /* rows 1 for vectors: cols = length */
+    int is_vector;                  /* stored plain as f32 */
+    int role;                       /* enum weight_role */
+    int layer;                      /* -1: not in a layer */
+    int optional;                   /* may be missing in the source (a bias) */
+};
+enum weight_role {
+    ROLE_EMBED, ROLE_POS, ROLE_NORM, ROLE_BIAS, ROLE_Q, ROLE_K, ROLE_V, ROLE_O, ROLE_GATE, ROLE_UP, ROLE_DOWN, ROLE_HEAD,
+};
+
+/* A source as the namer needs it: does this tensor exist, and with what shape?  (import/ is above this layer.) */
+struct weight_source {
+    /* 0 and dim[] filled, or -1 when there is none */
+    int (*shape)(void *user, const char *name, int *n_dims, int64_t dim[4]);
+    void *user;
+    int is_gguf;
+};
+/* Every tensor of the model in forward order: embed, layer 0 .., final norm, head.  Shapes of the source are checked against the config; a missing
+ * tensor, or a tensor of the source that nobody reads (see weight_unused), is an error that names it.  *specs is malloc'd. */
+int weight_specs(const struct config *c, const struct weight_source *s, struct weight_spec **specs, int *n, struct err *e);
+/* Is a source tensor that no spec names harmless (rotary inv_freq buffers, attention masks ...)? */
+int weight_ignorable(const struct config *c, const char *source_name);
+
+#endif
