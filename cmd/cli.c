@@ -1,0 +1,274 @@
+#include "cmd/cli.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <math.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include "libcommon/base/clock.h"
+
+int cli_help(const char *usage)
+{
+    fputs(usage, stdout);
+    return fflush(stdout) ? CLI_FAILED : CLI_OK;
+}
+
+int cli_version(const char *prog)
+{
+    printf("%s (ZSE) %s\n", prog, ZSE_VERSION);
+    return fflush(stdout) ? CLI_FAILED : CLI_OK;
+}
+
+int cli_usage(const char *usage)
+{
+    fputs(usage, stderr);
+    return CLI_USAGE;
+}
+
+void cli_note(const char *prog, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    fprintf(stderr, "%s: ", prog);
+    vfprintf(stderr, fmt, ap);
+    fputc('\n', stderr);
+    va_end(ap);
+}
+
+int cli_wrong(const char *prog, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    fprintf(stderr, "%s: ", prog);
+    vfprintf(stderr, fmt, ap);
+    fprintf(stderr, "\n%s --help shows the usage\n", prog);
+    va_end(ap);
+    return CLI_USAGE;
+}
+
+int cli_fail(const char *prog, const struct err *e)
+{
+    cli_note(prog, "%s", e->msg);
+    return CLI_FAILED;
+}
+
+int cli_finish(const char *prog)
+{
+    int bad = ferror(stdout);
+    errno = 0;
+    if (fclose(stdout) || bad) {
+        cli_note(prog, "standard output: %s", errno ? strerror(errno) : "write failed");
+        return CLI_FAILED;
+    }
+    return CLI_OK;
+}
+
+void cli_json(const json_t *json)
+{
+    json_dumpf(json, stdout, JSON_INDENT(1) | JSON_ENSURE_ASCII | JSON_REAL_PRECISION(9));
+    putchar('\n');
+}
+
+int cli_parse_int(const char *prog, const char *option, const char *text, long long min, long long max, long long *out)
+{
+    char *end;
+    errno = 0;
+    long long v = strtoll(text, &end, 10);
+    if (end == text || *end || isspace((unsigned char)*text))
+        return cli_wrong(prog, "%s: '%s' is not a whole number", option, text);
+    if (errno || v < min || v > max)
+        return cli_wrong(prog, "%s: %s is not in the range %lld to %lld", option, text, min, max);
+    *out = v;
+    return 0;
+}
+
+int cli_parse_float(const char *prog, const char *option, const char *text, double min, double max, double *out)
+{
+    char *end;
+    double v = strtod(text, &end);
+    if (end == text || *end || isspace((unsigned char)*text) || isnan(v))
+        return cli_wrong(prog, "%s: '%s' is not a number", option, text);
+    if (v < min || v > max)
+        return cli_wrong(prog, "%s: %s is not in the range %g to %g", option, text, min, max);
+    *out = v;
+    return 0;
+}
+
+int cli_parse_size(const char *prog, const char *option, const char *text, uint64_t *out)
+{
+    static const char letters[] = "kmgtp";
+    char *end;
+    double v = strtod(text, &end), unit = 1;
+    if (end == text || !isdigit((unsigned char)*text) || strpbrk(text, "xXnN"))     /* no hexadecimal, no nan */
+        return cli_wrong(prog, "%s: '%s' is not a size like 6GB, 512MiB or 4096", option, text);
+    const char *letter = *end ? strchr(letters, tolower((unsigned char)*end)) : NULL;
+    if (letter) {
+        int binary = tolower((unsigned char)end[1]) == 'i';
+        unit = pow(binary ? 1024 : 1000, (double)(letter - letters + 1));
+        end += 1 + binary;
+    }
+    if (*end && strcasecmp(end, "b") != 0)
+        return cli_wrong(prog, "%s: '%s' is not a size like 6GB, 512MiB or 4096", option, text);
+    if (v * unit >= 0x1p63)
+        return cli_wrong(prog, "%s: %s is too large", option, text);
+    *out = (uint64_t)llround(v * unit);
+    return 0;
+}
+
+static size_t scaled(char *out, size_t room, double n, double base, const char *const *units)
+{
+    int i = 0;
+    while (i < 5 && n >= base * 0.99995)
+        n /= base, i++;
+    int digits = i == 0 || n >= 999.5 ? 0 : n < 9.995 ? 2 : n < 99.95 ? 1 : 0;
+    return (size_t)snprintf(out, room, "%.*f %s", digits, n, units[i]);
+}
+
+static const char *const decimal[] = { "B", "kB", "MB", "GB", "TB", "PB" };
+static const char *const binary[] = { "B", "KiB", "MiB", "GiB", "TiB", "PiB" };
+
+const char *cli_bytes(char out[CLI_BYTES], uint64_t n)
+{
+    scaled(out, CLI_BYTES, (double)n, 1000, decimal);
+    return out;
+}
+
+const char *cli_bytes_both(char out[CLI_BYTES], uint64_t n)
+{
+    size_t at = scaled(out, CLI_BYTES, (double)n, 1000, decimal);
+    if (n >= 1000) {
+        char second[CLI_BYTES / 2];
+        scaled(second, sizeof second, (double)n, 1024, binary);
+        snprintf(out + at, CLI_BYTES - at, " (%s)", second);
+    }
+    return out;
+}
+
+const char *cli_duration(char out[CLI_BYTES], double s)
+{
+    if (!(s >= 0 && s < 1e9))
+        snprintf(out, CLI_BYTES, "?");
+    else if (s < 10)
+        snprintf(out, CLI_BYTES, "%.1f s", s);
+    else if (s < 59.5)
+        snprintf(out, CLI_BYTES, "%.0f s", s);
+    else if (s < 3599.5)
+        snprintf(out, CLI_BYTES, "%d min %02d s", (int)(s + 0.5) / 60, (int)(s + 0.5) % 60);
+    else
+        snprintf(out, CLI_BYTES, "%d h %02d min", (int)(s / 3600), (int)(s / 60) % 60);
+    return out;
+}
+
+/* A signal handler can only reach a global; this is the one of the programs. */
+static volatile sig_atomic_t interrupted;
+
+static void on_signal(int number)
+{
+    interrupted = number;
+}
+
+void cli_catch_interrupt(void)
+{
+    struct sigaction a = { .sa_handler = on_signal, .sa_flags = (int)SA_RESETHAND };     /* a second Ctrl-C ends the program at once */
+    sigemptyset(&a.sa_mask);
+    sigaction(SIGINT, &a, NULL);
+    sigaction(SIGTERM, &a, NULL);
+}
+
+int cli_interrupted(void)
+{
+    return interrupted;
+}
+
+void cli_die_of_interrupt(void)
+{
+    if (!interrupted)
+        return;
+    signal(interrupted, SIG_DFL);
+    raise(interrupted);
+}
+
+static int terminal_width(void)
+{
+    struct winsize w;
+    return ioctl(STDERR_FILENO, TIOCGWINSZ, &w) == 0 && w.ws_col >= 20 ? w.ws_col : 80;
+}
+
+static void format_rate(char *out, size_t room, double rate, const char *unit)
+{
+    if (strcmp(unit, "bytes") == 0) {
+        char b[CLI_BYTES];
+        snprintf(out, room, "%s/s", cli_bytes(b, (uint64_t)rate));
+    } else {
+        snprintf(out, room, "%.*f %s/s", rate < 10 ? 2 : 0, rate, unit);
+    }
+}
+
+static void draw(struct cli_progress *p, uint64_t done, uint64_t total, const char *unit, double elapsed)
+{
+    char line[256], rate[64] = "", eta[CLI_BYTES] = "";
+    double speed = elapsed > 0 ? (double)(done - p->first) / elapsed : 0;
+    if (speed > 0) {
+        format_rate(rate, sizeof rate, speed, unit);
+        if (total >= done)
+            cli_duration(eta, (double)(total - done) / speed);
+    }
+    int percent = total ? (int)(100.0 * (double)done / (double)total) : 0;
+    char bar[21];
+    for (int i = 0; i < 20; i++)
+        bar[i] = i < percent / 5 ? '#' : '.';
+    bar[20] = '\0';
+    int n = snprintf(line, sizeof line, "%s %3d %% [%s] %s%s%s", p->what, percent, bar, rate, *eta ? ", left: " : "", eta);
+    int width = terminal_width() - 1;
+    if (n > width)
+        n = width;
+    if (n > (int)sizeof line - 1)
+        n = (int)sizeof line - 1;
+    fprintf(stderr, "\r%.*s\033[K", n, line);
+    fflush(stderr);
+    p->shown = 1;
+}
+
+static int report(void *user, const char *what, uint64_t done, uint64_t total, const char *unit)
+{
+    struct cli_progress *p = user;
+    uint64_t now = clock_ns();
+    if (interrupted) {
+        cli_progress_clear(p);
+        return 1;
+    }
+    if (!p->on)
+        return 0;
+    if (p->start_ns == 0 || strncmp(p->what, what, sizeof p->what - 1) != 0) {
+        snprintf(p->what, sizeof p->what, "%s", what);
+        p->start_ns = now;
+        p->first = done;
+    }
+    if (now - p->start_ns < 1000000000u || (now - p->drawn_ns < 100000000u && done < total))
+        return 0;
+    p->drawn_ns = now;
+    draw(p, done, total, unit, (double)(now - p->start_ns) * 1e-9);
+    return 0;
+}
+
+void cli_progress_init(struct cli_progress *p)
+{
+    memset(p, 0, sizeof *p);
+    p->progress.report = report;
+    p->progress.user = p;
+    p->on = isatty(STDERR_FILENO);
+}
+
+void cli_progress_clear(struct cli_progress *p)
+{
+    if (p->shown)
+        fputs("\r\033[K", stderr);
+    p->shown = 0;
+}

@@ -1,0 +1,59 @@
+/* cli.h - what the programs share: exit codes, help, numbers on the command line, a progress bar.
+ *
+ * Exit codes: 0 done, 1 it failed or a check said no, 2 wrong usage.  Functions that name an exit code return it, so that main() can
+ * say `return cli_fail(...)`. */
+#ifndef ZSE_CMD_CLI_H
+#define ZSE_CMD_CLI_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <jansson.h>
+
+#include "libcommon/base/err.h"
+#include "libcommon/base/progress.h"
+
+enum { CLI_OK = 0, CLI_FAILED = 1, CLI_USAGE = 2 };
+
+int cli_help(const char *usage);                            /* usage on stdout: 0 */
+int cli_version(const char *prog);                          /* "prog (ZSE) 0.1.0" on stdout: 0 */
+int cli_usage(const char *usage);                           /* usage on stderr: 2 */
+int cli_wrong(const char *prog, const char *fmt, ...) __attribute__((format(printf, 2, 3)));   /* "prog: TEXT" and a hint at --help: 2 */
+int cli_fail(const char *prog, const struct err *e);        /* "prog: MESSAGE" on stderr: 1 */
+void cli_note(const char *prog, const char *fmt, ...) __attribute__((format(printf, 2, 3)));   /* "prog: TEXT" on stderr */
+/* Flush stdout; a full disk or a closed pipe shows here or nowhere: 0 or 1. */
+int cli_finish(const char *prog);
+/* One JSON object and a newline on stdout. */
+void cli_json(const json_t *json);
+
+/* Numbers of the command line.  0, or 2 after a sentence on stderr that names the option, the text and the range. */
+int cli_parse_int(const char *prog, const char *option, const char *text, long long min, long long max, long long *out);
+int cli_parse_float(const char *prog, const char *option, const char *text, double min, double max, double *out);
+/* Bytes: "6GB" = 6e9, "6GiB" = 6 * 2^30, "512M", "1.5T", "4096".  The letters' case does not matter. */
+int cli_parse_size(const char *prog, const char *option, const char *text, uint64_t *out);
+
+/* "1.07 GB"; with both: "1.07 GB (1.00 GiB)".  Returns out. */
+enum { CLI_BYTES = 48 };
+const char *cli_bytes(char out[CLI_BYTES], uint64_t n);
+const char *cli_bytes_both(char out[CLI_BYTES], uint64_t n);
+/* "0.8 s", "59 s", "1 min 05 s", "2 h 03 min" */
+const char *cli_duration(char out[CLI_BYTES], double seconds);
+
+/* From now on Ctrl-C and SIGTERM do not end the program: cli_interrupted() answers the signal's number, and cli_progress asks its callee to stop. */
+void cli_catch_interrupt(void);
+int cli_interrupted(void);
+/* After ERR_CANCELLED: end by the signal that asked for it, so that the shell sees why. Does not return if there was one. */
+void cli_die_of_interrupt(void);
+
+/* A progress bar on stderr: only if that is a terminal, and only after one second of work. */
+struct cli_progress {
+    struct progress progress;       /* hand &p.progress to the library */
+    int on, shown;
+    uint64_t start_ns, drawn_ns;    /* of the current step */
+    uint64_t first;                 /* `done` of the step's first report: work from before does not count in the rate */
+    char what[64];
+};
+void cli_progress_init(struct cli_progress *p);
+void cli_progress_clear(struct cli_progress *p);    /* wipe the line, before other output */
+
+#endif
