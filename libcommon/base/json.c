@@ -1,0 +1,121 @@
+#include "libcommon/base/json.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+
+#include "libcommon/base/file.h"
+
+json_t *js_parse(const char *name, const void *text, size_t size, struct err *e)
+{
+    json_error_t j;
+    json_t *v = json_loadb(text, size, JSON_REJECT_DUPLICATES, &j);
+    if (!v)
+        err_set(e, ERR_FORMAT, "%s: line %d, column %d: %s", name, j.line, j.column, j.text);
+    return v;
+}
+
+json_t *js_load(const char *path, size_t max, struct err *e)
+{
+    size_t size;
+    char *text = file_read(path, max, &size, e);
+    if (!text)
+        return NULL;
+    json_t *v = js_parse(path, text, size, e);
+    free(text);
+    return v;
+}
+
+json_t *js_get(const json_t *o, const char *key)
+{
+    json_t *v = json_object_get(o, key);
+    return v && !json_is_null(v) ? v : NULL;
+}
+
+const char *js_kind(const json_t *v)
+{
+    switch (v ? json_typeof(v) : JSON_NULL) {
+    case JSON_OBJECT: return "an object";
+    case JSON_ARRAY: return "an array";
+    case JSON_STRING: return "a string";
+    case JSON_INTEGER: return "a whole number";
+    case JSON_REAL: return "a number";
+    case JSON_TRUE: return "true";
+    case JSON_FALSE: return "false";
+    default: return "null";
+    }
+}
+
+static int absent(const char *key, struct err *e)
+{
+    return err_set(e, ERR_FORMAT, "%s: the field is missing", key);
+}
+
+int js_int(const json_t *o, const char *key, int64_t min, int64_t max, int64_t *out, struct err *e)
+{
+    const json_t *v = js_get(o, key);
+    if (!v)
+        return absent(key, e);
+    if (json_is_real(v)) {
+        double d = json_real_value(v);
+        if (d != floor(d) || fabs(d) > 0x1p53)
+            return err_set(e, ERR_FORMAT, "%s: %g is not a whole number", key, d);
+        *out = (int64_t)d;
+    } else if (json_is_integer(v)) {
+        *out = json_integer_value(v);
+    } else {
+        return err_set(e, ERR_FORMAT, "%s: found %s, expected a whole number", key, js_kind(v));
+    }
+    if (*out < min || *out > max)
+        return err_set(e, ERR_FORMAT, "%s: %" PRId64 " is not in the range %" PRId64 " to %" PRId64, key, *out, min, max);
+    return 0;
+}
+
+int js_int_or(const json_t *o, const char *key, int64_t min, int64_t max, int64_t otherwise, int64_t *out, struct err *e)
+{
+    *out = otherwise;
+    return js_get(o, key) ? js_int(o, key, min, max, out, e) : 0;
+}
+
+int js_real(const json_t *o, const char *key, double *out, struct err *e)
+{
+    const json_t *v = js_get(o, key);
+    if (!v)
+        return absent(key, e);
+    if (!json_is_number(v))
+        return err_set(e, ERR_FORMAT, "%s: found %s, expected a number", key, js_kind(v));
+    *out = json_number_value(v);
+    return 0;
+}
+
+int js_real_or(const json_t *o, const char *key, double otherwise, double *out, struct err *e)
+{
+    *out = otherwise;
+    return js_get(o, key) ? js_real(o, key, out, e) : 0;
+}
+
+int js_bool_or(const json_t *o, const char *key, int otherwise, int *out, struct err *e)
+{
+    const json_t *v = js_get(o, key);
+    if (v && !json_is_boolean(v))
+        return err_set(e, ERR_FORMAT, "%s: found %s, expected true or false", key, js_kind(v));
+    *out = v ? json_is_true(v) : otherwise;
+    return 0;
+}
+
+int js_string(const json_t *o, const char *key, const char **out, struct err *e)
+{
+    const json_t *v = js_get(o, key);
+    if (!v)
+        return absent(key, e);
+    if (!json_is_string(v))
+        return err_set(e, ERR_FORMAT, "%s: found %s, expected a string", key, js_kind(v));
+    *out = json_string_value(v);
+    return 0;
+}
+
+int js_string_or(const json_t *o, const char *key, const char *otherwise, const char **out, struct err *e)
+{
+    *out = otherwise;
+    return js_get(o, key) ? js_string(o, key, out, e) : 0;
+}
