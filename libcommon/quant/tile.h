@@ -63,10 +63,17 @@ struct qrow {
     float *scale;               /* [n_groups]: f16 types: the exact f16 value; 8-bit scales: the integer; in units of row_scale */
     float *extra;               /* [n_groups] min (exact f16) or zero point (integer), NULL if the type has none */
 };
-/* Store / load one row of a tile. tile points to the tile's bytes; float types use tile_put_float. */
+/* An empty tile: all scales 0, all codes code_zero, padding 0.  Before the first tile_put or tile_put_float of a tile. */
+void tile_clear(const struct mat *m, uint8_t *tile);
+/* Store / load one row of a tile. tile points to the tile's bytes; float types use tile_put_float.  Little-endian hosts. */
 void tile_put(const struct mat *m, uint8_t *tile, int row_in_tile, const struct qrow *q);
 void tile_get(const struct mat *m, const uint8_t *tile, int row_in_tile, struct qrow *q);
 void tile_put_float(const struct mat *m, uint8_t *tile, int row_in_tile, const float *x /* [cols] */);
+
+/* The values of n codes that share a scale (integer types), f32 with these roundings, which define the type:
+ *     s = row_scale * scale (types with both; else the one there is);  out = s * value[code]
+ *     i4m: out = scale * code + min;  i4z: out = scale * (code - zero) */
+void codes_decode(const struct mat *m, const uint8_t *code, int n, float row_scale, float scale, float extra, float *out);
 
 /* Row `row` of the matrix as f32, exactly the values the type defines.  out [cols]. */
 void mat_decode_row(const struct mat *m, int64_t row, float *out);

@@ -1,0 +1,314 @@
+/* tile.c - matrices in kernel order. */
+#include "libcommon/quant/tile.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <string.h>
+
+#include "libcommon/quant/half.h"
+
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "a .zse file is mapped as it lies: little endian");
+
+enum { LINE = 128, MAX_GROUP = 128 };
+
+static size_t scale_size(const struct qtype_info *t)
+{
+    return t->scale == SCALE_NONE ? 0 : t->scale == SCALE_F16 ? 2 : 1;
+}
+
+static size_t extra_size(const struct qtype_info *t)
+{
+    return t->extra == EXTRA_NONE ? 0 : t->extra == EXTRA_MIN_F16 ? 2 : 1;
+}
+
+/* Bytes of the scale or extra area of a unit of n groups. */
+static size_t area(int n, size_t size)
+{
+    return ((size_t)n * TILE_ROWS * size + 63) / 64 * 64;
+}
+
+int mat_init(struct mat *m, enum qtype type, int group_size, int act_group, int64_t rows, int64_t cols, struct err *e)
+{
+    const struct qtype_info *t = qtype_info(type);
+    if (!t)
+        return err_set(e, ERR_UNSUPPORTED, "number format %d is unknown", (int)type);
+    if (!t->has_kernels)
+        return err_set(e, ERR_UNSUPPORTED, "number format %s is reserved, this version cannot compute on it", t->name);
+    if (group_size < 1 || (group_size & (group_size - 1)) || !(t->group_sizes & (unsigned)group_size))
+        return err_set(e, ERR_SHAPE, "%s: group size is %d, not %s", t->name, group_size,
+                       t->group_sizes == 32 ? "32" : t->group_sizes == 64 ? "64" : "32, 64 or 128");
+    if (t->is_float ? act_group != 0 : act_group != 32 && act_group != 64 && act_group != 128)
+        return err_set(e, ERR_SHAPE, "%s: activation group is %d, not %s", t->name, act_group,
+                       t->is_float ? "0" : "32, 64 or 128");
+    if (rows < 1 || rows > INT_MAX - MAX_GROUP || cols < 1 || cols > INT_MAX - MAX_GROUP)
+        return err_set(e, ERR_SHAPE, "%s: a matrix of %" PRId64 " x %" PRId64 " is not between 1 and 2^31 - 129 a side",
+                       t->name, rows, cols);
+
+    int pad = group_size > act_group ? group_size : act_group;
+    memset(m, 0, sizeof *m);
+    m->type = type;
+    m->group_size = group_size;
+    m->act_group = act_group;
+    m->rows = (int)rows;
+    m->cols = (int)cols;
+    m->cols_padded = (int)((cols + pad - 1) / pad * pad);
+    m->n_groups = m->cols_padded / group_size;
+    m->unit_groups = t->scale == SCALE_NONE ? 1 : t->scale == SCALE_F16 ? 2 : 4;
+    m->n_tiles = (int)((rows + TILE_ROWS - 1) / TILE_ROWS);
+    m->row_scale_bytes = t->row_scale ? TILE_ROWS * sizeof(float) : 0;
+    m->group_bytes = (size_t)group_size * (size_t)t->bits / 32 * LINE;
+    m->unit_bytes = area(m->unit_groups, scale_size(t)) + area(m->unit_groups, extra_size(t))
+                  + (size_t)m->unit_groups * m->group_bytes;
+    int full = m->n_groups / m->unit_groups, rest = m->n_groups % m->unit_groups;
+    m->tile_bytes = m->row_scale_bytes + (size_t)full * m->unit_bytes
+                  + area(rest, scale_size(t)) + area(rest, extra_size(t)) + (size_t)rest * m->group_bytes;
+    if (__builtin_mul_overflow((size_t)m->n_tiles, m->tile_bytes, &m->size) || m->size > PTRDIFF_MAX)
+        return err_set(e, ERR_SHAPE, "%s: a matrix of %" PRId64 " x %" PRId64 " does not fit into memory", t->name, rows, cols);
+    return 0;
+}
+
+size_t mat_unit_offset(const struct mat *m, int unit)
+{
+    return m->row_scale_bytes + (size_t)unit * m->unit_bytes;
+}
+
+int mat_unit_n(const struct mat *m, int unit)
+{
+    int left = m->n_groups - unit * m->unit_groups;
+    return left < m->unit_groups ? left : m->unit_groups;
+}
+
+/* Place of (group, row) within an area of elements of SIZE bytes. */
+static size_t in_area(const struct mat *m, int group, int row, size_t size)
+{
+    int n = mat_unit_n(m, group / m->unit_groups), i = group % m->unit_groups;
+    return (size_t)((row / 4 * n + i) * 4 + row % 4) * size;
+}
+
+size_t mat_scale_offset(const struct mat *m, int group, int row_in_tile)
+{
+    return mat_unit_offset(m, group / m->unit_groups) + in_area(m, group, row_in_tile, scale_size(qtype_info(m->type)));
+}
+
+size_t mat_extra_offset(const struct mat *m, int group, int row_in_tile)
+{
+    const struct qtype_info *t = qtype_info(m->type);
+    int unit = group / m->unit_groups;
+    return mat_unit_offset(m, unit) + area(mat_unit_n(m, unit), scale_size(t)) + in_area(m, group, row_in_tile, extra_size(t));
+}
+
+size_t mat_group_offset(const struct mat *m, int group)
+{
+    const struct qtype_info *t = qtype_info(m->type);
+    int unit = group / m->unit_groups, n = mat_unit_n(m, unit);
+    return mat_unit_offset(m, unit) + area(n, scale_size(t)) + area(n, extra_size(t))
+         + (size_t)(group % m->unit_groups) * m->group_bytes;
+}
+
+/* One plane of BITS bits of one row's codes of a group: four k at a time, as they lie side by side in a dword.
+ * p points at the row's dword of the first line; SHIFT is the plane's place in the code. */
+static inline void plane_get(const uint8_t *p, uint8_t *code, int n, int bits, int shift)
+{
+    const uint32_t mask = 0x01010101u * ((1u << bits) - 1);
+    for (int k = 0; k < n; k += 32 / bits, p += LINE) {
+        uint32_t w, c;
+        memcpy(&w, p, 4);
+        for (int i = 0; i < 8 / bits; i++) {
+            memcpy(&c, code + k + 4 * i, 4);
+            c = (shift ? c : 0) | (w >> bits * i & mask) << shift;
+            memcpy(code + k + 4 * i, &c, 4);
+        }
+    }
+}
+
+static inline void plane_put(uint8_t *p, const uint8_t *code, int n, int bits, int shift)
+{
+    const uint32_t mask = 0x01010101u * ((1u << bits) - 1);
+    for (int k = 0; k < n; k += 32 / bits, p += LINE) {
+        uint32_t w = 0, c;
+        for (int i = 0; i < 8 / bits; i++) {
+            memcpy(&c, code + k + 4 * i, 4);
+            w |= (c >> shift & mask) << bits * i;
+        }
+        memcpy(p, &w, 4);
+    }
+}
+
+/* All planes of a row's codes of one group; p points at the group's codes.  Constant widths so that the loops unroll. */
+static void group_get(const struct mat *m, const struct qtype_info *t, const uint8_t *p, int row, uint8_t *code)
+{
+    int n = m->group_size;
+    p += 4 * row;
+    switch (t->plane[0]) {
+    case 8: plane_get(p, code, n, 8, 0); break;
+    case 4: plane_get(p, code, n, 4, 0); break;
+    case 2: plane_get(p, code, n, 2, 0); break;
+    default: assert(0);
+    }
+    p += (size_t)n * (size_t)t->plane[0] / 32 * LINE;
+    if (t->plane[1] == 2)
+        plane_get(p, code, n, 2, t->plane[0]);
+    else if (t->plane[1] == 1)
+        plane_get(p, code, n, 1, t->plane[0]);
+}
+
+static void group_put(const struct mat *m, const struct qtype_info *t, uint8_t *p, int row, const uint8_t *code)
+{
+    p += 4 * row;
+    for (int i = 0, shift = 0; i < 2 && t->plane[i]; shift += t->plane[i++]) {
+        plane_put(p, code, m->group_size, t->plane[i], shift);
+        p += (size_t)m->group_size * (size_t)t->plane[i] / 32 * LINE;
+    }
+}
+
+static float scale_get(const struct qtype_info *t, const uint8_t *p)
+{
+    f16 h;
+    switch (t->scale) {
+    case SCALE_F16: memcpy(&h, p, 2); return f16_to_f32(h);
+    case SCALE_S8:  return (float)(int8_t)*p;
+    case SCALE_U8:  return (float)*p;
+    default:        return 1;
+    }
+}
+
+static float extra_get(const struct qtype_info *t, const uint8_t *p)
+{
+    f16 h;
+    switch (t->extra) {
+    case EXTRA_MIN_F16: memcpy(&h, p, 2); return f16_to_f32(h);
+    case EXTRA_ZERO_U8: return (float)*p;
+    default:            return 0;
+    }
+}
+
+void tile_clear(const struct mat *m, uint8_t *tile)
+{
+    const struct qtype_info *t = qtype_info(m->type);
+    memset(tile, 0, m->tile_bytes);
+    if (!t->code_zero)
+        return;
+    uint8_t code[MAX_GROUP];
+    memset(code, t->code_zero, sizeof code);
+    for (int g = 0; g < m->n_groups; g++)
+        for (int row = 0; row < TILE_ROWS; row++)
+            group_put(m, t, tile + mat_group_offset(m, g), row, code);
+}
+
+void tile_put(const struct mat *m, uint8_t *tile, int row_in_tile, const struct qrow *q)
+{
+    const struct qtype_info *t = qtype_info(m->type);
+    assert(!t->is_float);
+    if (t->row_scale)
+        memcpy(tile + 4 * row_in_tile, &q->row_scale, 4);
+    for (int g = 0; g < m->n_groups; g++) {
+        uint8_t *s = tile + mat_scale_offset(m, g, row_in_tile), *x = tile + mat_extra_offset(m, g, row_in_tile);
+        f16 h;
+        switch (t->scale) {
+        case SCALE_F16: h = f32_to_f16(q->scale[g]); memcpy(s, &h, 2); break;
+        case SCALE_S8:  *s = (uint8_t)(int8_t)q->scale[g]; break;
+        case SCALE_U8:  *s = (uint8_t)q->scale[g]; break;
+        default:        break;
+        }
+        switch (t->extra) {
+        case EXTRA_MIN_F16: h = f32_to_f16(q->extra[g]); memcpy(x, &h, 2); break;
+        case EXTRA_ZERO_U8: *x = (uint8_t)q->extra[g]; break;
+        default:            break;
+        }
+        group_put(m, t, tile + mat_group_offset(m, g), row_in_tile, q->code + (size_t)g * (size_t)m->group_size);
+    }
+}
+
+void tile_get(const struct mat *m, const uint8_t *tile, int row_in_tile, struct qrow *q)
+{
+    const struct qtype_info *t = qtype_info(m->type);
+    assert(!t->is_float);
+    q->row_scale = 1;
+    if (t->row_scale)
+        memcpy(&q->row_scale, tile + 4 * row_in_tile, 4);
+    for (int g = 0; g < m->n_groups; g++) {
+        q->scale[g] = scale_get(t, tile + mat_scale_offset(m, g, row_in_tile));
+        if (t->extra != EXTRA_NONE)
+            q->extra[g] = extra_get(t, tile + mat_extra_offset(m, g, row_in_tile));
+        group_get(m, t, tile + mat_group_offset(m, g), row_in_tile, q->code + (size_t)g * (size_t)m->group_size);
+    }
+}
+
+void tile_put_float(const struct mat *m, uint8_t *tile, int row_in_tile, const float *x)
+{
+    size_t size = m->type == QT_F32 ? 4 : 2, per_line = 4 / size;
+    assert(qtype_info(m->type)->is_float);
+    for (int k = 0; k < m->cols_padded; k++) {
+        float f = k < m->cols ? x[k] : 0;
+        uint16_t h = m->type == QT_F16 ? f32_to_f16(f) : f32_to_bf16(f);
+        uint8_t *p = tile + (size_t)k / per_line * LINE + (size_t)row_in_tile * 4 + (size_t)k % per_line * size;
+        memcpy(p, m->type == QT_F32 ? (void *)&f : (void *)&h, size);
+    }
+}
+
+void codes_decode(const struct mat *m, const uint8_t *code, int n, float row_scale, float scale, float extra, float *out)
+{
+    const struct qtype_info *t = qtype_info(m->type);
+    float s = t->row_scale ? row_scale * scale : scale;
+    if (!t->value)
+        for (int i = 0; i < n; i++)
+            out[i] = s * (float)(int8_t)code[i];
+    else if (t->extra == EXTRA_NONE)
+        for (int i = 0; i < n; i++)
+            out[i] = s * t->value[code[i]];
+    else if (t->extra == EXTRA_MIN_F16)
+        for (int i = 0; i < n; i++)
+            out[i] = s * (float)code[i] + extra;
+    else
+        for (int i = 0; i < n; i++)
+            out[i] = s * ((float)code[i] - extra);
+}
+
+/* A row of a float matrix: p points at the row's dword of the first line. */
+static void decode_float(enum qtype type, const uint8_t *p, float *out, int cols)
+{
+    uint32_t w;
+    for (int k = 0; k < cols; p += LINE) {
+        memcpy(&w, p, 4);
+        if (type == QT_F32) {
+            out[k++] = f32_from_bits(w);
+            continue;
+        }
+        out[k++] = type == QT_F16 ? f16_to_f32((f16)w) : bf16_to_f32((bf16)w);
+        if (k < cols)
+            out[k++] = type == QT_F16 ? f16_to_f32((f16)(w >> 16)) : bf16_to_f32((bf16)(w >> 16));
+    }
+}
+
+void mat_decode_row(const struct mat *m, int64_t row, float *out)
+{
+    const struct qtype_info *t = qtype_info(m->type);
+    const uint8_t *tile = m->data + (size_t)(row / TILE_ROWS) * m->tile_bytes;
+    int r = (int)(row % TILE_ROWS), n = m->group_size;
+    float row_scale = 1, extra = 0;
+    uint8_t code[MAX_GROUP];
+    if (t->is_float) {
+        decode_float(m->type, tile + 4 * r, out, m->cols);
+        return;
+    }
+    if (t->row_scale)
+        memcpy(&row_scale, tile + 4 * r, 4);
+    for (int g = 0, k = 0; k < m->cols; g++, k += n) {
+        float scale = scale_get(t, tile + mat_scale_offset(m, g, r));
+        if (t->extra != EXTRA_NONE)
+            extra = extra_get(t, tile + mat_extra_offset(m, g, r));
+        group_get(m, t, tile + mat_group_offset(m, g), r, code);
+        codes_decode(m, code, m->cols - k < n ? m->cols - k : n, row_scale, scale, extra, out + k);
+    }
+}
+
+void mat_encode_float(const struct mat *m, uint8_t *out, const float *x, size_t ldx)
+{
+    for (int i = 0; i < m->n_tiles; i++) {
+        uint8_t *tile = out + (size_t)i * m->tile_bytes;
+        tile_clear(m, tile);
+        for (int r = 0; r < TILE_ROWS && i * TILE_ROWS + r < m->rows; r++)
+            tile_put_float(m, tile, r, x + (size_t)(i * TILE_ROWS + r) * ldx);
+    }
+}
