@@ -1,7 +1,9 @@
 /* kernels.h - the CPU operations, once per instruction set.
  *
  * One rule for all sets: the result for a row and a token does not depend on how many tokens, rows or threads are beside it.
- * Integer matmul, for every row r and token t, in this order and with these roundings (f32, fma where written):
+ * And every set gives the same bits, because the order of every sum and the place of every rounding (f32, fma where written) is fixed here.
+ *
+ * Integer matmul, for every row r and token t:
  *     step = min(group_size, act_group)                 k that share one weight scale and one activation scale
  *     acc = 0
  *     for each act group A in order of k:  inner = 0
@@ -10,7 +12,11 @@
  *                                          types with min or zero: inner = fma(w_min[r, s], (float)sum of a8, inner)   (zero: w_min = -w_scale * zero)
  *         acc = fma(inner, a_scale[t, A], acc)
  *     out = acc * row_scale[r]                          (types with row scales)
- * nf4's levels are rounded to 1/127 in this path (value8); decoding and the float path use them exactly. */
+ * nf4's levels are rounded to 1/127 in this path (value8); decoding and the float path use them exactly.
+ * Activations: a_scale = amax / 127, a8 = x * (127 / amax) rounded to nearest even; a group whose amax is below 2^-100 is 0,
+ * one that holds an infinity or a NaN has codes 0 and a_scale NaN, so that the result is NaN.
+ *
+ * Sums over a row (norms): 16 partial sums, element i goes to sum i % 16 by fma (layer_norm's mean: by +), then sum j += sum j + 8, + 4, + 2, + 1. */
 #ifndef ZSE_KERNELS_H
 #define ZSE_KERNELS_H
 
@@ -27,7 +33,13 @@ extern "C" {
 /* Attention of n_tokens consecutive queries of one sequence, for the query heads that share one KV head.
  * Query i stands at position pos + i and sees positions [begin_i, pos + i], begin_i = window ? max(0, pos + i - window + 1) : 0.
  * KV block b (positions 16*b .. 16*b+15) of this head lies at base + table[b] * stride + k_offset (v_offset).
- * Online softmax over blocks in order of position: the result for a query does not depend on n_tokens. */
+ * Online softmax over chunks of 64 positions (64*c .. 64*c+63), in order; within a chunk, for its positions j in [begin_i, pos + i]:
+ *     s[j] = sum of q[d] * k[j][d], in order of d, one fma each;  i8: the codes, then s[j] *= the key's scale
+ *     s[j] *= scale;  softcap: s[j] = softcap * tanh(s[j] / softcap);  alibi: s[j] = fma(slope, j - (pos + i), s[j])
+ *     m' = max(m, max s), m before the first chunk = -1e30;  c = exp(m - m')
+ *     p[j] = exp(s[j] - m');  l[j % 16] = fma(l[j % 16], c, (p[j%16] + p[j%16 + 16]) + (p[j%16 + 32] + p[j%16 + 48]))  (0 where a position is not seen)
+ *     o[d] = o[d] * c;  o[d] = fma(p[j], v[j][d], o[d]) in order of j;  i8: p[j] * the value's scale, and the codes
+ * out[d] = o[d] / sum of l (summed as above).  exp and tanh as in approx.h. */
 struct attn {
     const float *q; size_t q_token_stride, q_head_stride;       /* in floats */
     float *out; size_t out_token_stride, out_head_stride;
@@ -43,9 +55,9 @@ struct kernels {
     const char *name;                                   /* "ref", "avx2", "avx512" */
     int (*supported)(void);
 
-    /* Activations for the integer matmul: rounded once per token and act_group, shared by every matrix that reads them.
-     * The buffer's inside belongs to the set.  x [n_tokens, ldx] f32, cols valid; padded with 0 to cols_padded.
-     * Parts are independent (for threads): part p of act_parts(n_tokens). */
+    /* Activations for the integer matmul: rounded once per token and act_group, shared by every matrix that reads them
+     * with the same cols_padded and act_group.  The buffer's inside belongs to the set, act is 64-byte aligned.
+     * x [n_tokens, ldx] f32, cols valid; padded with 0 to cols_padded.  Parts are independent (for threads): part p of act_parts(n_tokens). */
     size_t (*act_bytes)(int n_tokens, int cols_padded, int act_group);
     int (*act_parts)(int n_tokens);
     void (*act_pack)(void *act, const float *x, size_t ldx, int n_tokens, int cols, int cols_padded, int act_group, int part);
@@ -54,19 +66,23 @@ struct kernels {
      * scratch: scratch_bytes(n_tokens, cols_padded) of this thread, 64-byte aligned. */
     void (*matmul)(float *out, size_t ldo, const struct mat *w, int tile0, int tile1,
                    const void *act, int n_tokens, void *scratch);
-    /* The same with f32 activations and weights exactly as stored (every type that has kernels): out = sum over k in order, one fma each. */
+    /* The same with f32 activations and weights exactly as stored (every type that has kernels): out = sum over k in order, one fma each.
+     * x [n_tokens, ldx], w->cols valid. */
     void (*matmul_f32)(float *out, size_t ldo, const struct mat *w, int tile0, int tile1,
                        const float *x, size_t ldx, int n_tokens, void *scratch);
     size_t (*scratch_bytes)(int n_tokens, int cols_padded);
 
-    /* Rows of n f32.  Any alignment. */
-    void (*rms_norm)(float *out, const float *x, const float *w, int n, float eps, float w_offset);    /* x / sqrt(mean(x^2)+eps) * (w + w_offset); w NULL: 1 */
+    /* Rows of n f32.  Any alignment; out may be x (a). */
+    void (*rms_norm)(float *out, const float *x, const float *w, int n, float eps, float w_offset);    /* x * (1 / sqrt(mean(x^2)+eps)) * (w + w_offset); w NULL: 1 */
     void (*layer_norm)(float *out, const float *x, const float *w, const float *b, int n, float eps);  /* w, b may be NULL */
-    void (*add)(float *out, const float *a, const float *b, float scale_b, int n);                      /* a + scale_b * b */
+    void (*add)(float *out, const float *a, const float *b, float scale_b, int n);                      /* fma(scale_b, b, a) */
     void (*act_mul)(float *out, const float *gate, const float *up, int n, int act);                    /* act(gate) * up; up NULL: act(gate).  enum act_kind */
     void (*rope)(float *x, const float *cos, const float *sin, int n_heads, size_t head_stride, int dim, int pairs);  /* dim rotated, cos/sin [dim/2]; pairs: (0,1),(2,3).. else (i, i+dim/2) */
-    void (*kv_store)(enum kv_type type, uint8_t *block, int slot, const float *x, int head_dim);
-    void (*attention)(const struct attn *a, void *scratch);
+
+    /* One token's key (value) of head_dim floats into slot 0..15 of a block. */
+    void (*kv_store_key)(enum kv_type type, uint8_t *block, int slot, const float *x, int head_dim);
+    void (*kv_store_value)(enum kv_type type, uint8_t *block, int slot, const float *x, int head_dim);
+    void (*attention)(const struct attn *a, void *scratch);     /* scratch of this thread, 64-byte aligned */
     size_t (*attention_scratch)(int n_tokens, int n_q_heads, int head_dim);
 };
 

@@ -1,6 +1,8 @@
 /* kvtype.h - how keys and values are stored: blocks of 16 tokens of one KV head of one layer.
- *   f32, f16   [16][head_dim]
- *   i8         [16][head_dim] int8, then 16 f32 scales, one a token (amax / 127)
+ *   keys    f32, f16   [head_dim][16]      tokens side by side: a vector of scores needs no transposing
+ *           i8         [head_dim][16] int8, then 16 f32 scales, one a token (amax / 127)
+ *   values  f32, f16   [16][head_dim]
+ *           i8         [16][head_dim] int8, then 16 f32 scales
  * A block begins 64-byte aligned and its size is a multiple of 64. */
 #ifndef ZSE_QUANT_KVTYPE_H
 #define ZSE_QUANT_KVTYPE_H

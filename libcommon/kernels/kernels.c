@@ -1,0 +1,27 @@
+#include "libcommon/kernels/kernels.h"
+
+#include <string.h>
+
+static const struct kernels *const all[] = {
+    &kernels_ref, NULL
+};
+
+const struct kernels *const *kernels_all(void) { return all; }
+
+const struct kernels *kernels_pick(const char *want, struct err *e)
+{
+    char names[64] = "";
+    for (int i = 0; all[i]; i++) {
+        if (!want || strcmp(want, all[i]->name) == 0) {
+            if (all[i]->supported())
+                return all[i];
+            if (want) {
+                err_set(e, ERR_UNSUPPORTED, "kernels '%s': this processor lacks the instructions they need", want);
+                return NULL;
+            }
+        }
+        strcat(strcat(names, i ? ", " : ""), all[i]->name);
+    }
+    err_set(e, ERR_UNSUPPORTED, "kernels '%s': no such set; there are %s", want ? want : "", names);
+    return NULL;
+}

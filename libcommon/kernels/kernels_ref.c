@@ -1,0 +1,302 @@
+/* kernels_ref.c - the definition, in plain C: what kernels.h says, one operation after the other.  Also the kernels of machines that have no others. */
+#include <math.h>
+#include <string.h>
+
+#include "libcommon/kernels/approx.h"
+#include "libcommon/kernels/kernels.h"
+#include "libcommon/quant/half.h"
+
+static int supported(void) { return 1; }
+
+/* ---- activations: per token [act groups] scale, then [cols_padded] int8 ---- */
+
+static size_t token_bytes(int cols_padded, int act_group)
+{
+    return ((size_t)(cols_padded / act_group) * sizeof(float) + (size_t)cols_padded + 63) / 64 * 64;
+}
+
+static size_t act_bytes(int n_tokens, int cols_padded, int act_group)
+{
+    return (size_t)n_tokens * token_bytes(cols_padded, act_group);
+}
+
+static int act_parts(int n_tokens) { return n_tokens; }
+
+/* The scale that takes n values to int8, and the factor that does it (0: all codes are 0). */
+static float int8_scale(const float *x, int n, float *factor)
+{
+    uint32_t max = 0;                   /* bits of |x| are ordered as |x|, and NaN is above infinity */
+    for (int i = 0; i < n; i++) {
+        uint32_t u = f32_bits(x[i]) & 0x7fffffff;
+        max = u > max ? u : max;
+    }
+    float amax = f32_from_bits(max);
+    *factor = 0;
+    if (max >= 0x7f800000)
+        return NAN;
+    if (amax < 0x1p-100f)
+        return 0;
+    *factor = 127.0f / amax;
+    return amax / 127.0f;
+}
+
+static int8_t int8_round(float x, float factor) { return factor > 0 ? (int8_t)rintf(x * factor) : 0; }
+
+static void act_pack(void *act, const float *x, size_t ldx, int n_tokens, int cols, int cols_padded, int act_group, int part)
+{
+    (void)n_tokens;
+    float *scale = (float *)((uint8_t *)act + (size_t)part * token_bytes(cols_padded, act_group));
+    int8_t *a8 = (int8_t *)(scale + cols_padded / act_group);
+    x += (size_t)part * ldx;
+    for (int k = 0; k < cols_padded; k += act_group) {
+        float group[128] = { 0 };
+        int n = cols - k < act_group ? cols - k : act_group;
+        if (n > 0)
+            memcpy(group, x + k, (size_t)n * sizeof *group);
+        float factor;
+        scale[k / act_group] = int8_scale(group, act_group, &factor);
+        for (int i = 0; i < act_group; i++)
+            a8[k + i] = int8_round(group[i], factor);
+    }
+}
+
+/* ---- matmul ---- */
+
+/* The scratch holds one row: codes and scales, or f32 values. */
+static size_t scratch_bytes(int n_tokens, int cols_padded)
+{
+    (void)n_tokens;
+    return (size_t)cols_padded * sizeof(float) + (size_t)(cols_padded / 32) * 2 * sizeof(float) + 64;
+}
+
+static float dot_row(const struct mat *w, const struct qtype_info *type, const struct qrow *q, const int8_t *code, const float *a_scale, const int8_t *a8)
+{
+    int step = w->group_size < w->act_group ? w->group_size : w->act_group;
+    float acc = 0;
+    for (int k = 0; k < w->cols_padded; k += w->act_group) {
+        float inner = 0;
+        for (int s = k; s < k + w->act_group; s += step) {
+            int32_t isum = 0, asum = 0;
+            for (int i = s; i < s + step; i++) {
+                isum += code[i] * a8[i];
+                asum += a8[i];
+            }
+            float scale = q->scale[s / w->group_size];
+            inner = fmaf((float)isum, scale, inner);
+            if (type->extra != EXTRA_NONE) {
+                float extra = q->extra[s / w->group_size];
+                inner = fmaf(type->extra == EXTRA_MIN_F16 ? extra : -scale * extra, (float)asum, inner);
+            }
+        }
+        acc = fmaf(inner, a_scale[k / w->act_group], acc);
+    }
+    return type->row_scale ? acc * q->row_scale : acc;
+}
+
+static void matmul(float *out, size_t ldo, const struct mat *w, int tile0, int tile1, const void *act, int n_tokens, void *scratch)
+{
+    const struct qtype_info *type = qtype_info(w->type);
+    struct qrow q = { .scale = scratch };
+    q.extra = q.scale + w->n_groups;
+    q.code = (uint8_t *)(q.extra + w->n_groups);
+    for (int r = tile0 * TILE_ROWS; r < tile1 * TILE_ROWS && r < w->rows; r++) {
+        tile_get(w, w->data + (size_t)(r / TILE_ROWS) * w->tile_bytes, r % TILE_ROWS, &q);
+        for (int i = 0; type->value8 && i < w->cols_padded; i++)
+            q.code[i] = (uint8_t)type->value8[q.code[i]];
+        for (int t = 0; t < n_tokens; t++) {
+            const float *a_scale = (const float *)((const uint8_t *)act + (size_t)t * token_bytes(w->cols_padded, w->act_group));
+            out[(size_t)t * ldo + (size_t)r] =
+                dot_row(w, type, &q, (const int8_t *)q.code, a_scale, (const int8_t *)(a_scale + w->cols_padded / w->act_group));
+        }
+    }
+}
+
+static void matmul_f32(float *out, size_t ldo, const struct mat *w, int tile0, int tile1, const float *x, size_t ldx, int n_tokens, void *scratch)
+{
+    float *row = scratch;
+    for (int r = tile0 * TILE_ROWS; r < tile1 * TILE_ROWS && r < w->rows; r++) {
+        mat_decode_row(w, r, row);
+        for (int t = 0; t < n_tokens; t++) {
+            float sum = 0;
+            for (int k = 0; k < w->cols; k++)
+                sum = fmaf(row[k], x[(size_t)t * ldx + (size_t)k], sum);
+            out[(size_t)t * ldo + (size_t)r] = sum;
+        }
+    }
+}
+
+/* ---- rows ---- */
+
+static float sum16(float *s)
+{
+    for (int n = 8; n; n /= 2)
+        for (int i = 0; i < n; i++)
+            s[i] += s[i + n];
+    return s[0];
+}
+
+static void rms_norm(float *out, const float *x, const float *w, int n, float eps, float w_offset)
+{
+    float s[16] = { 0 };
+    for (int i = 0; i < n; i++)
+        s[i % 16] = fmaf(x[i], x[i], s[i % 16]);
+    float inverse = 1.0f / sqrtf(sum16(s) / (float)n + eps);
+    for (int i = 0; i < n; i++)
+        out[i] = w ? x[i] * inverse * (w[i] + w_offset) : x[i] * inverse;
+}
+
+static void layer_norm(float *out, const float *x, const float *w, const float *b, int n, float eps)
+{
+    float s[16] = { 0 };
+    for (int i = 0; i < n; i++)
+        s[i % 16] += x[i];
+    float mean = sum16(s) / (float)n;
+    memset(s, 0, sizeof s);
+    for (int i = 0; i < n; i++)
+        s[i % 16] = fmaf(x[i] - mean, x[i] - mean, s[i % 16]);
+    float inverse = 1.0f / sqrtf(sum16(s) / (float)n + eps);
+    for (int i = 0; i < n; i++)
+        out[i] = fmaf((x[i] - mean) * inverse, w ? w[i] : 1.0f, b ? b[i] : 0.0f);
+}
+
+static void add(float *out, const float *a, const float *b, float scale_b, int n)
+{
+    for (int i = 0; i < n; i++)
+        out[i] = fmaf(scale_b, b[i], a[i]);
+}
+
+static float activate(float x, int act)
+{
+    switch (act) {
+    case ACT_SILU:       return x / (1.0f + approx_exp(-x));
+    case ACT_GELU:       return 0.5f * x * (1.0f + approx_erf(x * GELU_SQRT_HALF));
+    case ACT_GELU_TANH:  return x / (1.0f + approx_exp(x * GELU_TANH_1 * fmaf(x * x, GELU_TANH_3, 1.0f)));
+    case ACT_RELU:       return x > 0 ? x : x == x ? 0 : x;
+    case ACT_RELU2:      return x > 0 ? x * x : x == x ? 0 : x;
+    default:             return x / (1.0f + approx_exp(x * GELU_QUICK));
+    }
+}
+
+static void act_mul(float *out, const float *gate, const float *up, int n, int act)
+{
+    for (int i = 0; i < n; i++)
+        out[i] = up ? activate(gate[i], act) * up[i] : activate(gate[i], act);
+}
+
+static void rope(float *x, const float *cos, const float *sin, int n_heads, size_t head_stride, int dim, int pairs)
+{
+    for (int h = 0; h < n_heads; h++, x += head_stride)
+        for (int i = 0; i < dim / 2; i++) {
+            float *a = pairs ? x + 2 * i : x + i, *b = pairs ? a + 1 : a + dim / 2, a0 = *a;
+            *a = fmaf(a0, cos[i], -(*b * sin[i]));
+            *b = fmaf(*b, cos[i], a0 * sin[i]);
+        }
+}
+
+/* ---- attention ---- */
+
+/* Element d of a key or value goes to at[d * step]. */
+static void kv_store(enum kv_type type, uint8_t *block, int slot, size_t at, size_t step, const float *x, int head_dim)
+{
+    if (type == KV_I8) {
+        float factor, scale = int8_scale(x, head_dim, &factor);
+        for (int d = 0; d < head_dim; d++)
+            block[at + (size_t)d * step] = (uint8_t)int8_round(x[d], factor);
+        memcpy(block + (size_t)KV_BLOCK * (size_t)head_dim + (size_t)slot * sizeof scale, &scale, sizeof scale);
+        return;
+    }
+    for (int d = 0; d < head_dim; d++) {
+        size_t i = at + (size_t)d * step;
+        if (type == KV_F32)
+            ((float *)block)[i] = x[d];
+        else
+            ((f16 *)block)[i] = f32_to_f16(x[d]);
+    }
+}
+
+static void kv_store_key(enum kv_type type, uint8_t *block, int slot, const float *x, int head_dim)
+{
+    kv_store(type, block, slot, (size_t)slot, KV_BLOCK, x, head_dim);
+}
+
+static void kv_store_value(enum kv_type type, uint8_t *block, int slot, const float *x, int head_dim)
+{
+    kv_store(type, block, slot, (size_t)slot * (size_t)head_dim, 1, x, head_dim);
+}
+
+static float kv_load(enum kv_type type, const uint8_t *block, size_t i)
+{
+    return type == KV_F32 ? ((const float *)block)[i] : type == KV_F16 ? f16_to_f32(((const f16 *)block)[i]) : (float)(int8_t)block[i];
+}
+
+static float kv_scale(enum kv_type type, const uint8_t *block, int slot, int head_dim)
+{
+    float scale = 1;
+    if (type == KV_I8)
+        memcpy(&scale, block + (size_t)KV_BLOCK * (size_t)head_dim + (size_t)slot * sizeof scale, sizeof scale);
+    return scale;
+}
+
+/* One query of one head; o is its output row. */
+static void attend(const struct attn *a, const float *q, float *o, int at, float slope)
+{
+    const int first = a->window && at - a->window + 1 > 0 ? at - a->window + 1 : 0;
+    const size_t hd = (size_t)a->head_dim;
+    float m = -1e30f, l[16] = { 0 };
+    memset(o, 0, hd * sizeof *o);
+    for (int c = first / 64 * 64; c <= at; c += 64) {
+        const int begin = c > first ? c : first, end = at < c + 63 ? at + 1 : c + 64;
+        float p[64] = { 0 }, m1 = m;
+        for (int j = begin; j < end; j++) {
+            const uint8_t *k = a->base + (size_t)a->table[j / KV_BLOCK] * a->stride + a->k_offset;
+            float s = 0;
+            for (size_t d = 0; d < hd; d++)
+                s = fmaf(q[d], kv_load(a->kv_type, k, d * KV_BLOCK + (size_t)(j % KV_BLOCK)), s);
+            s *= kv_scale(a->kv_type, k, j % KV_BLOCK, a->head_dim);
+            s *= a->scale;
+            if (a->softcap > 0)
+                s = a->softcap * approx_tanh(s / a->softcap);
+            if (a->alibi)
+                s = fmaf(slope, (float)(j - at), s);
+            p[j - c] = s;
+            m1 = s > m1 ? s : m1;
+        }
+        const float corr = approx_exp(m - m1);
+        for (int j = begin; j < end; j++)
+            p[j - c] = approx_exp(p[j - c] - m1);
+        for (int i = 0; i < 16; i++)
+            l[i] = fmaf(l[i], corr, (p[i] + p[i + 16]) + (p[i + 32] + p[i + 48]));
+        for (size_t d = 0; d < hd; d++)
+            o[d] *= corr;
+        for (int j = begin; j < end; j++) {
+            const uint8_t *v = a->base + (size_t)a->table[j / KV_BLOCK] * a->stride + a->v_offset;
+            const float pj = p[j - c] * kv_scale(a->kv_type, v, j % KV_BLOCK, a->head_dim);
+            for (size_t d = 0; d < hd; d++)
+                o[d] = fmaf(pj, kv_load(a->kv_type, v, (size_t)(j % KV_BLOCK) * hd + d), o[d]);
+        }
+        m = m1;
+    }
+    const float sum = sum16(l);
+    for (size_t d = 0; d < hd; d++)
+        o[d] /= sum;
+}
+
+static void attention(const struct attn *a, void *scratch)
+{
+    (void)scratch;
+    for (int i = 0; i < a->n_tokens; i++)
+        for (int h = 0; h < a->n_q_heads; h++)
+            attend(a, a->q + (size_t)i * a->q_token_stride + (size_t)h * a->q_head_stride,
+                   a->out + (size_t)i * a->out_token_stride + (size_t)h * a->out_head_stride, a->pos + i, a->alibi ? a->alibi[h] : 0);
+}
+
+static size_t attention_scratch(int n_tokens, int n_q_heads, int head_dim)
+{
+    (void)n_tokens, (void)n_q_heads, (void)head_dim;
+    return 64;
+}
+
+const struct kernels kernels_ref = {
+    "ref", supported, act_bytes, act_parts, act_pack, matmul, matmul_f32, scratch_bytes,
+    rms_norm, layer_norm, add, act_mul, rope, kv_store_key, kv_store_value, attention, attention_scratch,
+};
