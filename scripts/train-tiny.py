@@ -2,9 +2,9 @@
 """Train the tiny chat model of models/tiny: a Llama-shaped decoder of under a million weights that answers a few
 hundred fixed questions, for the demo and the end-to-end tests.
 
-usage: train-tiny.py [--steps 6000] [--threads 1] OUTDIR
+usage: train-tiny.py [--steps 3000] [--threads 1] OUTDIR
 
-Needs torch, transformers and tokenizers; about a quarter of an hour on one core.  All data is made here, from the tables
+Needs torch, transformers and tokenizers; about half an hour on one core.  All data is made here, from the tables
 below, with a fixed seed, so that the folder can be made again."""
 import argparse
 import json
@@ -103,7 +103,7 @@ def questions():
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("outdir")
-    parser.add_argument("--steps", type=int, default=6000)
+    parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
