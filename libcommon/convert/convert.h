@@ -1,0 +1,93 @@
+/* convert.h - a Hugging Face folder or a GGUF file becomes one .zse file.
+ *
+ * Tensors stream from the source's mapping through a few rows of memory into the new file, which appears whole or not at all.  The bytes of
+ * the result depend on the source and the options alone: not on the number of threads, the time or the paths.
+ *
+ * How it is quantized (effort):
+ *   fast   no model run: for every group the best of some 19 scales, all weights alike
+ *   good   one float pass over about 3000 tokens of text, layer by layer, measures how strong each input channel of each linear layer is;
+ *          channels are scaled into the layer before (alpha 0.5), scales are searched for the least error weighted by those strengths
+ *   best   the same over about 16000 tokens with alpha 0.25; then layer by layer, on the inputs that the already quantized layers produce:
+ *          a half-way correction towards the float model's outputs, error feedback (GPTQ) in order of falling strength, coordinate descent */
+#ifndef ZSE_CONVERT_CONVERT_H
+#define ZSE_CONVERT_CONVERT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "libcommon/base/err.h"
+#include "libcommon/base/progress.h"
+#include "libcommon/quant/qtype.h"
+
+/* What to make of a matrix: a number format, or a rule. */
+enum convert_kind {
+    CONVERT_TYPE,           /* .qtype */
+    CONVERT_KEEP,           /* the source's own grid where a type holds it exactly, else the nearest (see convert_keep_type) */
+    CONVERT_MIXED,          /* 2 to 8 bits a tensor, chosen by measured error for a target size */
+    CONVERT_FIT,            /* the finest single type that fits the target size */
+};
+struct convert_type { enum convert_kind kind; enum qtype qtype; };
+/* "nl4" "int4" "int8" "nf4" "mixed" "f16" "fp16" "bf16" "f32" "keep"; 0 or -1 with *e listing them. */
+int convert_parse_type(struct convert_type *t, const char *name, struct err *e);
+
+enum convert_effort { CONVERT_FAST, CONVERT_GOOD, CONVERT_BEST };
+enum convert_part { PART_ATTENTION, PART_MLP, PART_EMBEDDINGS, PART_LM_HEAD, N_PARTS };
+/* "attention" "mlp" "embeddings" "lm_head" (and "dense_mlp" for mlp); -1: none. */
+int convert_part_find(const char *name, size_t size);
+const char *convert_part_name(enum convert_part part);
+
+struct convert_options {
+    const char *source, *output;        /* output NULL: plan only (report filled, nothing written) */
+    struct convert_type type;
+    int group_size;                     /* int4, int8: 32, 64, 128; -1: one scale a row (int8); 0: the type's default */
+    const char *const *skip; int n_skip;        /* globs on the names of tensors (ours or the source's): kept as stored */
+    struct { int set; struct convert_type type; } part[N_PARTS];        /* other types for parts of the model */
+    uint64_t target_bytes;              /* 0: none; bytes of weights */
+    enum convert_effort effort;
+    const char *calibration;            /* a text file; NULL: the built-in text */
+    int n_threads;                      /* 0: all processors */
+    const char *kernels;                /* NULL: the fastest this machine runs */
+    int overwrite;                      /* replace an existing output */
+    const struct progress *progress;    /* may be NULL */
+    void (*note)(void *user, const char *text);         /* warnings as they come up; may be NULL */
+    void *note_user;
+};
+/* nl4, good, everything else as a zeroed struct. */
+void convert_defaults(struct convert_options *o);
+
+struct convert_tensor {
+    char *name, *source_name;           /* owned by the report */
+    int source_type;                    /* enum ggml_type */
+    enum qtype type;
+    int group_size, act_group;          /* 0 for float types */
+    int64_t rows, cols;
+    int vector;                         /* a norm or bias: always f32 */
+    int exact;                          /* every value as in the source (after folding: as in the folded source) */
+    double max_error, rel_error;        /* largest |w - w'|; sqrt(sum (w - w')^2 / sum w^2) */
+    uint64_t bytes, source_bytes;
+};
+
+struct convert_report {
+    char arch[32];
+    struct convert_type type;           /* after FIT: what was chosen */
+    enum convert_effort effort;         /* what was really done: types that need no calibration are made with CONVERT_FAST */
+    int n_tensors;
+    struct convert_tensor *tensors;
+    uint64_t bytes_in, weight_bytes, file_bytes;        /* source tensors; our tensors; the file */
+    uint64_t n_params;
+    int n_calibration_tokens;
+    uint64_t private_bytes;             /* most memory that calibration takes, known beforehand */
+    double seconds, calibration_seconds;
+    int n_inexact;                      /* with CONVERT_KEEP: tensors whose grid no type holds */
+    int n_requantized;                  /* tensors already quantized in the source and rounded again */
+    int n_damped;                       /* matrices whose damping had to be raised (best) */
+};
+void convert_report_release(struct convert_report *r);
+
+/* 0, or -1 and the output as it was before.  ERR_CANCELLED when progress said stop.  r may be NULL; it is valid (and to be released) in any case. */
+int convert_run(const struct convert_options *o, struct convert_report *r, struct err *e);
+
+/* What `keep` makes of a source type: its own grid (exact = 1), or the smallest type that is next to exact. */
+enum qtype convert_keep_type(int source_type, int *group_size, int *exact);
+
+#endif
