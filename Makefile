@@ -66,9 +66,12 @@ uninstall:
 	for m in $(MAN); do rm -f $(DESTDIR)$(PREFIX)/share/man/man$${m##*.}/$${m##*/}; done
 	rm -f $(DESTDIR)$(PREFIX)/lib/libzse.a
 
+completions: $(BINS)
+	for p in $(BINS); do scripts/make-completions $$p completions || exit 1; done
+
 clean:
 	rm -rf $(B)
 
-.PHONY: all unit check install uninstall clean
+.PHONY: all unit check completions install uninstall clean
 .SECONDARY:
 -include $(OBJS:.o=.d)
