@@ -22,7 +22,7 @@ int cli_help(const char *usage)
 
 int cli_version(const char *prog)
 {
-    printf("%s (ZSE) %s\n", prog, ZSE_VERSION);
+    printf("%s %s\n", prog, ZSE_VERSION);
     return fflush(stdout) ? CLI_FAILED : CLI_OK;
 }
 
