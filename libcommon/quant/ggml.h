@@ -14,7 +14,7 @@ enum ggml_type {
     GGML_Q2_K = 10, GGML_Q3_K = 11, GGML_Q4_K = 12, GGML_Q5_K = 13, GGML_Q6_K = 14, GGML_Q8_K = 15,
     GGML_IQ2_XXS = 16, GGML_IQ2_XS = 17, GGML_IQ3_XXS = 18, GGML_IQ1_S = 19, GGML_IQ4_NL = 20, GGML_IQ3_S = 21,
     GGML_IQ2_S = 22, GGML_IQ4_XS = 23, GGML_I8 = 24, GGML_I16 = 25, GGML_I32 = 26, GGML_I64 = 27, GGML_F64 = 28,
-    GGML_IQ1_M = 29, GGML_BF16 = 30, GGML_TQ1_0 = 34, GGML_TQ2_0 = 35, GGML_MXFP4 = 39,
+    GGML_IQ1_M = 29, GGML_BF16 = 30, GGML_TQ1_0 = 34, GGML_TQ2_0 = 35, GGML_MXFP4 = 39, GGML_NVFP4 = 40, GGML_Q1_0 = 41,
     /* safetensors only */
     SRC_F8_E4M3 = 1000, SRC_F8_E5M2 = 1001, SRC_BOOL = 1002, SRC_U8 = 1003, SRC_U16 = 1004, SRC_U32 = 1005, SRC_U64 = 1006, SRC_F8_E8M0 = 1007,
 };
@@ -29,9 +29,13 @@ const struct ggml_type_info *ggml_type_info(int type);                  /* NULL:
 /* n is a multiple of block; src [n / block * block_bytes], any alignment.  Bit-exact with the reference decoders (f32 arithmetic in their order). */
 void ggml_decode(int type, const void *src, float *dst, int64_t n);
 
-/* Q4_0, Q4_1, Q8_0, F16, BF16, F32: the .zse type that holds them exactly (QT_I4, QT_I4M, QT_I8 with group 32, ...); -1: none. */
+/* The .zse type that holds every value exactly; -1: none.  F32, F16, BF16: the same; Q4_0: QT_I4, Q4_1: QT_I4M, both group 32;
+ * TQ1_0, TQ2_0: QT_I4 group 128; Q8_0, Q8_1, and at more bytes Q5_0 and IQ4_NL: QT_I8 group 32.  (A file may hold the code -128,
+ * which the quantizers never write: kernels take codes as code + 128, 0..255, so it is fine.)  The others have a minimum or
+ * a product of scales that f16 cannot hold. */
 int ggml_exact_type(int type, int *group_size);
-/* For those: one row of blocks straight to codes and scales, no rounding. */
+/* For the integer types among those: one row of blocks straight to codes and scales, no rounding.  m->cols is a multiple of the block.
+ * (F32, F16, BF16: ggml_decode and tile_put_float are exact.) */
 void ggml_to_qrow(int type, const void *src, const struct mat *m, struct qrow *q);
 
 #endif
