@@ -1,0 +1,389 @@
+/* sampler.c - the order of things, all on one copy of the logits:
+ *   1. logit bias is added
+ *   2. repetition penalty (Keskar et al. 2019, section 4.1: a positive logit is divided, a negative one multiplied), then presence
+ *      and frequency penalty (subtracted; as OpenAI's API defines them)
+ *   3. temperature 0, top_p 0 or top_k 1: the largest logit, ties to the lower id.  Otherwise x / temperature, then
+ *   4. top_k, typical_p (arXiv:2202.00666), top_p (arXiv:1904.09751), min_p (arXiv:2407.01082); each sees what the one before kept,
+ *      renormalised; top_p and typical_p keep the token that crosses the sum
+ *   5. one random number per token draws from what is left.
+ * Nothing is sorted: top_k keeps a heap of k, the sums are found by selection, linear in the vocabulary on average. */
+#include "libcommon/engine/sampler.h"
+
+#include <assert.h>
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "libcommon/base/rng.h"
+
+struct cand {
+    float key;                  /* small ones are kept first; among equals the lower id */
+    int32_t id;
+    float x, w;                 /* logit; exp((x - max) / temperature) */
+};
+
+struct sampler {
+    struct sampling s;
+    int vocab_size, max_len;
+    struct rng rng;
+    struct logit_bias *bias;
+    struct cand *cand; int room;        /* NULL when no filter needs them */
+    /* penalties: NULL when they are off */
+    int32_t *history; int n_history, n_prompt;
+    uint32_t *count;            /* [vocab_size] in the answer */
+    uint32_t *seen, epoch;      /* [vocab_size] the last pass that met this id */
+    struct logit_bias *saved; int n_saved;      /* what the logits were before they were changed */
+};
+
+struct sampling sampling_defaults(void)
+{
+    return (struct sampling){ .temperature = 0.8f, .top_k = 40, .top_p = 0.95f, .min_p = 0.05f, .typical_p = 1,
+                              .repetition_penalty = 1, .penalty_last_n = -1 };
+}
+
+static int range(const char *name, double v, double min, double max, struct err *e)
+{
+    if (v >= min && v <= max)
+        return 0;
+    return err_set(e, ERR_LIMIT, "%s: %g is not in the range %g to %g", name, v, min, max);
+}
+
+int sampling_check(const struct sampling *s, int vocab_size, struct err *e)
+{
+    if (range("temperature", s->temperature, 0, 100, e) || range("top_k", s->top_k, 0, INT32_MAX, e) || range("top_p", s->top_p, 0, 1, e) ||
+        range("min_p", s->min_p, 0, 1, e) || range("typical_p", s->typical_p, 0, 1, e) ||
+        range("repetition_penalty", s->repetition_penalty, 0.01, 100, e) || range("presence_penalty", s->presence_penalty, -2, 2, e) ||
+        range("frequency_penalty", s->frequency_penalty, -2, 2, e) || range("penalty_last_n", s->penalty_last_n, -1, INT32_MAX, e))
+        return -1;
+    for (int i = 0; i < s->n_bias; i++) {
+        if (s->bias[i].id < 0 || s->bias[i].id >= vocab_size)
+            return err_set(e, ERR_LIMIT, "logit_bias: token %d is not in the vocabulary of %d", (int)s->bias[i].id, vocab_size);
+        if (!(s->bias[i].bias <= FLT_MAX))
+            return err_set(e, ERR_LIMIT, "logit_bias: token %d: %g is neither a number nor -inf", (int)s->bias[i].id, s->bias[i].bias);
+    }
+    return 0;
+}
+
+static int greedy(const struct sampling *s) { return s->temperature == 0 || s->top_p == 0 || s->typical_p == 0 || s->top_k == 1; }
+static int penalises_answer(const struct sampling *s) { return s->presence_penalty != 0 || s->frequency_penalty != 0; }
+static int penalises(const struct sampling *s) { return penalises_answer(s) || s->repetition_penalty != 1; }
+
+struct sampler *sampler_open(const struct sampling *sampling, int vocab_size, int max_len, struct err *e)
+{
+    if (sampling_check(sampling, vocab_size, e) != 0)
+        return NULL;
+    struct sampler *s = calloc(1, sizeof *s);
+    if (!s)
+        goto nomem;
+    s->s = *sampling;
+    s->vocab_size = vocab_size;
+    s->max_len = max_len;
+    s->rng.state = sampling->seed;
+    s->bias = calloc((size_t)sampling->n_bias + 1, sizeof *s->bias);
+    if (!s->bias)
+        goto nomem;
+    if (sampling->n_bias)
+        memcpy(s->bias, sampling->bias, (size_t)sampling->n_bias * sizeof *s->bias);
+    s->s.bias = s->bias;
+    size_t n_changes = (size_t)sampling->n_bias + 2 * (size_t)max_len;
+    if ((sampling->n_bias || penalises(sampling)) && !(s->saved = calloc(n_changes, sizeof *s->saved)))
+        goto nomem;
+    if (!greedy(&s->s) && (s->s.top_k || s->s.top_p < 1 || s->s.typical_p < 1)) {
+        s->room = s->s.top_k && s->s.top_k < vocab_size ? s->s.top_k : vocab_size;
+        if (!(s->cand = calloc((size_t)s->room, sizeof *s->cand)))
+            goto nomem;
+    }
+    if (penalises(sampling)) {
+        s->history = calloc((size_t)max_len + 1, sizeof *s->history);
+        s->count = calloc((size_t)vocab_size, sizeof *s->count);
+        s->seen = calloc((size_t)vocab_size, sizeof *s->seen);
+        if (!s->history || !s->count || !s->seen)
+            goto nomem;
+    }
+    return s;
+nomem:
+    sampler_close(s);
+    err_nomem(e, "sampler");
+    return NULL;
+}
+
+void sampler_close(struct sampler *s)
+{
+    if (!s)
+        return;
+    free(s->bias);
+    free(s->cand);
+    free(s->history);
+    free(s->count);
+    free(s->seen);
+    free(s->saved);
+    free(s);
+}
+
+void sampler_accept(struct sampler *s, int32_t id, int generated)
+{
+    assert(id >= 0 && id < s->vocab_size);
+    if (!s->history)
+        return;
+    assert(s->n_history < s->max_len);
+    s->history[s->n_history++] = id;
+    if (generated)
+        s->count[id]++;
+    else
+        s->n_prompt = s->n_history;
+}
+
+/* Is this the first time that the present pass meets id? */
+static int first_time(struct sampler *s, int32_t id)
+{
+    int first = s->seen[id] != s->epoch;
+    s->seen[id] = s->epoch;
+    return first;
+}
+
+static float *change(struct sampler *s, float *logits, int32_t id)
+{
+    s->saved[s->n_saved++] = (struct logit_bias){ id, logits[id] };
+    return &logits[id];
+}
+
+static float raw_logit(const struct sampler *s, const float *logits, int32_t id)
+{
+    for (int i = 0; i < s->n_saved; i++)
+        if (s->saved[i].id == id)
+            return s->saved[i].bias;
+    return logits[id];
+}
+
+static void penalise(struct sampler *s, float *logits)
+{
+    for (int i = 0; i < s->s.n_bias; i++)
+        *change(s, logits, s->bias[i].id) += s->bias[i].bias;
+    if (s->s.repetition_penalty != 1) {
+        int last_n = s->s.penalty_last_n, from = last_n >= 0 && last_n < s->n_history ? s->n_history - last_n : 0;
+        s->epoch++;
+        for (int i = from; i < s->n_history; i++) {
+            if (!first_time(s, s->history[i]))
+                continue;
+            float *x = change(s, logits, s->history[i]);
+            *x = *x > 0 ? *x / s->s.repetition_penalty : *x * s->s.repetition_penalty;
+        }
+    }
+    if (penalises_answer(&s->s)) {
+        s->epoch++;
+        for (int i = s->n_prompt; i < s->n_history; i++)
+            if (first_time(s, s->history[i]))
+                *change(s, logits, s->history[i]) -= s->s.presence_penalty + s->s.frequency_penalty * (float)s->count[s->history[i]];
+    }
+}
+
+/* The lowest id with the largest logit.  One pass finds the largest of each piece (a loop that compilers turn into vectors) and
+ * that nothing is NaN or +inf. */
+static int find_max(const float *x, int n, int32_t *best, struct err *e)
+{
+    enum { PIECE = 64 };
+    float max = -INFINITY;
+    int at = 0;
+    for (int i = 0; i < n; i += PIECE) {
+        float m = -INFINITY;
+        int end = i + PIECE < n ? i + PIECE : n, bad = 0;
+        for (int j = i; j < end; j++) {
+            m = x[j] > m ? x[j] : m;
+            bad |= !(x[j] <= FLT_MAX);
+        }
+        if (bad)
+            for (int j = i; j < end; j++)
+                if (!(x[j] <= FLT_MAX))
+                    return err_set(e, ERR_FORMAT, "logits: token %d: %s, expected a number", j, isnan(x[j]) ? "NaN" : "+inf");
+        if (m > max) {
+            max = m;
+            at = i;
+        }
+    }
+    if (max == -INFINITY)
+        return err_set(e, ERR_FORMAT, "logits: all %d are -inf, expected at least one number", n);
+    while (x[at] != max)
+        at++;
+    *best = at;
+    return 0;
+}
+
+static int before(const struct cand *a, const struct cand *b) { return a->key < b->key || (a->key == b->key && a->id < b->id); }
+
+static void swap(struct cand *a, struct cand *b)
+{
+    struct cand t = *a;
+    *a = *b;
+    *b = t;
+}
+
+/* c[i] of a heap of n whose root is the last in order sinks to its place. */
+static void sink(struct cand *c, int n, int i)
+{
+    for (int child; (child = 2 * i + 1) < n; i = child) {
+        if (child + 1 < n && before(&c[child], &c[child + 1]))
+            child++;
+        if (!before(&c[i], &c[child]))
+            return;
+        swap(&c[i], &c[child]);
+    }
+}
+
+/* The k largest of x[n] into c, in no order.  Ids come in ascending order, so among equals the first stay. */
+static int keep_top(struct cand *c, int k, const float *x, int n)
+{
+    int held = 0;
+    for (int i = 0; i < n && held < k; i++)
+        c[held++] = (struct cand){ .key = -x[i], .id = i, .x = x[i] };
+    if (held == n)
+        return n;
+    for (int i = held / 2 - 1; i >= 0; i--)
+        sink(c, held, i);
+    for (int i = held; i < n; i++) {
+        if (x[i] > c[0].x) {
+            c[0] = (struct cand){ .key = -x[i], .id = i, .x = x[i] };
+            sink(c, held, 0);
+        }
+    }
+    return held;
+}
+
+/* Reorder c so that its first `result` candidates, in order of key, are the fewest whose weights reach target > 0. */
+static int keep_mass(struct cand *c, int n, double target)
+{
+    int lo = 0, hi = n;                 /* [0, lo) is kept and weighs less than target; [hi, n) is not kept */
+    double sum = 0;
+    while (hi - lo > 16) {
+        int mid = lo + (hi - lo) / 2;   /* the median of three goes to the end */
+        if (before(&c[mid], &c[lo]))
+            swap(&c[mid], &c[lo]);
+        if (before(&c[hi - 1], &c[lo]))
+            swap(&c[hi - 1], &c[lo]);
+        if (before(&c[mid], &c[hi - 1]))
+            swap(&c[mid], &c[hi - 1]);
+        int q = lo;
+        double left = 0;
+        for (int i = lo; i < hi - 1; i++) {
+            if (before(&c[i], &c[hi - 1])) {
+                left += c[i].w;
+                swap(&c[q++], &c[i]);
+            }
+        }
+        swap(&c[q], &c[hi - 1]);
+        if (sum + left >= target) {
+            hi = q;
+        } else {
+            sum += left + c[q].w;
+            lo = q + 1;
+            if (sum >= target)
+                return lo;
+        }
+    }
+    for (int i = lo; i < hi; i++) {     /* few are left: select them one by one */
+        int least = i;
+        for (int j = i + 1; j < hi; j++)
+            if (before(&c[j], &c[least]))
+                least = j;
+        swap(&c[i], &c[least]);
+        sum += c[i].w;
+        if (sum >= target)
+            return i + 1;
+    }
+    return hi;                          /* rounding: the sums in another order fell short by some ulp */
+}
+
+static double sum_of(const struct cand *c, int n)
+{
+    double sum = 0;
+    for (int i = 0; i < n; i++)
+        sum += c[i].w;
+    return sum;
+}
+
+/* Keep tokens whose surprise is nearest to the expected one. */
+static int keep_typical(struct cand *c, int n, float p)
+{
+    double sum = sum_of(c, n), entropy = 0;
+    for (int i = 0; i < n; i++)
+        if (c[i].w > 0)
+            entropy -= c[i].w / sum * log(c[i].w / sum);
+    for (int i = 0; i < n; i++)
+        c[i].key = c[i].w > 0 ? (float)fabs(-log(c[i].w / sum) - entropy) : INFINITY;
+    n = keep_mass(c, n, p * sum);
+    for (int i = 0; i < n; i++)
+        c[i].key = -c[i].x;
+    return n;
+}
+
+static float weight(const struct sampler *s, float x, float max) { return expf((x - max) / s->s.temperature); }
+
+/* Draw from the candidates that top_k, typical_p and top_p leave. */
+static int32_t draw_filtered(struct sampler *s, const float *logits, float max)
+{
+    struct cand *c = s->cand;
+    int n = keep_top(c, s->room, logits, s->vocab_size);
+    for (int i = 0; i < n; i++)
+        c[i].w = weight(s, c[i].x, max);
+    if (s->s.typical_p < 1)
+        n = keep_typical(c, n, s->s.typical_p);
+    if (s->s.top_p < 1)
+        n = keep_mass(c, n, s->s.top_p * sum_of(c, n));
+    float top = 0;
+    for (int i = 0; i < n; i++)
+        top = c[i].w > top ? c[i].w : top;
+    double sum = 0;
+    int kept = 0;
+    for (int i = 0; i < n; i++) {
+        if (c[i].w >= s->s.min_p * top) {
+            sum += c[i].w;
+            c[kept++] = c[i];
+        }
+    }
+    double r = rng_double(&s->rng) * sum;
+    for (int i = 0; i < kept - 1; i++)
+        if ((r -= c[i].w) < 0)
+            return c[i].id;
+    return c[kept - 1].id;
+}
+
+/* The same when only temperature and min_p matter, in the order of ids.  Weights are made twice: cheaper than to store them. */
+static int32_t draw_all(struct sampler *s, const float *x, int32_t best)
+{
+    double sum = 0;
+    for (int i = 0; i < s->vocab_size; i++) {
+        float w = weight(s, x[i], x[best]);
+        sum += w >= s->s.min_p ? w : 0;
+    }
+    double r = rng_double(&s->rng) * sum;
+    for (int i = 0; i < s->vocab_size; i++) {
+        float w = weight(s, x[i], x[best]);
+        if (w >= s->s.min_p && (r -= w) < 0)
+            return i;
+    }
+    return best;                        /* rounding */
+}
+
+int sampler_pick(struct sampler *s, float *logits, int32_t *id, float *logprob, struct err *e)
+{
+    int32_t best;
+    double log_sum = 0;
+    if (find_max(logits, s->vocab_size, &best, e) != 0)
+        return -1;
+    if (logprob) {
+        double sum = 0;
+        for (int i = 0; i < s->vocab_size; i++)
+            sum += expf(logits[i] - logits[best]);
+        log_sum = logits[best] + log(sum);
+    }
+    s->n_saved = 0;
+    if (s->s.n_bias || s->history) {
+        penalise(s, logits);
+        if (find_max(logits, s->vocab_size, &best, e) != 0)
+            return -1;
+    }
+    *id = greedy(&s->s) ? best : s->cand ? draw_filtered(s, logits, logits[best]) : draw_all(s, logits, best);
+    if (logprob)
+        *logprob = (float)(raw_logit(s, logits, *id) - log_sum);
+    return 0;
+}

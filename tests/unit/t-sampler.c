@@ -1,0 +1,380 @@
+/* t-sampler.c - which tokens each option keeps, how often each is drawn, and what is refused. */
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "libcommon/base/rng.h"
+#include "libcommon/engine/sampler.h"
+
+enum { N = 8 };
+/* probabilities 0.25 0.05 0.2 0.1 0.2 0.1 0.08 0.02: ties at ids 2 and 4, 3 and 5 */
+static const double prob[N] = { 0.25, 0.05, 0.2, 0.1, 0.2, 0.1, 0.08, 0.02 };
+
+static struct sampling plain(void)
+{
+    struct sampling s = sampling_defaults();
+    s.temperature = 1;
+    s.top_k = 0;
+    s.top_p = s.typical_p = 1;
+    s.min_p = 0;
+    s.seed = 42;
+    return s;
+}
+
+/* Draw n times from the distribution above; count[id]. */
+static void draw(const struct sampling *sampling, int n, int count[N])
+{
+    struct err e;
+    struct sampler *s = sampler_open(sampling, N, 4, &e);
+    assert_non_null(s);
+    memset(count, 0, N * sizeof *count);
+    for (int i = 0; i < n; i++) {
+        float logits[N];
+        int32_t id;
+        for (int j = 0; j < N; j++)
+            logits[j] = (float)log(prob[j]) + 3;
+        if (sampler_pick(s, logits, &id, NULL, &e) != 0)
+            fail_msg("%s", e.msg);
+        count[id]++;
+    }
+    sampler_close(s);
+}
+
+/* The ids that appear, as a string: "0 2 4". */
+static const char *kept(const struct sampling *s)
+{
+    static char text[64];
+    int count[N];
+    draw(s, 4000, count);               /* the rarest has p = 0.02: missing by chance 1e-35 */
+    *text = '\0';
+    for (int i = 0; i < N; i++)
+        if (count[i])
+            sprintf(text + strlen(text), "%s%d", *text ? " " : "", i);
+    return text;
+}
+
+static void test_kept_sets(void **state)
+{
+    (void)state;
+    struct sampling s = plain();
+    assert_string_equal(kept(&s), "0 1 2 3 4 5 6 7");
+    static const struct { int k; const char *want; } by_k[] = { { 1, "0" }, { 2, "0 2" }, { 3, "0 2 4" }, { 4, "0 2 3 4" }, { 8, "0 1 2 3 4 5 6 7" }, { 100, "0 1 2 3 4 5 6 7" } };
+    for (size_t i = 0; i < sizeof by_k / sizeof *by_k; i++) {
+        s = plain();
+        s.top_k = by_k[i].k;
+        assert_string_equal(kept(&s), by_k[i].want);
+    }
+    /* cumulative: 0.25 0.45 0.65 0.75 0.85 0.93 0.98 1; the token that crosses stays */
+    static const struct { float p; const char *want; } by_p[] = {
+        { 0, "0" }, { 0.2f, "0" }, { 0.26f, "0 2" }, { 0.44f, "0 2" }, { 0.6f, "0 2 4" }, { 0.7f, "0 2 3 4" }, { 0.9f, "0 2 3 4 5 6" }, { 0.99f, "0 1 2 3 4 5 6 7" } };
+    for (size_t i = 0; i < sizeof by_p / sizeof *by_p; i++) {
+        s = plain();
+        s.top_p = by_p[i].p;
+        assert_string_equal(kept(&s), by_p[i].want);
+    }
+    /* of the largest, 0.25: 0.1 is 40 %, 0.08 is 32 %, 0.05 is 20 % */
+    static const struct { float p; const char *want; } by_min[] = { { 1, "0" }, { 0.5f, "0 2 4" }, { 0.39f, "0 2 3 4 5" }, { 0.31f, "0 2 3 4 5 6" }, { 0.19f, "0 1 2 3 4 5 6" } };
+    for (size_t i = 0; i < sizeof by_min / sizeof *by_min; i++) {
+        s = plain();
+        s.min_p = by_min[i].p;
+        assert_string_equal(kept(&s), by_min[i].want);
+    }
+    /* entropy 1.881 nats; distance of -log p: ids 2, 4: 0.272, 3, 5: 0.421, 0: 0.495, 6: 0.645, 1: 1.115, 7: 2.031 */
+    static const struct { float p; const char *want; } by_typical[] = { { 0, "0" }, { 0.1f, "2" }, { 0.3f, "2 4" }, { 0.45f, "2 3 4" }, { 0.55f, "2 3 4 5" }, { 0.8f, "0 2 3 4 5" } };
+    for (size_t i = 0; i < sizeof by_typical / sizeof *by_typical; i++) {
+        s = plain();
+        s.typical_p = by_typical[i].p;
+        assert_string_equal(kept(&s), by_typical[i].want);
+    }
+    /* one after the other, renormalised: of 0 2 4 (0.65 in all), top_p 0.69 keeps 0.385 + 0.308, and would keep 4 tokens alone */
+    s = plain();
+    s.top_k = 3;
+    s.top_p = 0.69f;
+    assert_string_equal(kept(&s), "0 2");
+    s.top_k = 0;
+    assert_string_equal(kept(&s), "0 2 3 4");
+    /* min_p counts from the largest that is left: typical keeps 2 3 4 5, so that 0.1 is half of the largest */
+    s = plain();
+    s.typical_p = 0.55f;
+    s.min_p = 0.45f;
+    assert_string_equal(kept(&s), "2 3 4 5");
+    /* the temperature comes first: at 0.5 the probabilities are squared, top_p sees 0.364 0.233 0.233 ... */
+    s = plain();
+    s.temperature = 0.5f;
+    s.top_p = 0.59f;
+    assert_string_equal(kept(&s), "0 2");
+}
+
+/* Chi-square against the distribution that is meant: 7 degrees of freedom, 24.3 is passed by chance once in 1000, and the seed is fixed. */
+static void chi_square(const struct sampling *s, const double want[N], double limit)
+{
+    enum { DRAWS = 50000 };
+    int count[N];
+    double x = 0;
+    draw(s, DRAWS, count);
+    for (int i = 0; i < N; i++) {
+        double expected = want[i] * DRAWS;
+        if (expected == 0)
+            assert_int_equal(count[i], 0);
+        else
+            x += (count[i] - expected) * (count[i] - expected) / expected;
+    }
+    if (x > limit)
+        fail_msg("chi-square %.1f, limit %.1f", x, limit);
+}
+
+static void test_distribution(void **state)
+{
+    (void)state;
+    struct sampling s = plain();
+    chi_square(&s, prob, 24.3);
+    s.min_p = 0.001f;
+    chi_square(&s, prob, 24.3);
+    s.top_p = 0.9999f;                  /* another path: candidates */
+    chi_square(&s, prob, 24.3);
+    s = plain();
+    s.temperature = 2;
+    double want[N], sum = 0;
+    for (int i = 0; i < N; i++)
+        sum += want[i] = sqrt(prob[i]);
+    for (int i = 0; i < N; i++)
+        want[i] /= sum;
+    chi_square(&s, want, 24.3);
+    s = plain();
+    s.top_k = 3;                        /* 2 degrees of freedom: 13.8 */
+    chi_square(&s, (const double[N]){ 0.25 / 0.65, 0, 0.2 / 0.65, 0, 0.2 / 0.65 }, 13.8);
+}
+
+static void test_seed(void **state)
+{
+    (void)state;
+    struct err e;
+    struct sampling s = plain();
+    int32_t id[3][200];
+    for (int run = 0; run < 3; run++) {
+        s.seed = run == 2 ? 43 : 42;
+        struct sampler *p = sampler_open(&s, N, 4, &e);
+        for (int i = 0; i < 200; i++) {
+            float logits[N] = { 1, 1, 1, 1, 1, 1, 1, 1 };
+            assert_int_equal(sampler_pick(p, logits, &id[run][i], NULL, &e), 0);
+        }
+        sampler_close(p);
+    }
+    assert_memory_equal(id[0], id[1], sizeof id[0]);
+    assert_true(memcmp(id[0], id[2], sizeof id[0]) != 0);
+}
+
+static int32_t pick_one(const struct sampling *s, const float *logits, int n, const char *prompt, const char *answer, float *logprob)
+{
+    struct err e;
+    float copy[256];
+    int32_t id;
+    struct sampler *p = sampler_open(s, n, 64, &e);
+    assert_non_null(p);
+    for (; *prompt; prompt++)
+        sampler_accept(p, *prompt - '0', 0);
+    for (; *answer; answer++)
+        sampler_accept(p, *answer - '0', 1);
+    memcpy(copy, logits, (size_t)n * sizeof *copy);
+    assert_int_equal(sampler_pick(p, copy, &id, logprob, &e), 0);
+    sampler_close(p);
+    return id;
+}
+
+static void test_greedy(void **state)
+{
+    (void)state;
+    struct sampling s = plain();
+    s.temperature = 0;
+    float x[200];
+    for (int i = 0; i < 200; i++)
+        x[i] = -5;
+    x[70] = x[130] = x[131] = 2;        /* in two pieces of the search: the lower id wins */
+    assert_int_equal(pick_one(&s, x, 200, "", "", NULL), 70);
+    x[3] = 2;
+    assert_int_equal(pick_one(&s, x, 200, "", "", NULL), 3);
+    x[199] = 2.5f;
+    assert_int_equal(pick_one(&s, x, 200, "", "", NULL), 199);
+    for (int i = 0; i < 200; i++)
+        x[i] = -INFINITY;
+    x[150] = -1e30f;
+    assert_int_equal(pick_one(&s, x, 200, "", "", NULL), 150);
+    s.temperature = 1e-6f;              /* nearly greedy: no overflow */
+    x[20] = 3e38f;
+    assert_int_equal(pick_one(&s, x, 200, "", "", NULL), 20);
+}
+
+static void test_penalties(void **state)
+{
+    (void)state;
+    struct sampling s = plain();
+    s.temperature = 0;
+    s.repetition_penalty = 2;           /* positive logits are divided, negative multiplied */
+    const float up[] = { 4, 2.5f, 1 }, down[] = { -1, -1.5f, -9 };
+    assert_int_equal(pick_one(&s, up, 3, "", "", NULL), 0);
+    assert_int_equal(pick_one(&s, up, 3, "0", "", NULL), 1);
+    assert_int_equal(pick_one(&s, up, 3, "00", "0", NULL), 1);     /* once, however often it stood there: 4 / 2 = 2 */
+    assert_int_equal(pick_one(&s, up, 3, "01", "", NULL), 0);      /* 2, 1.25, 1 */
+    assert_int_equal(pick_one(&s, down, 3, "0", "", NULL), 1);     /* -2, -1.5 */
+    s.penalty_last_n = 1;
+    assert_int_equal(pick_one(&s, up, 3, "01", "", NULL), 0);
+    assert_int_equal(pick_one(&s, up, 3, "10", "", NULL), 1);
+    s.penalty_last_n = 0;
+    assert_int_equal(pick_one(&s, up, 3, "0", "", NULL), 0);
+
+    s = plain();
+    s.temperature = 0;
+    s.presence_penalty = 1.6f;          /* of the answer only, once */
+    assert_int_equal(pick_one(&s, up, 3, "000", "", NULL), 0);
+    assert_int_equal(pick_one(&s, up, 3, "", "0", NULL), 1);       /* 2.4 */
+    assert_int_equal(pick_one(&s, up, 3, "", "001", NULL), 0);     /* 2.4, 0.9, 1 */
+    s.presence_penalty = -1.6f;
+    assert_int_equal(pick_one(&s, up, 3, "", "1", NULL), 1);       /* 4.1 */
+    s.presence_penalty = 0;
+    s.frequency_penalty = 0.8f;
+    assert_int_equal(pick_one(&s, up, 3, "", "0", NULL), 0);       /* 3.2 */
+    assert_int_equal(pick_one(&s, up, 3, "", "00", NULL), 1);      /* 2.4 */
+    assert_int_equal(pick_one(&s, up, 3, "", "00111", NULL), 0);   /* 2.4, 0.1, 1 */
+}
+
+static void test_bias(void **state)
+{
+    (void)state;
+    const struct logit_bias bias[] = { { 2, 5 }, { 0, -INFINITY } };
+    struct sampling s = plain();
+    s.temperature = 0;
+    s.bias = bias;
+    s.n_bias = 1;
+    const float x[] = { 4, 2.5f, 1 };
+    float logprob;
+    assert_int_equal(pick_one(&s, x, 3, "", "", &logprob), 2);
+    /* of the distribution as it came: log(e^1 / (e^4 + e^2.5 + e^1)) */
+    assert_true(fabs(logprob - (1 - log(exp(4) + exp(2.5) + exp(1)))) < 1e-5);
+    s.bias = bias + 1;
+    assert_int_equal(pick_one(&s, x, 3, "", "", &logprob), 1);
+    s.bias = bias;                      /* the bias comes before the penalty: (1 + 5) / 2 < 4 */
+    s.repetition_penalty = 2;
+    assert_int_equal(pick_one(&s, x, 3, "2", "", &logprob), 0);
+    s.temperature = 1;                  /* a forbidden token is never drawn */
+    s.bias = bias + 1;
+    for (uint64_t seed = 0; seed < 200; seed++) {
+        s.seed = seed;
+        assert_int_not_equal(pick_one(&s, x, 3, "", "", &logprob), 0);
+    }
+}
+
+static void test_bad_logits(void **state)
+{
+    (void)state;
+    struct err e;
+    const struct { float bad; const char *word; } cases[] = { { NAN, "NaN" }, { -NAN, "NaN" }, { INFINITY, "+inf" } };
+    for (int t = 0; t < 2; t++) {
+        struct sampling s = plain();
+        s.temperature = (float)t;
+        struct sampler *p = sampler_open(&s, 100, 4, &e);
+        for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+            for (int at = 0; at < 100; at += 33) {
+                float x[100] = { 0 };
+                int32_t id = -7;
+                x[at] = cases[i].bad;
+                assert_int_equal(sampler_pick(p, x, &id, NULL, &e), -1);
+                assert_int_equal(e.code, ERR_FORMAT);
+                assert_non_null(strstr(e.msg, cases[i].word));
+                assert_int_equal(id, -7);
+            }
+        }
+        float x[100];
+        int32_t id;
+        for (int i = 0; i < 100; i++)
+            x[i] = -INFINITY;
+        assert_int_equal(sampler_pick(p, x, &id, NULL, &e), -1);
+        assert_non_null(strstr(e.msg, "-inf"));
+        sampler_close(p);
+    }
+}
+
+/* A real vocabulary's size: top_p keeps exactly what a full sort would. */
+static int by_weight(const void *a, const void *b)
+{
+    float x = *(const float *)a, y = *(const float *)b;
+    return x < y ? 1 : x > y ? -1 : 0;
+}
+
+static void test_large(void **state)
+{
+    (void)state;
+    enum { V = 50000 };
+    struct err e;
+    struct rng r = { 1 };
+    float *x = malloc(V * sizeof *x), *copy = malloc(V * sizeof *x), *sorted = malloc(V * sizeof *x);
+    for (int i = 0; i < V; i++)
+        x[i] = (float)(4 * rng_double(&r));
+    double sum = 0, part = 0;
+    for (int i = 0; i < V; i++)
+        sum += sorted[i] = expf(x[i]);
+    qsort(sorted, V, sizeof *sorted, by_weight);
+    int n = 0;
+    while (part < 0.5 * sum)
+        part += sorted[n++];
+    struct sampling s = plain();
+    s.top_p = 0.5f;
+    struct sampler *p = sampler_open(&s, V, 4, &e);
+    float least = 1e9f;
+    for (int i = 0; i < 1000; i++) {
+        int32_t id;
+        memcpy(copy, x, V * sizeof *x);
+        assert_int_equal(sampler_pick(p, copy, &id, NULL, &e), 0);
+        least = expf(x[id]) < least ? expf(x[id]) : least;
+    }
+    assert_true(least >= sorted[n - 1] * 0.999f);
+    assert_true(least <= sorted[n - 1] * 1.01f);        /* 1000 draws come near the edge */
+    sampler_close(p);
+    free(x);
+    free(copy);
+    free(sorted);
+}
+
+static void test_ranges(void **state)
+{
+    (void)state;
+    struct err e;
+    const struct logit_bias outside = { 8, 1 }, nan = { 1, NAN };
+    static const struct { size_t at; float bad; const char *name; } floats[] = {
+        { offsetof(struct sampling, temperature), -0.1f, "temperature" }, { offsetof(struct sampling, temperature), NAN, "temperature" },
+        { offsetof(struct sampling, top_p), 1.1f, "top_p" }, { offsetof(struct sampling, min_p), -1, "min_p" }, { offsetof(struct sampling, typical_p), 2, "typical_p" },
+        { offsetof(struct sampling, repetition_penalty), 0, "repetition_penalty" }, { offsetof(struct sampling, presence_penalty), 2.5f, "presence_penalty" },
+        { offsetof(struct sampling, frequency_penalty), -2.5f, "frequency_penalty" },
+    };
+    for (size_t i = 0; i < sizeof floats / sizeof *floats; i++) {
+        struct sampling s = sampling_defaults();
+        memcpy((char *)&s + floats[i].at, &floats[i].bad, sizeof(float));
+        assert_int_equal(sampling_check(&s, N, &e), -1);
+        assert_non_null(strstr(e.msg, floats[i].name));
+        assert_null(sampler_open(&s, N, 4, &e));
+    }
+    struct sampling s = sampling_defaults();
+    assert_int_equal(sampling_check(&s, N, &e), 0);
+    s.top_k = -1;
+    assert_int_equal(sampling_check(&s, N, &e), -1);
+    s = sampling_defaults();
+    s.bias = &outside;
+    s.n_bias = 1;
+    assert_int_equal(sampling_check(&s, N, &e), -1);
+    s.bias = &nan;
+    assert_int_equal(sampling_check(&s, N, &e), -1);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_kept_sets), cmocka_unit_test(test_distribution), cmocka_unit_test(test_seed), cmocka_unit_test(test_greedy),
+        cmocka_unit_test(test_penalties), cmocka_unit_test(test_bias), cmocka_unit_test(test_bad_logits), cmocka_unit_test(test_large), cmocka_unit_test(test_ranges),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
