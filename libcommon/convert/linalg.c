@@ -1,0 +1,191 @@
+#include "libcommon/convert/linalg.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { TOKENS = 256, ROWS = 96 };       /* tokens of one pass of a Gram matrix (its operands stay in L2); rows of one item of work */
+
+const struct linalg_ops *const *linalg_all(void)
+{
+    static const struct linalg_ops *const all[] = {
+#if defined(__x86_64__)
+        &linalg_avx512, &linalg_avx2,
+#endif
+        &linalg_plain, NULL,
+    };
+    return all;
+}
+
+const struct linalg_ops *linalg_pick(void)
+{
+    const struct linalg_ops *const *o = linalg_all();
+    while (!(*o)->supported())
+        o++;
+    return *o;
+}
+
+struct job {
+    const struct linalg_ops *o;
+    float *out;
+    const float *a, *b, *small;
+    size_t ldx;
+    int N, t, at, symmetric;
+};
+
+/* Column panel i of out += A'B; of a symmetric one only the rows from the diagonal block down. */
+static void product_panel(void *arg, int i, int thread)
+{
+    (void)thread;
+    const struct job *s = arg;
+    int from = s->symmetric ? i * PANEL : 0;
+    for (int t = 0; t < s->t; t += TOKENS) {
+        size_t row = (size_t)t * s->ldx;
+        s->o->panel(s->out + (size_t)from * (size_t)s->N + i * PANEL, (size_t)s->N, s->N - from, s->a + row + from, (ptrdiff_t)s->ldx, 1,
+                    s->b + row + i * PANEL, s->ldx, s->t - t < TOKENS ? s->t - t : TOKENS, 1);
+    }
+}
+
+void linalg_gram(const struct linalg_ops *o, struct pool *p, float *h, int N, const float *x, size_t ldx, int t)
+{
+    pool_run(p, N / PANEL, product_panel, &(struct job){ .o = o, .out = h, .a = x, .b = x, .ldx = ldx, .N = N, .t = t, .symmetric = 1 });
+}
+
+void linalg_cross(const struct linalg_ops *o, struct pool *p, float *c, int N, const float *a, const float *b, size_t ldx, int t)
+{
+    pool_run(p, N / PANEL, product_panel, &(struct job){ .o = o, .out = c, .a = a, .b = b, .ldx = ldx, .N = N, .t = t });
+}
+
+static void mirror_panel(void *arg, int i, int thread)
+{
+    (void)thread;
+    const struct job *s = arg;
+    size_t N = (size_t)s->N;
+    for (size_t r = (size_t)i * PANEL; r < (size_t)(i + 1) * PANEL; r++)
+        for (size_t c = r + 1; c < N; c++)
+            s->out[r * N + c] = s->out[c * N + r];
+}
+
+void linalg_mirror(struct pool *p, float *h, int N)
+{
+    pool_run(p, N / PANEL, mirror_panel, &(struct job){ .out = h, .N = N });
+}
+
+/* Inverse of the lower 32 x 32 block l, in double; its upper triangle is 0. */
+static void invert_small(float *inverse, const float *l, size_t ldl)
+{
+    double v[PANEL][PANEL] = { { 0 } };
+    for (size_t i = 0; i < PANEL; i++)
+        for (size_t j = 0; j <= i; j++) {
+            double sum = i == j;
+            for (size_t k = j; k < i; k++)
+                sum -= (double)l[i * ldl + k] * v[k][j];
+            v[i][j] = sum / (double)l[i * ldl + i];
+        }
+    for (int i = 0; i < PANEL * PANEL; i++)
+        inverse[i] = (float)v[i / PANEL][i % PANEL];
+}
+
+/* Cholesky factor of a 32 x 32 block in double.  -1: not positive definite. */
+static int factor_small(float *a, size_t lda)
+{
+    double l[PANEL][PANEL] = { { 0 } };
+    for (int i = 0; i < PANEL; i++) {
+        for (int j = 0; j <= i; j++) {
+            double sum = (double)a[(size_t)i * lda + (size_t)j];
+            for (int k = 0; k < j; k++)
+                sum -= l[i][k] * l[j][k];
+            if (i == j && !(sum > 0 && isfinite(sum)))
+                return -1;
+            l[i][j] = i == j ? sqrt(sum) : sum / l[j][j];
+        }
+        for (int j = 0; j < PANEL; j++)
+            a[(size_t)i * lda + (size_t)j] = (float)l[i][j];
+    }
+    return 0;
+}
+
+/* Rows of block column `at` (from the diagonal down): take off what the columns before contribute.  small: those columns of the diagonal rows, transposed. */
+static void column_update(void *arg, int i, int thread)
+{
+    (void)thread;
+    const struct job *s = arg;
+    int row = s->at + i * ROWS, n = s->N - row < ROWS ? s->N - row : ROWS;
+    float *a = s->out + (size_t)row * (size_t)s->N;
+    s->o->panel(a + s->at, (size_t)s->N, n, a, 1, s->N, s->small, PANEL, s->at, -1);
+}
+
+/* Rows below the diagonal block times the inverse of its factor, transposed (small). */
+static void column_solve(void *arg, int i, int thread)
+{
+    (void)thread;
+    const struct job *s = arg;
+    int row = s->at + PANEL + i * ROWS, n = s->N - row < ROWS ? s->N - row : ROWS;
+    float *a = s->out + (size_t)row * (size_t)s->N + s->at, x[ROWS * PANEL];
+    for (int r = 0; r < n; r++) {
+        memcpy(x + r * PANEL, a + (size_t)r * (size_t)s->N, PANEL * sizeof *x);
+        memset(a + (size_t)r * (size_t)s->N, 0, PANEL * sizeof *x);
+    }
+    s->o->panel(a, (size_t)s->N, n, x, 1, PANEL, s->small, PANEL, PANEL, 1);
+}
+
+/* Left-looking, a block column at a time: most of the work is one long panel product. */
+int linalg_cholesky(const struct linalg_ops *o, struct pool *p, float *a, int N, struct err *e)
+{
+    float *small = malloc((size_t)N * PANEL * sizeof *small), inverse[PANEL * PANEL];
+    if (!small)
+        return err_nomem(e, "a Cholesky factor");
+    int bad = 0;
+    for (int at = 0; at < N; at += PANEL) {
+        struct job s = { .o = o, .out = a, .small = small, .N = N, .at = at };
+        for (int r = 0; r < PANEL; r++)
+            for (int j = 0; j < at; j++)
+                small[j * PANEL + r] = a[(size_t)(at + r) * (size_t)N + (size_t)j];
+        pool_run(p, (N - at + ROWS - 1) / ROWS, column_update, &s);
+        bad = factor_small(a + (size_t)at * (size_t)N + at, (size_t)N);
+        if (bad)
+            break;
+        invert_small(inverse, a + (size_t)at * (size_t)N + at, (size_t)N);
+        for (int r = 0; r < PANEL; r++)
+            for (int j = 0; j < PANEL; j++)
+                small[j * PANEL + r] = inverse[r * PANEL + j];
+        pool_run(p, (N - at - PANEL + ROWS - 1) / ROWS, column_solve, &s);
+    }
+    free(small);
+    if (bad)
+        return err_set(e, ERR_SHAPE, "the matrix is not positive definite");
+    for (int r = 0; r < N; r++)
+        memset(a + (size_t)r * (size_t)N + r + 1, 0, (size_t)(N - r - 1) * sizeof *a);
+    return 0;
+}
+
+/* Block (at, i) of the inverse: -inv(L_at,at) * sum over k of L_at,k inv(L)_k,i.  a: a copy of block row `at` of L. */
+static void invert_block(void *arg, int i, int thread)
+{
+    (void)thread;
+    const struct job *s = arg;
+    size_t N = (size_t)s->N;
+    int from = i * PANEL;
+    float sum[PANEL * PANEL] = { 0 }, *out = s->out + (size_t)s->at * N + from;
+    s->o->panel(sum, PANEL, PANEL, s->a + from, 1, s->N, s->out + (size_t)from * N + from, N, s->at - from, 1);
+    for (int r = 0; r < PANEL; r++)
+        memset(out + (size_t)r * N, 0, PANEL * sizeof *out);
+    s->o->panel(out, N, PANEL, s->small, 1, PANEL, sum, PANEL, PANEL, -1);
+}
+
+int linalg_invert_lower(const struct linalg_ops *o, struct pool *p, float *l, int N, struct err *e)
+{
+    float *row = malloc((size_t)N * PANEL * sizeof *row), inverse[PANEL * PANEL];
+    if (!row)
+        return err_nomem(e, "the inverse of a Cholesky factor");
+    for (int at = 0; at < N; at += PANEL) {
+        float *diagonal = l + (size_t)at * (size_t)N + at;
+        memcpy(row, l + (size_t)at * (size_t)N, (size_t)N * PANEL * sizeof *row);
+        invert_small(inverse, diagonal, (size_t)N);
+        pool_run(p, at / PANEL, invert_block, &(struct job){ .o = o, .out = l, .a = row, .small = inverse, .N = N, .at = at });
+        for (int r = 0; r < PANEL; r++)
+            memcpy(diagonal + (size_t)r * (size_t)N, inverse + r * PANEL, PANEL * sizeof *inverse);
+    }
+    free(row);
+    return 0;
+}

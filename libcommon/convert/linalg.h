@@ -1,0 +1,50 @@
+/* linalg.h - the matrix work of quantization with error feedback: Gram matrices, Cholesky factors, their inverses.
+ *
+ * Square matrices are row-major f32 with N columns and N rows, N a multiple of 32 (linalg_pad; identity in the padding).  All of it is built
+ * on one operation: a panel of 32 columns, so that rows or columns of the result are independent and every element is summed in one
+ * order, whatever the number of threads or the instruction set (multiply, then add; nothing is fused). */
+#ifndef ZSE_CONVERT_LINALG_H
+#define ZSE_CONVERT_LINALG_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "libcommon/base/err.h"
+#include "libcommon/base/pool.h"
+
+enum { PANEL = 32 };
+
+/* The levels of a number format as error feedback sees them: value = scale * level[code] + offset. */
+struct grid {
+    int n;                      /* levels, ascending */
+    int linear;                 /* level[i] = level[0] + i */
+    float level[256], middle[256];      /* middle[i]: halfway between level i and i + 1 */
+};
+
+struct linalg_ops {
+    const char *name;
+    int (*supported)(void);
+    /* p[k * ldp + r] += sign * sum over j < nj of u[j * sj + k * sk] * e[j * lde + r],  k < n, r < 32 */
+    void (*panel)(float *p, size_t ldp, int n, const float *u, ptrdiff_t sj, ptrdiff_t sk, const float *e, size_t lde, int nj, float sign);
+    /* Nearest levels of t [32]: level [32] and its index [32]. */
+    void (*nearest)(const struct grid *g, const float *t, float *level, int32_t *index);
+};
+extern const struct linalg_ops linalg_plain, linalg_avx2, linalg_avx512;    /* the last two on x86-64 only */
+const struct linalg_ops *linalg_pick(void);
+/* All sets compiled in, fastest first, NULL-terminated. */
+const struct linalg_ops *const *linalg_all(void);
+
+static inline int linalg_pad(int n) { return (n + PANEL - 1) / PANEL * PANEL; }
+
+/* H += X'X, lower triangle (whole blocks) only; x [t, ldx], columns n..N zero, ldx >= N. */
+void linalg_gram(const struct linalg_ops *o, struct pool *p, float *h, int N, const float *x, size_t ldx, int t);
+/* C += A'B */
+void linalg_cross(const struct linalg_ops *o, struct pool *p, float *c, int N, const float *a, const float *b, size_t ldx, int t);
+/* Copy the lower triangle to the upper one. */
+void linalg_mirror(struct pool *p, float *h, int N);
+/* Lower triangle of A becomes L with A = L L'; the upper triangle becomes 0.  -1 if A is not positive definite (a is garbage then). */
+int linalg_cholesky(const struct linalg_ops *o, struct pool *p, float *a, int N, struct err *e);
+/* L becomes its inverse. */
+int linalg_invert_lower(const struct linalg_ops *o, struct pool *p, float *l, int N, struct err *e);
+
+#endif
