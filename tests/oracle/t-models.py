@@ -1,0 +1,72 @@
+#!/usr/bin/env python3
+"""Every dense oracle model, converted to f32 by zse-convert: logits within 1e-4 of the largest |logit| of what transformers
+answers, and the greedy ids equal up to the first gap below that error.  GGUF files too."""
+import os
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from common import ORACLES, Tap, first_difference, floats, load, need, run
+
+DENSE = """arcee bloom cohere cohere2 ernie4_5 exaone4 falcon falcon-7b gemma gemma2 gemma3 glm4 gpt2 gpt_bigcode gpt_neox gptj granite
+hunyuan llama llama-linear-rope llama-odd llama-yarn llama3-rope mistral mpt nemotron olmo olmo2 opt phi phi3 phi3-longrope qwen2
+qwen2-window qwen3 seed_oss smollm3 stablelm starcoder2""".split()
+LIMIT = 1e-4
+temp = tempfile.TemporaryDirectory()
+
+
+def logits(model, ids):
+    out = os.path.join(temp.name, "logits")
+    run("zse-bench", "logits", model, "--ids", " ".join(map(str, ids)), "-o", out)
+    return floats(out)
+
+
+def check(name, source, expected, reference):
+    model = os.path.join(temp.name, "m.zse")
+    run("zse-convert", source, "-q", "f32", "-o", model)
+    vocab = expected["vocab"]
+    worst, greedy_ok, at = 0.0, True, 0
+    for prompt in expected["prompts"]:
+        ids, greedy = prompt["ids"], prompt["greedy"]
+        got = logits(model, ids + greedy[:-1])
+        n = len(ids) * vocab
+        want = reference[at:at + n]
+        at += n
+        largest = max(abs(v) for v in want)
+        error = max(abs(a - b) for a, b in zip(got, want))
+        worst = max(worst, error / largest)
+        chosen = []
+        for i in range(len(greedy)):
+            row = got[(len(ids) - 1 + i) * vocab:(len(ids) + i) * vocab]
+            chosen.append(row.index(max(row)))
+        if first_difference(chosen, greedy, prompt["greedy_gap"], max(error, LIMIT * largest)) is not None:
+            greedy_ok = False
+    complete = at == len(reference)
+    return Tap.ok(worst <= LIMIT and greedy_ok and complete, f"{name}: logits and greedy ids",
+                  f"| {name:18} | {worst:.2e} | {'same ids' if greedy_ok else 'OTHER IDS'} |" + ("" if complete else " logits.f32 has another length"))
+
+
+def guarded(name, *args):
+    try:
+        check(name, *args)
+    except (RuntimeError, OSError, ValueError) as e:
+        Tap.ok(False, f"{name}: logits and greedy ids", str(e))
+
+
+hf = os.path.join(ORACLES, "models", "hf")
+need(hf)
+print("# | model              | max error / max |logit| | greedy |")
+only = sys.argv[1:]
+for name in DENSE:
+    if only and name not in only:
+        continue
+    folder = os.path.join(hf, name)
+    guarded(name, folder, load(os.path.join(folder, "expected.json")), floats(os.path.join(folder, "logits.f32")))
+folder = os.path.join(ORACLES, "models", "gguf")
+for file in sorted(f for f in os.listdir(folder) if f.endswith(".gguf")):
+    name = file[:-5]
+    if only and name not in only:
+        continue
+    path = os.path.join(folder, name)
+    guarded(f"gguf {name}", path + ".gguf", load(path + ".json"), floats(path + ".logits.f32"))
+Tap.done()

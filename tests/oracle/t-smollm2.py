@@ -1,0 +1,55 @@
+#!/usr/bin/env python3
+"""The real small model (its GGUF, kept on its own grid): seven chats token for token, perplexity, and what its f32 logits say."""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from common import ORACLES, ROOT, Tap, floats, first_difference, load, need, run
+
+oracle = os.path.join(ORACLES, "models", "smollm2-135m-instruct")
+need(oracle)
+found = subprocess.run([os.path.join(ROOT, "scripts", "fetch-model"), "--package-only", "--timeout", "120"],
+                       capture_output=True, text=True, check=False,
+                       env={**os.environ, "XDG_CACHE_HOME": os.environ.get("ZSE_MODEL_CACHE", os.path.join(ROOT, "build", "cache"))})
+if found.returncode:
+    Tap.skip("SmolLM2-135M-Instruct", "the model cannot be fetched here: " + found.stderr.strip().splitlines()[-1])
+    Tap.done()
+    sys.exit(0)
+gguf = found.stdout.strip()
+expected = load(os.path.join(oracle, "expected.json"))
+temp = tempfile.TemporaryDirectory()
+model = os.path.join(temp.name, "m.zse")
+run("zse-convert", gguf, "-q", "keep", "-o", model)
+
+NEAR = 0.02     # where the two largest logits are nearer than this, rounding may choose the other
+last = floats(os.path.join(oracle, "last_logits.f32"))
+vocab = expected["vocab"]
+for i, chat in enumerate(expected["chats"]):
+    name = chat["messages"][-1]["content"][:40]
+    ids = json.loads(run("zse-info", "tokenize", model, stdin=chat["prompt"]))
+    Tap.ok(ids == chat["ids"], f"prompt {i}: tokens of {name!r}")
+    messages = json.dumps({"messages": chat["messages"], "add_generation_prompt": True})
+    text = json.loads(run("zse-info", "render", model, stdin=messages + "\n"))
+    Tap.ok(text.get("text") == chat["prompt"], f"prompt {i}: the template gives the prompt", repr(text)[:300])
+    out = os.path.join(temp.name, "logits")
+    run("zse-bench", "logits", model, "--ids", " ".join(map(str, chat["ids"] + chat["greedy"][:-1])), "-o", out)
+    got = floats(out)
+    row = got[(len(chat["ids"]) - 1) * vocab:len(chat["ids"]) * vocab]
+    want = last[i * vocab:(i + 1) * vocab]
+    error = max(abs(a - b) for a, b in zip(row, want)) / max(abs(v) for v in want)
+    Tap.ok(error <= 1e-4, f"prompt {i}: logits after the prompt within 1e-4", f"{error:.2e}")
+    answer = json.loads(run("zse-chat", model, "--raw", "-p", chat["prompt"], "--temp", "0", "--max-tokens", len(chat["greedy"]), "--exact", "--ids"))
+    bad = first_difference(answer, chat["greedy"], chat["greedy_gap"], NEAR / 2)
+    same_length = len(answer) == len(chat["greedy"]) or answer[:len(answer)] != chat["greedy"][:len(answer)]
+    Tap.ok(bad is None and same_length, f"prompt {i}: answer token for token", f"first difference {bad}", str(answer), str(chat["greedy"]))
+
+nll = expected["nll"]
+text = os.path.join(ORACLES, "texts", "gpl-3.txt")
+got = json.loads(run("zse-bench", "perplexity", model, text, "--window", nll["window"], "--windows", nll["windows"], "--exact", "--json"))
+Tap.ok(abs(got["perplexity"] / nll["perplexity"] - 1) <= 1e-3, "perplexity within 0.1 %", f"{got['perplexity']} against {nll['perplexity']}")
+worst = max(abs(a / b - 1) for a, b in zip(got["mean_nll"], nll["mean_nll"]))
+Tap.ok(len(got["mean_nll"]) == nll["windows"] and worst <= 1e-3, "every window's mean nll within 0.1 %", f"{worst:.2e}")
+Tap.done()
