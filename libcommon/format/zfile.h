@@ -23,6 +23,16 @@ struct row_map {
     int transposed;
 };
 
+/* The source's row of our row i. */
+static inline int64_t row_map_source(const struct row_map *m, int64_t i)
+{
+    if (m->pairs) {
+        int64_t half = m->pairs / 2, r = i % m->pairs;
+        i += 2 * (r % half) + r / half - r;
+    }
+    return m->run ? m->offset + i / m->run * m->stride + i % m->run : i;
+}
+
 struct zfile_tensor {
     const char *name;                   /* ours: "layers.3.q_proj.weight" */
     const char *source_name;            /* in the source: "model.layers.3.self_attn.q_proj.weight" */

@@ -1,0 +1,44 @@
+/* zbytes.h - the fixed parts of a .zse file as C structs, shared by reader and writer.  FORMAT.md, sections 1 and 2. */
+#ifndef ZSE_FORMAT_ZBYTES_H
+#define ZSE_FORMAT_ZBYTES_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    ZSE_MAJOR = 1, ZSE_MINOR = 0, ZSE_PATCH = 0,
+    ZSE_PAGE = 4096,            /* groups begin at multiples of this, and large matrices */
+    ZSE_LINE = 64,              /* every tensor begins at a multiple of this, and every section */
+    ZSE_LARGE = 1 << 20,        /* a matrix from this size on begins at a page */
+    ZSE_MAX_SECTIONS = 64,
+    ZSE_MAX_JSON = 256 << 20,
+    ZSE_MAX_ORIGINALS = 1024,
+};
+
+struct zse_header {
+    char magic[4];              /* "ZSE\0" */
+    uint8_t major, minor, patch, zero;
+    uint64_t size;              /* of the whole file */
+    uint64_t table_offset;      /* of the section table */
+    uint32_t n_sections;
+    uint32_t table_crc;         /* CRC-32 of the section table */
+    uint8_t reserved[28];       /* 0 */
+    uint32_t header_crc;        /* CRC-32 of the 60 bytes before */
+};
+_Static_assert(sizeof(struct zse_header) == 64, "header");
+
+enum { ZSE_REQUIRED = 1,        /* a reader that does not know this section must refuse the file */
+       ZSE_GROUP_CRCS = 2 };    /* crc is 0: the groups have checksums of their own */
+
+struct zse_section {
+    char kind[4];               /* "JSON", "WGTS", "TOKB", "ORIG" */
+    uint32_t flags;
+    uint64_t offset, size;
+    uint32_t crc;               /* CRC-32 of the bytes */
+    uint32_t zero;
+};
+_Static_assert(sizeof(struct zse_section) == 32, "section");
+
+static inline uint64_t zse_round_up(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
+
+#endif

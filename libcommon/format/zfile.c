@@ -1,0 +1,552 @@
+/* zfile.c - read a .zse file: map it, check everything that can be checked without touching the weights, hand out pointers. */
+#include "libcommon/format/zfile.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <zlib.h>
+
+#include "libcommon/base/file.h"
+#include "libcommon/base/json.h"
+#include "libcommon/format/zbytes.h"
+
+struct original { const char *name; uint64_t offset, packed, size; uint32_t crc; };
+
+struct zfile {
+    struct map map;
+    struct zse_header header;
+    struct zse_section sections[ZSE_MAX_SECTIONS];
+    const struct zse_section *json_section, *weights, *tokenizer, *packed;      /* NULL: none */
+    json_t *json;
+    int n_groups, n_tensors, n_originals;
+    struct zfile_group *groups;
+    struct zfile_tensor *tensors;
+    const struct zfile_tensor **by_name;
+    struct original *originals;
+};
+
+int zfile_is(const void *head, size_t size)
+{
+    return size >= 4 && memcmp(head, "ZSE", 4) == 0;
+}
+
+static uint32_t checksum(const void *data, uint64_t n)
+{
+    return (uint32_t)crc32_z(0, data, (z_size_t)n);
+}
+
+static int bad(const struct zfile *z, uint64_t offset, struct err *e, const char *fmt, ...) __attribute__((format(printf, 4, 5)));
+static int bad(const struct zfile *z, uint64_t offset, struct err *e, const char *fmt, ...)
+{
+    char text[400];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    return err_set(e, ERR_FORMAT, "%s: offset %" PRIu64 ": %s", z->map.path, offset, text);
+}
+
+/* ---- header and section table ---- */
+
+static int read_header(struct zfile *z, struct err *e)
+{
+    struct zse_header *h = &z->header;
+    size_t size = z->map.size;
+    if (size < sizeof *h) {
+        if (size >= 4 && !zfile_is(z->map.data, size))
+            return bad(z, 0, e, "magic: not a .zse file");
+        return bad(z, size, e, "header: the file ends here, expected 64 bytes");
+    }
+    memcpy(h, z->map.data, sizeof *h);
+    if (!zfile_is(h->magic, 4))
+        return bad(z, 0, e, "magic: not a .zse file");
+    if (h->major != ZSE_MAJOR) {
+        bad(z, 4, e, "version: %d.%d.%d, this program reads version %d", h->major, h->minor, h->patch, ZSE_MAJOR);
+        if (e)
+            e->code = ERR_UNSUPPORTED;
+        return -1;
+    }
+    uint32_t crc = checksum(h, offsetof(struct zse_header, header_crc));
+    if (crc != h->header_crc)
+        return bad(z, 60, e, "header checksum: found %08" PRIx32 ", the header gives %08" PRIx32, h->header_crc, crc);
+    if (h->size != size)
+        return bad(z, 8, e, "size: the header says %" PRIu64 " bytes, the file has %zu", h->size, size);
+    return 0;
+}
+
+static int read_table(struct zfile *z, struct err *e)
+{
+    const struct zse_header *h = &z->header;
+    if (h->n_sections < 1 || h->n_sections > ZSE_MAX_SECTIONS)
+        return bad(z, 24, e, "n_sections: %" PRIu32 ", expected 1 to %d", h->n_sections, ZSE_MAX_SECTIONS);
+    uint64_t bytes = h->n_sections * sizeof(struct zse_section);
+    if (h->table_offset % 8 || h->table_offset < sizeof *h || h->table_offset > h->size || bytes > h->size - h->table_offset)
+        return bad(z, 16, e, "section table offset: %" PRIu64 " for %" PRIu64 " bytes in a file of %" PRIu64, h->table_offset, bytes, h->size);
+    memcpy(z->sections, z->map.data + h->table_offset, bytes);
+    uint32_t crc = checksum(z->sections, bytes);
+    return crc != h->table_crc ? bad(z, h->table_offset, e, "section table checksum: found %08" PRIx32 ", the table gives %08" PRIx32, h->table_crc, crc) : 0;
+}
+
+static int remember_section(struct zfile *z, const struct zse_section *s, uint64_t at, struct err *e)
+{
+    static const char kinds[4][4] = { { 'J', 'S', 'O', 'N' }, { 'W', 'G', 'T', 'S' }, { 'T', 'O', 'K', 'B' }, { 'O', 'R', 'I', 'G' } };
+    const struct zse_section **where[4] = { &z->json_section, &z->weights, &z->tokenizer, &z->packed };
+    for (int k = 0; k < 4; k++) {
+        if (memcmp(s->kind, kinds[k], 4) != 0)
+            continue;
+        if (*where[k])
+            return bad(z, at, e, "section %.4s occurs twice", s->kind);
+        *where[k] = s;
+        return 0;
+    }
+    if (!(s->flags & ZSE_REQUIRED))
+        return 0;
+    char name[5] = { 0 };
+    for (int i = 0; i < 4; i++)
+        name[i] = s->kind[i] >= 32 && s->kind[i] < 127 ? s->kind[i] : '?';
+    bad(z, at, e, "section '%s' is required and unknown to this program (version %d.%d.%d)", name, ZSE_MAJOR, ZSE_MINOR, ZSE_PATCH);
+    if (e)
+        e->code = ERR_UNSUPPORTED;
+    return -1;
+}
+
+static int by_section_offset(const void *a, const void *b)
+{
+    const struct zse_section *x = *(const struct zse_section *const *)a, *y = *(const struct zse_section *const *)b;
+    return x->offset < y->offset ? -1 : x->offset > y->offset ? 1 : x->size < y->size ? -1 : x->size > y->size;
+}
+
+static int check_sections(struct zfile *z, struct err *e)
+{
+    const struct zse_header *h = &z->header;
+    const struct zse_section *sorted[ZSE_MAX_SECTIONS];
+    for (uint32_t i = 0; i < h->n_sections; i++) {
+        const struct zse_section *s = sorted[i] = &z->sections[i];
+        uint64_t at = h->table_offset + i * sizeof *s;
+        if (remember_section(z, s, at, e) < 0)
+            return -1;
+        if (s->offset % ZSE_LINE || s->offset < sizeof *h || s->offset > h->table_offset || s->size > h->table_offset - s->offset)
+            return bad(z, at + 8, e, "section %.4s: offset %" PRIu64 ", size %" PRIu64 ": not between the header and the section table at %" PRIu64
+                       ", or offset no multiple of %d", s->kind, s->offset, s->size, h->table_offset, ZSE_LINE);
+    }
+    if (!z->json_section)
+        return bad(z, h->table_offset, e, "section JSON is missing");
+    qsort(sorted, h->n_sections, sizeof *sorted, by_section_offset);
+    for (uint32_t i = 1; i < h->n_sections; i++)
+        if (sorted[i]->offset < sorted[i - 1]->offset + sorted[i - 1]->size)
+            return bad(z, sorted[i]->offset, e, "section %.4s overlaps section %.4s", sorted[i]->kind, sorted[i - 1]->kind);
+    return 0;
+}
+
+static int read_json(struct zfile *z, struct err *e)
+{
+    const struct zse_section *s = z->json_section;
+    const uint8_t *text = z->map.data + s->offset;
+    if (s->size > ZSE_MAX_JSON)
+        return bad(z, s->offset, e, "section JSON: %" PRIu64 " bytes, expected at most %d", s->size, ZSE_MAX_JSON);
+    uint32_t crc = checksum(text, s->size);
+    if (crc != s->crc)
+        return bad(z, s->offset, e, "section JSON: checksum: found %08" PRIx32 ", the bytes give %08" PRIx32, s->crc, crc);
+    char name[300];
+    snprintf(name, sizeof name, "%s: offset %" PRIu64 ": section JSON", z->map.path, s->offset);
+    z->json = js_parse(name, text, s->size, e);
+    if (z->json && !json_is_object(z->json))
+        return bad(z, s->offset, e, "section JSON: found %s, expected an object", js_kind(z->json));
+    return z->json ? 0 : -1;
+}
+
+/* ---- groups ---- */
+
+static int read_group(struct zfile *z, struct zfile_group *g, const json_t *j, uint64_t from, struct err *e)
+{
+    int64_t layer, offset, size, crc;
+    const struct zse_section *w = z->weights;
+    if (!json_is_object(j))
+        return err_set(e, ERR_FORMAT, "found %s, expected an object", js_kind(j));
+    if (js_string(j, "kind", &g->kind, e) < 0 || js_int_or(j, "layer", 0, INT32_MAX, -1, &layer, e) < 0 ||
+        js_int(j, "offset", 0, INT64_MAX, &offset, e) < 0 || js_int(j, "size", 0, INT64_MAX, &size, e) < 0 ||
+        js_int(j, "crc", 0, UINT32_MAX, &crc, e) < 0)
+        return -1;
+    if (!w)
+        return err_set(e, ERR_FORMAT, "the file has no section WGTS");
+    if (offset % ZSE_PAGE)
+        return err_set(e, ERR_FORMAT, "offset: %" PRId64 " is no multiple of %d", offset, ZSE_PAGE);
+    if ((uint64_t)offset < from)
+        return err_set(e, ERR_FORMAT, "offset: %" PRId64 " lies before %" PRIu64 ", the end of what comes before", offset, from);
+    if ((uint64_t)offset > w->offset + w->size || (uint64_t)size > w->offset + w->size - (uint64_t)offset)
+        return err_set(e, ERR_FORMAT, "offset %" PRId64 ", size %" PRId64 ": beyond section WGTS, which ends at %" PRIu64, offset, size, w->offset + w->size);
+    g->layer = (int)layer;
+    g->offset = (uint64_t)offset;
+    g->size = (uint64_t)size;
+    g->crc = (uint32_t)crc;
+    return 0;
+}
+
+/* An array of the JSON, and room for one C struct an element. */
+static int open_array(struct zfile *z, const char *key, const json_t **array, size_t element, void *out, int *n, struct err *e)
+{
+    *array = js_get(z->json, key);
+    if (*array && !json_is_array(*array))
+        return bad(z, z->json_section->offset, e, "section JSON: %s: found %s, expected an array", key, js_kind(*array));
+    *n = (int)json_array_size(*array);
+    void *p = calloc((size_t)*n + 1, element);
+    memcpy(out, &p, sizeof p);
+    return p ? 0 : err_nomem(e, key);
+}
+
+static int read_groups(struct zfile *z, struct err *e)
+{
+    const json_t *array;
+    if (open_array(z, "groups", &array, sizeof *z->groups, &z->groups, &z->n_groups, e) < 0)
+        return -1;
+    uint64_t from = z->weights ? z->weights->offset : 0;
+    for (int i = 0; i < z->n_groups; i++) {
+        if (read_group(z, &z->groups[i], json_array_get(array, (size_t)i), from, e) < 0)
+            return err_prefix(e, "%s: offset %" PRIu64 ": section JSON: group %d", z->map.path, z->json_section->offset, i);
+        from = z->groups[i].offset + z->groups[i].size;
+    }
+    return 0;
+}
+
+/* ---- tensors ---- */
+
+static int read_dims(const json_t *j, const char *key, int least, int64_t dim[2], int *n, struct err *e)
+{
+    const json_t *a = json_object_get(j, key);
+    *n = (int)json_array_size(a);
+    if (!json_is_array(a) || *n < least || *n > 2)
+        return err_set(e, ERR_FORMAT, "%s: expected an array of %s", key, least == 1 ? "1 or 2 sizes" : "2 sizes");
+    for (int i = 0; i < *n; i++) {
+        const json_t *v = json_array_get(a, (size_t)i);
+        dim[i] = json_integer_value(v);
+        if (!json_is_integer(v) || dim[i] < 1 || dim[i] > INT32_MAX)
+            return err_set(e, ERR_FORMAT, "%s: size %d is not 1 to 2^31 - 1", key, i);
+    }
+    return 0;
+}
+
+/* Every row of ours must be a row of the source. */
+static int check_map(const struct zfile_tensor *t, struct err *e)
+{
+    const struct row_map *m = &t->map;
+    int64_t rows = t->n_dims == 1 ? 1 : t->dim[0], cols = t->n_dims == 1 ? t->dim[0] : t->dim[1];
+    int64_t source_rows = m->transposed ? t->source_cols : t->source_rows, source_cols = m->transposed ? t->source_rows : t->source_cols, last;
+    if (t->n_dims == 1) {                       /* a vector's elements are mapped like rows */
+        rows = cols, cols = 1;
+        source_rows = t->source_rows * t->source_cols, source_cols = 1;
+    }
+    if (m->run == 0 && m->stride == 0 && m->offset == 0)
+        last = rows - 1;
+    else if (m->run < 1 || m->stride < 0 || m->offset < 0 || __builtin_mul_overflow((rows - 1) / m->run, m->stride, &last) ||
+             __builtin_add_overflow(last, m->offset, &last) || __builtin_add_overflow(last, (rows < m->run ? rows : m->run) - 1, &last))
+        return err_set(e, ERR_FORMAT, "rows: [%" PRId64 ", %" PRId64 ", %" PRId64 "] is no map of rows", m->offset, m->run, m->stride);
+    if (m->pairs < 0 || m->pairs % 2 || (m->pairs && rows % m->pairs))
+        return err_set(e, ERR_FORMAT, "pairs: %d does not divide %" PRId64 " rows into heads", m->pairs, rows);
+    if (last >= source_rows || cols > source_cols)
+        return err_set(e, ERR_FORMAT, "source_shape: [%" PRId64 ", %" PRId64 "] has no row %" PRId64 " of %" PRId64 " values", t->source_rows, t->source_cols,
+                       last, cols);
+    return 0;
+}
+
+static int read_map(struct zfile_tensor *t, const json_t *j, struct err *e)
+{
+    const json_t *rows = js_get(j, "rows");
+    int64_t pairs, dim[2];
+    int n;
+    if (js_string_or(j, "source", NULL, &t->source_name, e) < 0 || js_int_or(j, "pairs", 0, INT32_MAX, 0, &pairs, e) < 0 ||
+        js_bool_or(j, "transposed", 0, &t->map.transposed, e) < 0)
+        return -1;
+    t->map.pairs = (int)pairs;
+    if (!t->source_name)
+        return 0;
+    if (read_dims(j, "source_shape", 2, dim, &n, e) < 0)
+        return -1;
+    t->source_rows = dim[0];
+    t->source_cols = dim[1];
+    if (rows) {
+        const json_t *v[3] = { json_array_get(rows, 0), json_array_get(rows, 1), json_array_get(rows, 2) };
+        if (json_array_size(rows) != 3 || !json_is_integer(v[0]) || !json_is_integer(v[1]) || !json_is_integer(v[2]))
+            return err_set(e, ERR_FORMAT, "rows: expected [offset, run, stride]");
+        t->map.offset = json_integer_value(v[0]);
+        t->map.run = json_integer_value(v[1]);
+        t->map.stride = json_integer_value(v[2]);
+    }
+    return check_map(t, e);
+}
+
+static int read_type(struct zfile_tensor *t, const json_t *j, struct err *e)
+{
+    const char *name;
+    int64_t group_size, act_group;
+    if (js_string(j, "type", &name, e) < 0 || read_dims(j, "shape", 1, t->dim, &t->n_dims, e) < 0 || js_bool_or(j, "tiled", 0, &t->tiled, e) < 0)
+        return -1;
+    const struct qtype_info *info = qtype_find(name);
+    if (!info)
+        return err_set(e, ERR_UNSUPPORTED, "type: number format '%s' is unknown to this program (version %d.%d.%d)", name, ZSE_MAJOR, ZSE_MINOR, ZSE_PATCH);
+    int64_t rows = t->n_dims == 1 ? 1 : t->dim[0], cols = t->n_dims == 1 ? t->dim[0] : t->dim[1];
+    if (t->tiled) {
+        if (js_int_or(j, "group_size", 1, 1 << 20, 32, &group_size, e) < 0 || js_int_or(j, "act_group", 0, 1 << 20, 0, &act_group, e) < 0)
+            return -1;
+        return mat_init(&t->m, info->type, (int)group_size, (int)act_group, rows, cols, e);
+    }
+    if (!info->is_float)
+        return err_set(e, ERR_FORMAT, "type: %s is not possible in plain rows, expected f32, f16 or bf16", name);
+    t->m.type = info->type;
+    t->m.rows = (int)rows;
+    t->m.cols = (int)cols;
+    if (__builtin_mul_overflow((size_t)rows * (size_t)cols, (size_t)(info->bits / 8), &t->m.size))
+        return err_set(e, ERR_FORMAT, "shape: %" PRId64 " x %" PRId64 " overflows", rows, cols);
+    return 0;
+}
+
+static int read_tensor(struct zfile *z, struct zfile_tensor *t, const json_t *j, const struct zfile_tensor *before, struct err *e)
+{
+    int64_t group, offset, size;
+    if (!json_is_object(j))
+        return err_set(e, ERR_FORMAT, "found %s, expected an object", js_kind(j));
+    if (js_string(j, "name", &t->name, e) < 0)
+        return -1;
+    if (js_int(j, "group", 0, z->n_groups - 1, &group, e) < 0 || js_int(j, "offset", 0, INT64_MAX, &offset, e) < 0 ||
+        js_int(j, "size", 1, INT64_MAX, &size, e) < 0 || read_type(t, j, e) < 0 || read_map(t, j, e) < 0)
+        return err_prefix(e, "tensor %s", t->name);
+    const struct zfile_group *g = &z->groups[group];
+    uint64_t from = before && before->group == group ? before->offset + before->m.size : g->offset;
+    if ((uint64_t)size != t->m.size)
+        return err_set(e, ERR_FORMAT, "tensor %s: size: found %" PRId64 ", type and shape need %zu", t->name, size, t->m.size);
+    if (offset % ZSE_LINE || (uint64_t)offset < from)
+        return err_set(e, ERR_FORMAT, "tensor %s: offset: found %" PRId64 ", expected a multiple of %d from %" PRIu64 " on", t->name, offset, ZSE_LINE, from);
+    if ((uint64_t)offset > g->offset + g->size || (uint64_t)size > g->offset + g->size - (uint64_t)offset)
+        return err_set(e, ERR_FORMAT, "tensor %s: offset %" PRId64 ", size %" PRId64 ": beyond its group, which ends at %" PRIu64, t->name, offset, size,
+                       g->offset + g->size);
+    if (before && before->group > group)
+        return err_set(e, ERR_FORMAT, "tensor %s: group %" PRId64 " after group %d", t->name, group, before->group);
+    t->group = (int)group;
+    t->offset = (uint64_t)offset;
+    t->m.data = z->map.data + offset;
+    return 0;
+}
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp((*(const struct zfile_tensor *const *)a)->name, (*(const struct zfile_tensor *const *)b)->name);
+}
+
+static int read_tensors(struct zfile *z, struct err *e)
+{
+    const json_t *array;
+    if (open_array(z, "tensors", &array, sizeof *z->tensors, &z->tensors, &z->n_tensors, e) < 0)
+        return -1;
+    for (int i = 0; i < z->n_tensors; i++)
+        if (read_tensor(z, &z->tensors[i], json_array_get(array, (size_t)i), i ? &z->tensors[i - 1] : NULL, e) < 0)
+            return err_prefix(e, "%s: offset %" PRIu64 ": section JSON: tensor %d", z->map.path, z->json_section->offset, i);
+    z->by_name = calloc((size_t)z->n_tensors + 1, sizeof *z->by_name);
+    if (!z->by_name)
+        return err_nomem(e, "tensor names");
+    for (int i = 0; i < z->n_tensors; i++)
+        z->by_name[i] = &z->tensors[i];
+    qsort(z->by_name, (size_t)z->n_tensors, sizeof *z->by_name, by_name);
+    for (int i = 1; i < z->n_tensors; i++)
+        if (strcmp(z->by_name[i - 1]->name, z->by_name[i]->name) == 0)
+            return bad(z, z->json_section->offset, e, "section JSON: tensor %s occurs twice", z->by_name[i]->name);
+    return 0;
+}
+
+/* ---- originals ---- */
+
+/* A relative path that stays below its folder and prints on one line. */
+static int is_safe_name(const char *name)
+{
+    for (const char *part = name;;) {
+        size_t n = strcspn(part, "/");
+        if (n == 0 || (n <= 2 && strspn(part, ".") >= n))
+            return 0;
+        for (size_t i = 0; i < n; i++)
+            if ((unsigned char)part[i] < 32 || part[i] == '\\' || part[i] == 127)
+                return 0;
+        if (!part[n])
+            return 1;
+        part += n + 1;
+    }
+}
+
+static int read_original(const struct zfile *z, struct original *o, const json_t *j, struct err *e)
+{
+    int64_t at, packed, size, crc;
+    uint64_t room = z->packed ? z->packed->size : 0;
+    if (!json_is_object(j))
+        return err_set(e, ERR_FORMAT, "found %s, expected an object", js_kind(j));
+    if (js_string(j, "name", &o->name, e) < 0 || js_int(j, "at", 0, INT64_MAX, &at, e) < 0 || js_int(j, "packed", 1, INT64_MAX, &packed, e) < 0 ||
+        js_int(j, "size", 0, INT64_MAX, &size, e) < 0 || js_int(j, "crc", 0, UINT32_MAX, &crc, e) < 0)
+        return -1;
+    if (!is_safe_name(o->name))
+        return err_set(e, ERR_FORMAT, "name: '%s' is not the name of a file below a folder", o->name);
+    if ((uint64_t)at > room || (uint64_t)packed > room - (uint64_t)at)
+        return err_set(e, ERR_FORMAT, "%s: at %" PRId64 ", packed %" PRId64 ": beyond section ORIG of %" PRIu64 " bytes", o->name, at, packed, room);
+    if (size / 1100 > packed)                   /* deflate makes at most 1032 bytes of one */
+        return err_set(e, ERR_FORMAT, "%s: size: %" PRId64 " bytes cannot come out of %" PRId64, o->name, size, packed);
+    o->offset = z->packed ? z->packed->offset + (uint64_t)at : 0;
+    o->packed = (uint64_t)packed;
+    o->size = (uint64_t)size;
+    o->crc = (uint32_t)crc;
+    return 0;
+}
+
+static int read_originals(struct zfile *z, struct err *e)
+{
+    const json_t *array;
+    if (open_array(z, "originals", &array, sizeof *z->originals, &z->originals, &z->n_originals, e) < 0)
+        return -1;
+    if (z->n_originals > ZSE_MAX_ORIGINALS)
+        return bad(z, z->json_section->offset, e, "section JSON: originals: %d, expected at most %d", z->n_originals, ZSE_MAX_ORIGINALS);
+    for (int i = 0; i < z->n_originals; i++) {
+        if (read_original(z, &z->originals[i], json_array_get(array, (size_t)i), e) < 0)
+            return err_prefix(e, "%s: offset %" PRIu64 ": section JSON: original %d", z->map.path, z->json_section->offset, i);
+        for (int k = 0; k < i; k++)
+            if (strcmp(z->originals[k].name, z->originals[i].name) == 0)
+                return bad(z, z->json_section->offset, e, "section JSON: original %s occurs twice", z->originals[i].name);
+    }
+    return 0;
+}
+
+/* ---- the module ---- */
+
+struct zfile *zfile_open(const char *path, struct err *e)
+{
+    struct zfile *z = calloc(1, sizeof *z);
+    if (!z) {
+        err_nomem(e, path);
+        return NULL;
+    }
+    if (map_open(&z->map, path, e) < 0 || read_header(z, e) < 0 || read_table(z, e) < 0 || check_sections(z, e) < 0 || read_json(z, e) < 0 ||
+        read_groups(z, e) < 0 || read_tensors(z, e) < 0 || read_originals(z, e) < 0) {
+        zfile_close(z);
+        return NULL;
+    }
+    return z;
+}
+
+void zfile_close(struct zfile *z)
+{
+    if (!z)
+        return;
+    json_decref(z->json);
+    free(z->groups);
+    free(z->tensors);
+    free(z->by_name);
+    free(z->originals);
+    map_close(&z->map);
+    free(z);
+}
+
+const char *zfile_path(const struct zfile *z) { return z->map.path; }
+size_t zfile_size(const struct zfile *z) { return z->map.size; }
+const void *zfile_data(const struct zfile *z) { return z->map.data; }
+int zfile_n_tensors(const struct zfile *z) { return z->n_tensors; }
+const struct zfile_tensor *zfile_tensor(const struct zfile *z, int i) { return &z->tensors[i]; }
+int zfile_n_groups(const struct zfile *z) { return z->n_groups; }
+const struct zfile_group *zfile_group(const struct zfile *z, int i) { return &z->groups[i]; }
+const json_t *zfile_json(const struct zfile *z) { return z->json; }
+int zfile_n_originals(const struct zfile *z) { return z->n_originals; }
+
+void zfile_version(const struct zfile *z, int *major, int *minor, int *patch)
+{
+    *major = z->header.major;
+    *minor = z->header.minor;
+    *patch = z->header.patch;
+}
+
+const struct zfile_tensor *zfile_find(const struct zfile *z, const char *name)
+{
+    struct zfile_tensor key = { .name = name };
+    const struct zfile_tensor *k = &key, **found = bsearch(&k, z->by_name, (size_t)z->n_tensors, sizeof *z->by_name, by_name);
+    return found ? *found : NULL;
+}
+
+const void *zfile_tokenizer(const struct zfile *z, size_t *size)
+{
+    if (!z->tokenizer)
+        return NULL;
+    *size = (size_t)z->tokenizer->size;
+    return z->map.data + z->tokenizer->offset;
+}
+
+const char *zfile_original_name(const struct zfile *z, int i, size_t *size)
+{
+    if (size)
+        *size = (size_t)z->originals[i].size;
+    return z->originals[i].name;
+}
+
+int zfile_original_read(const struct zfile *z, int i, void *out, struct err *e)
+{
+    const struct original *o = &z->originals[i];
+    uLongf n = (uLongf)o->size;
+    uLong used = (uLong)o->packed;
+    int r = uncompress2(out, &n, z->map.data + o->offset, &used);
+    if (r != Z_OK || n != o->size || used != o->packed)
+        return bad(z, o->offset, e, "original %s: does not unpack to %" PRIu64 " bytes (zlib: %d)", o->name, o->size, r);
+    uint32_t crc = checksum(out, o->size);
+    if (crc != o->crc)
+        return bad(z, o->offset, e, "original %s: checksum: found %08" PRIx32 ", the bytes give %08" PRIx32, o->name, o->crc, crc);
+    return 0;
+}
+
+/* The bytes that no checksum covers are 0. */
+static int check_zeros(const struct zfile *z, uint64_t from, uint64_t to, struct err *e)
+{
+    for (uint64_t i = from; i < to; i++)
+        if (z->map.data[i])
+            return bad(z, i, e, "padding: found %d, expected 0", z->map.data[i]);
+    return 0;
+}
+
+static int verify_weights(const struct zfile *z, struct err *e)
+{
+    uint64_t end = z->weights->offset;
+    for (int i = 0; i < z->n_groups; i++) {
+        const struct zfile_group *g = &z->groups[i];
+        uint32_t crc = checksum(z->map.data + g->offset, g->size);
+        if (crc != g->crc)
+            return bad(z, g->offset, e, "group %d (%s%s%.0d): checksum: found %08" PRIx32 ", the %" PRIu64 " bytes give %08" PRIx32, i, g->kind,
+                       g->layer >= 0 ? " " : "", g->layer < 0 ? 0 : g->layer, g->crc, g->size, crc);
+        if (check_zeros(z, end, g->offset, e) < 0)
+            return -1;
+        end = g->offset + g->size;
+    }
+    return check_zeros(z, end, z->weights->offset + z->weights->size, e);
+}
+
+int zfile_verify(const struct zfile *z, struct err *e)
+{
+    const struct zse_section *sorted[ZSE_MAX_SECTIONS];
+    uint64_t end = sizeof z->header;
+    for (uint32_t i = 0; i < z->header.n_sections; i++)
+        sorted[i] = &z->sections[i];
+    qsort(sorted, z->header.n_sections, sizeof *sorted, by_section_offset);
+    for (uint32_t i = 0; i < z->header.n_sections; i++) {
+        const struct zse_section *s = sorted[i];
+        uint32_t crc;
+        if (check_zeros(z, end, s->offset, e) < 0)
+            return -1;
+        end = s->offset + s->size;
+        if (s == z->weights) {
+            if (verify_weights(z, e) < 0)
+                return -1;
+        } else if ((crc = checksum(z->map.data + s->offset, s->size)) != s->crc) {
+            return bad(z, s->offset, e, "section %.4s: checksum: found %08" PRIx32 ", the %" PRIu64 " bytes give %08" PRIx32, s->kind, s->crc, s->size, crc);
+        }
+    }
+    uint64_t table_end = z->header.table_offset + z->header.n_sections * sizeof(struct zse_section);
+    if (check_zeros(z, end, z->header.table_offset, e) < 0 || check_zeros(z, table_end, z->map.size, e) < 0)
+        return -1;
+    for (int i = 0; i < z->n_originals; i++) {
+        void *out = malloc(z->originals[i].size + 1);
+        int r = out ? zfile_original_read(z, i, out, e) : err_nomem(e, z->originals[i].name);
+        free(out);
+        if (r < 0)
+            return -1;
+    }
+    return 0;
+}
