@@ -19,7 +19,8 @@ enum block_kind {
     BLOCK_PARALLEL,             /* x += attn(n1(x)) + mlp(n1(x)): one norm (cohere, gpt-j, phi, falcon-7b) */
     BLOCK_PARALLEL2,            /* x += attn(n1(x)) + mlp(n2(x)): two norms (gpt-neox, new falcon) */
 };
-enum qk_norm { QK_NORM_NONE, QK_NORM_HEAD, QK_NORM_FULL };      /* per head, or over the whole projection (olmo2) */
+/* Per head with one weight for all heads; per head, each with its own weights [n_heads * head_dim] (cohere); over the whole projection (olmo2). */
+enum qk_norm { QK_NORM_NONE, QK_NORM_HEAD, QK_NORM_EACH, QK_NORM_FULL };
 enum pos_kind { POS_ROPE, POS_LEARNED, POS_ALIBI, POS_NONE };
 
 struct rope {                   /* one table of rotations; layers choose one by index */
@@ -31,12 +32,18 @@ struct rope {                   /* one table of rotations; layers choose one by 
     float scale, scale_long;    /* factor on cos and sin (yarn's and longrope's attention factor), 1 otherwise */
 };
 
+/* Which layers have a bias.  A GGUF says it by what it holds: for those the bits only mean "may have". */
+enum { BIAS_Q = 1, BIAS_K = 2, BIAS_V = 4, BIAS_O = 8, BIAS_GATE = 16, BIAS_UP = 32, BIAS_DOWN = 64, BIAS_NORM = 128, BIAS_HEAD = 256, BIAS_QK_NORM = 512,
+       BIAS_QKV = 7, BIAS_MLP = 112 };
+
+struct weight_names;                        /* arch.h */
 struct config {
     char arch[32];              /* model_type */
     int n_layers, hidden_size, intermediate_size, n_heads, n_kv_heads, head_dim, vocab_size;
     int max_len;                /* max_position_embeddings */
     enum norm_kind norm;
-    float norm_eps, norm_offset;            /* offset: gemma's (1 + w) */
+    float norm_eps, norm_offset;            /* offset: gemma's (1 + w), and nemotron's, which model_bind adds to the weights of a layer norm */
+    int norm_after_add;                     /* opt-350m: x = attn_post_norm(x + attn(x)), the same for the MLP */
     enum block_kind block;
     enum qk_norm qk_norm;
     enum norm_kind qk_norm_kind;
@@ -44,13 +51,18 @@ struct config {
     float qk_norm_eps, qk_norm_offset;
     enum pos_kind pos;
     int pos_offset;                         /* opt: 2 */
-    float alibi_max_bias;                   /* mpt: 8 */
+    float alibi_max_bias, alibi_scale;      /* 8; factor on the slopes (falcon: 1/sqrt(head_dim)) */
     int n_ropes; struct rope ropes[2];      /* gemma3: global and local */
     int act;                                /* enum act_kind of kernels.h by value: see config.c's check */
     int gated;                              /* down(act(gate(x)) * up(x)) or down(act(up(x))) */
     float embed_scale, residual_scale, logit_scale, attn_scale;     /* 1, 1, 1, 1/sqrt(head_dim) by default */
     float attn_softcap, final_softcap, clip_qkv;                    /* 0: none */
+    int embed_size;                         /* width of the embedding: hidden_size but for opt-350m */
     int tied;                               /* the head is the embedding */
+    int tied_given;                         /* config.json says so; otherwise the presence of a head in the weights decides */
+    int biases;                             /* BIAS_: which linear layers and norms have one */
+    int gguf;                               /* the weights came from a GGUF file: its names, its order of q and k, offsets of norms added */
+    const struct weight_names *names;       /* where the weights are in a source; static */
     int *window;                            /* [n_layers] sliding window in tokens, 0: full; owned */
     int *rope_of;                           /* [n_layers] index into ropes, -1: none; owned */
     int32_t bos, eos[8]; int n_eos;         /* as config.json says; the tokenizer and generation_config know better */
@@ -80,12 +92,16 @@ struct model {
     struct norm embed_norm, final_norm;
     struct linear head;             /* the embedding if tied */
     struct zfile *file;             /* NULL for models assembled in memory; owned */
+    void *owned;                    /* what model_close frees besides */
     uint64_t weight_bytes;          /* all weights */
 };
 
 /* Bind a .zse: every weight found by name, type and shape checked against the config. Owns z from then on, also when it fails. */
 struct model *model_bind(struct zfile *z, struct err *e);
 void model_close(struct model *m);
+
+/* Shapes of a layer's weights: rows and cols of a linear layer by role (ROLE_Q .. ROLE_DOWN, ROLE_EMBED, ROLE_HEAD). */
+void config_linear_shape(const struct config *c, int role, int64_t *rows, int64_t *cols);
 
 /* ---- where weights come from (used when converting) ---- */
 
@@ -95,7 +111,7 @@ struct weight_spec {
     char source[160];               /* "model.layers.3.self_attn.qkv_proj.weight" */
     struct row_map map;
     int64_t rows, cols;             /* rows 1 for vectors: cols = length */
-    int is_vector;                  /* stored plain as f32 */
+    int is_vector;                  /* stored plain as f32: norms and biases (rows 1; the map picks elements), positions (rows > 1) */
     int role;                       /* enum weight_role */
     int layer;                      /* -1: not in a layer */
     int optional;                   /* may be missing in the source (a bias) */

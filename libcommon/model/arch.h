@@ -1,0 +1,74 @@
+/* arch.h - what config.c, arch.c and weights.c share: an architecture as one row of facts. */
+#ifndef ZSE_MODEL_ARCH_H
+#define ZSE_MODEL_ARCH_H
+
+#include "libcommon/model/model.h"
+
+/* enum act_kind of kernels.h, which is above this layer; cpu.c asserts that they agree. */
+enum config_act { CONFIG_ACT_SILU, CONFIG_ACT_GELU, CONFIG_ACT_GELU_TANH, CONFIG_ACT_RELU, CONFIG_ACT_RELU2, CONFIG_ACT_GELU_QUICK };
+
+/* Names of the source's tensors without ".weight" and ".bias".  NULL: there is no such thing; "": a norm without weights. */
+struct weight_names {
+    const char *embed, *pos, *embed_norm, *embed_in, *embed_out, *final_norm, *head;
+    const char *layer;                      /* "layers.": then the number and a dot */
+    const char *attn_norm, *attn_post_norm, *mlp_norm, *mlp_post_norm, *q_norm, *k_norm;
+    const char *qkv;                        /* one matrix for q, k, v; q, k and v are then NULL */
+    const char *q, *k, *v, *o;
+    const char *gate_up;                    /* gate first */
+    const char *gate, *up, *down;
+    int qkv_grouped;                        /* rows of qkv: per KV head its query heads, key, value; otherwise all q, all k, all v */
+    int conv1d;                             /* matrices of the layers are stored [in, out] */
+    int gguf_permuted;                      /* in a GGUF the halves of q and k are interleaved */
+};
+extern const struct weight_names gguf_names;
+
+/* Reading config.json: every key that is asked for counts as understood; after the first failure the parser stays bad. */
+struct parse {
+    const json_t *json;
+    json_t *seen;                           /* keys asked for */
+    const char *where;                      /* "config.json" or "config.json: rope_parameters" */
+    struct err *e;
+    int bad;
+};
+/* keys: one or several spellings, "num_hidden_layers|n_layer"; the first that is there and not null counts. */
+json_t *parse_find(struct parse *p, const char *keys, const char **key);
+int64_t parse_int(struct parse *p, const char *keys, int64_t min, int64_t max, int64_t otherwise);
+double parse_real(struct parse *p, const char *keys, double otherwise);
+int parse_bool(struct parse *p, const char *keys, int otherwise);
+const char *parse_string(struct parse *p, const char *keys, const char *otherwise);
+void parse_fail(struct parse *p, enum err_code code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+/* Refuse a key that has any other value than this (or none). */
+void parse_must_be(struct parse *p, const char *key, int value);
+/* Refuse what nobody asked for, unless it is null, false, or on the list. */
+void parse_leftovers(struct parse *p, const char *const *ignored);
+
+struct arch {
+    const char *name;                       /* model_type */
+    const struct weight_names *names;
+    /* what a config.json means that leaves a key out */
+    int vocab_size, hidden_size, intermediate_size /* 0: 4 * hidden_size */, n_layers, n_heads, n_kv_heads /* 0: n_heads */;
+    int head_dim /* 0: hidden_size / n_heads */, max_len;
+    double eps, rope_theta, partial;        /* partial: rotated share of a head; 0: all */
+    const char *act;
+    int tied;
+    /* facts */
+    enum norm_kind norm;
+    enum block_kind block;
+    enum pos_kind pos;
+    enum qk_norm qk_norm;
+    int not_gated, rope_pairs, biases;
+    int rotary_dim;                         /* gpt-j says it in dimensions */
+    int original_max;                       /* phi3: original_max_position_embeddings where it is left out; 0: max_position_embeddings */
+    double local_theta;                     /* gemma3: a RoPE of its own for layers with a window; 0: none */
+    int ntk_alpha;                          /* hunyuan: rope_type "dynamic" with a fixed alpha */
+    void (*more)(struct parse *p, struct config *c);    /* keys of its own; c is filled but for RoPE */
+};
+const struct arch *arch_find(const char *name);         /* NULL: none */
+extern const char *const arch_ignored[];                /* keys that do not change what is computed */
+
+/* RoPE tables from rope_parameters. */
+void rope_parse(struct parse *p, const struct arch *a, struct config *c);
+/* "layer_types", where it is there, decides which layers see only `window` tokens (0: refused); c->window holds what is so by default. */
+void layer_types_parse(struct parse *p, struct config *c, int64_t window);
+
+#endif

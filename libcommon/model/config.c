@@ -1,0 +1,320 @@
+/* config.c - config.json to hyper-parameters.  Facts of single architectures are in arch.c, rotations in rope.c. */
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "libcommon/base/json.h"
+#include "libcommon/model/arch.h"
+
+/* ---- reading keys ---- */
+
+void parse_fail(struct parse *p, enum err_code code, const char *fmt, ...)
+{
+    if (p->bad)
+        return;
+    char text[400];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    err_set(p->e, code, "%s: %s", p->where, text);
+    p->bad = 1;
+}
+
+json_t *parse_find(struct parse *p, const char *keys, const char **key)
+{
+    json_t *found = NULL;
+    for (const char *s = keys, *end; *s; s = *end ? end + 1 : end) {
+        end = strchrnul(s, '|');
+        char name[64];
+        snprintf(name, sizeof name, "%.*s", (int)(end - s), s);
+        if (json_object_set_new(p->seen, name, json_true()) < 0) {
+            err_nomem(p->e, "config");
+            p->bad = 1;
+        }
+        json_t *v = js_get(p->json, name);
+        if (v && !found) {
+            found = v;
+            if (key)
+                *key = json_object_iter_key(json_object_iter_at((json_t *)p->json, name));
+        }
+    }
+    return found;
+}
+
+static void wrong_kind(struct parse *p, const char *key, const json_t *v, const char *expected)
+{
+    parse_fail(p, ERR_FORMAT, "%s: found %s, expected %s", key, js_kind(v), expected);
+}
+
+int64_t parse_int(struct parse *p, const char *keys, int64_t min, int64_t max, int64_t otherwise)
+{
+    const char *key;
+    const json_t *v = parse_find(p, keys, &key);
+    if (!v)
+        return otherwise;
+    int64_t n = 0;
+    if (json_is_integer(v))
+        n = json_integer_value(v);
+    else if (json_is_real(v) && json_real_value(v) == floor(json_real_value(v)) && fabs(json_real_value(v)) < 0x1p53)
+        n = (int64_t)json_real_value(v);
+    else
+        wrong_kind(p, key, v, "a whole number");
+    if (!p->bad && (n < min || n > max))
+        parse_fail(p, ERR_FORMAT, "%s is %lld, expected %lld to %lld", key, (long long)n, (long long)min, (long long)max);
+    return p->bad ? otherwise : n;
+}
+
+double parse_real(struct parse *p, const char *keys, double otherwise)
+{
+    const char *key;
+    const json_t *v = parse_find(p, keys, &key);
+    if (!v)
+        return otherwise;
+    if (!json_is_number(v))
+        wrong_kind(p, key, v, "a number");
+    return p->bad ? otherwise : json_number_value(v);
+}
+
+int parse_bool(struct parse *p, const char *keys, int otherwise)
+{
+    const char *key;
+    const json_t *v = parse_find(p, keys, &key);
+    if (!v)
+        return otherwise;
+    if (json_is_integer(v) && (json_integer_value(v) == 0 || json_integer_value(v) == 1))
+        return json_integer_value(v) == 1;
+    if (!json_is_boolean(v))
+        wrong_kind(p, key, v, "true or false");
+    return p->bad ? otherwise : json_is_true(v);
+}
+
+const char *parse_string(struct parse *p, const char *keys, const char *otherwise)
+{
+    const char *key;
+    const json_t *v = parse_find(p, keys, &key);
+    if (!v)
+        return otherwise;
+    if (!json_is_string(v))
+        wrong_kind(p, key, v, "a string");
+    return p->bad ? otherwise : json_string_value(v);
+}
+
+void parse_must_be(struct parse *p, const char *key, int value)
+{
+    if (parse_bool(p, key, value) != value)
+        parse_fail(p, ERR_UNSUPPORTED, "%s: %s is not supported", key, value ? "false" : "true");
+}
+
+void parse_leftovers(struct parse *p, const char *const *ignored)
+{
+    const char *key;
+    json_t *v;
+    json_object_foreach((json_t *)p->json, key, v) {
+        if (json_object_get(p->seen, key) || json_is_null(v) || json_is_false(v))
+            continue;
+        int i = 0;
+        while (ignored[i] && strcmp(ignored[i], key) != 0)
+            i++;
+        if (ignored[i])
+            continue;
+        char *text = json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT);
+        parse_fail(p, ERR_UNSUPPORTED, "%s: %.60s is not understood by this architecture (keys that change nothing are listed in model/arch.c)", key, text ? text : "?");
+        free(text);
+        return;
+    }
+}
+
+/* ---- the parts every architecture has ---- */
+
+static int act_parse(struct parse *p, const struct arch *a)
+{
+    static const struct { const char *name; enum config_act act; } acts[] = {
+        { "silu", CONFIG_ACT_SILU }, { "swish", CONFIG_ACT_SILU }, { "gelu", CONFIG_ACT_GELU }, { "gelu_python", CONFIG_ACT_GELU },
+        { "gelu_new", CONFIG_ACT_GELU_TANH }, { "gelu_pytorch_tanh", CONFIG_ACT_GELU_TANH }, { "gelu_fast", CONFIG_ACT_GELU_TANH },
+        { "relu", CONFIG_ACT_RELU }, { "relu2", CONFIG_ACT_RELU2 }, { "quick_gelu", CONFIG_ACT_GELU_QUICK },
+    };
+    const char *name = parse_string(p, "hidden_activation|hidden_act|activation_function|activation", a->act);
+    for (size_t i = 0; i < sizeof acts / sizeof *acts; i++)
+        if (strcmp(acts[i].name, name) == 0)
+            return (int)acts[i].act;
+    parse_fail(p, ERR_UNSUPPORTED, "hidden_act \"%.40s\" is not supported", name);
+    return 0;
+}
+
+/* Numbers that one machine can hold; their products stay far inside 63 bits. */
+enum { MAX_LAYERS = 65536, MAX_WIDTH = 1 << 24, MAX_VOCAB = 1 << 28, MAX_LEN = 1 << 28 };
+
+static void sizes_parse(struct parse *p, const struct arch *a, struct config *c)
+{
+    c->vocab_size = (int)parse_int(p, "vocab_size", 1, MAX_VOCAB, a->vocab_size);
+    c->hidden_size = (int)parse_int(p, "hidden_size|n_embd|n_embed|d_model", 1, MAX_WIDTH, a->hidden_size);
+    c->n_layers = (int)parse_int(p, "num_hidden_layers|n_layer|n_layers", 1, MAX_LAYERS, a->n_layers);
+    c->n_heads = (int)parse_int(p, "num_attention_heads|n_head|n_heads", 1, MAX_WIDTH, a->n_heads);
+    c->n_kv_heads = (int)parse_int(p, "num_key_value_heads|num_kv_heads", 1, MAX_WIDTH, a->n_kv_heads ? a->n_kv_heads : c->n_heads);
+    c->intermediate_size = (int)parse_int(p, "intermediate_size|n_inner|ffn_dim|ffn_hidden_size", 1, MAX_WIDTH,
+                                          a->intermediate_size ? a->intermediate_size : 4 * (int64_t)c->hidden_size);
+    c->max_len = (int)parse_int(p, "max_position_embeddings|n_positions|max_seq_len|seq_length", 1, MAX_LEN, a->max_len);
+    c->head_dim = (int)parse_int(p, "head_dim|attention_head_dim|kv_channels", 1, MAX_WIDTH, a->head_dim);
+    if (!c->head_dim && !p->bad) {
+        if (c->hidden_size % c->n_heads)
+            parse_fail(p, ERR_SHAPE, "hidden_size %d is not a multiple of num_attention_heads %d", c->hidden_size, c->n_heads);
+        c->head_dim = c->hidden_size / c->n_heads;
+    }
+    c->embed_size = c->hidden_size;
+}
+
+static void eos_parse(struct parse *p, struct config *c)
+{
+    c->bos = (int32_t)parse_int(p, "bos_token_id", INT32_MIN, INT32_MAX, -1);
+    const json_t *eos = parse_find(p, "eos_token_id", NULL), *v;
+    size_t i, room = sizeof c->eos / sizeof *c->eos;
+    if (json_is_integer(eos)) {
+        c->eos[c->n_eos++] = (int32_t)json_integer_value(eos);
+    } else if (json_is_array(eos)) {
+        if (json_array_size(eos) > room)
+            parse_fail(p, ERR_UNSUPPORTED, "eos_token_id: %zu ids, expected at most %zu", json_array_size(eos), room);
+        json_array_foreach((json_t *)eos, i, v)
+            if (i < room && json_is_integer(v))
+                c->eos[c->n_eos++] = (int32_t)json_integer_value(v);
+    } else if (eos) {
+        wrong_kind(p, "eos_token_id", eos, "a number or an array of numbers");
+    }
+}
+
+void layer_types_parse(struct parse *p, struct config *c, int64_t window)
+{
+    const json_t *types = parse_find(p, "layer_types", NULL);
+    if (!types)
+        return;
+    if (!json_is_array(types) || json_array_size(types) != (size_t)c->n_layers) {
+        parse_fail(p, ERR_FORMAT, "layer_types: expected an array of num_hidden_layers = %d names", c->n_layers);
+        return;
+    }
+    for (int i = 0; i < c->n_layers; i++) {
+        const char *type = json_string_value(json_array_get(types, (size_t)i));
+        int sliding = type && strcmp(type, "sliding_attention") == 0;
+        if (!sliding && !(type && strcmp(type, "full_attention") == 0))
+            parse_fail(p, ERR_UNSUPPORTED, "layer_types: layer %d is \"%.40s\", expected \"full_attention\" or \"sliding_attention\"", i, type ? type : "?");
+        else if (sliding && window < 1)
+            parse_fail(p, ERR_FORMAT, "layer_types: layer %d is \"sliding_attention\", but there is no sliding_window", i);
+        else
+            c->window[i] = sliding ? (int)window : 0;
+    }
+}
+
+/* What config.json cannot mean, whatever the architecture. */
+static void check(struct parse *p, const struct config *c)
+{
+    if (c->n_heads % c->n_kv_heads)
+        parse_fail(p, ERR_SHAPE, "num_attention_heads %d is not a multiple of num_key_value_heads %d", c->n_heads, c->n_kv_heads);
+    if ((int64_t)c->n_heads * c->head_dim > MAX_WIDTH)
+        parse_fail(p, ERR_SHAPE, "num_attention_heads %d of head_dim %d, expected a product of at most %d", c->n_heads, c->head_dim, MAX_WIDTH);
+    if (!(c->norm_eps >= 0) || !isfinite(c->norm_eps) || !isfinite(c->attn_scale) || !isfinite(c->embed_scale) || !isfinite(c->residual_scale) ||
+        !isfinite(c->logit_scale) || !isfinite(c->attn_softcap) || !isfinite(c->final_softcap) || !isfinite(c->clip_qkv))
+        parse_fail(p, ERR_FORMAT, "an epsilon, scale, cap or clip is not a finite number");
+}
+
+static void refuse_architecture(const char *name, struct err *e)
+{
+    char list[400] = "";
+    const char *const *all = config_architectures();
+    for (int i = 0; all[i]; i++)
+        snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", i ? " " : "", all[i]);
+    err_set(e, ERR_UNSUPPORTED, "config.json: model_type \"%.40s\" is not supported; these are: %s", name, list);
+}
+
+static void common_parse(struct parse *p, const struct arch *a, struct config *c)
+{
+    snprintf(c->arch, sizeof c->arch, "%s", a->name);
+    c->names = a->names;
+    c->gguf = parse_bool(p, "zse_gguf", 0);
+    sizes_parse(p, a, c);
+    c->norm = a->norm;
+    c->norm_eps = (float)parse_real(p, "rms_norm_eps|layer_norm_eps|layer_norm_epsilon|norm_epsilon|norm_eps", a->eps);
+    c->block = a->block;
+    c->qk_norm = a->qk_norm;
+    c->qk_norm_kind = NORM_RMS;
+    c->qk_norm_eps = c->norm_eps;
+    c->pos = a->pos;
+    c->alibi_scale = 1;
+    c->act = act_parse(p, a);
+    c->gated = !a->not_gated;
+    c->embed_scale = c->residual_scale = c->logit_scale = 1;
+    c->attn_scale = (float)(1 / sqrt((double)(c->head_dim ? c->head_dim : 1)));
+    c->tied = parse_bool(p, "tie_word_embeddings", a->tied);
+    c->tied_given = parse_find(p, "tie_word_embeddings", NULL) != NULL;
+    c->biases = a->biases;
+    eos_parse(p, c);
+}
+
+int config_parse(struct config *c, const json_t *json, struct err *e)
+{
+    *c = (struct config){ 0 };
+    if (!json_is_object(json))
+        return err_set(e, ERR_FORMAT, "config.json: found %s, expected an object", js_kind(json));
+    struct parse p = { .json = json, .seen = json_object(), .where = "config.json", .e = e };
+    if (!p.seen)
+        return err_nomem(e, "config");
+    const char *name = parse_string(&p, "model_type", NULL);
+    const struct arch *a = name ? arch_find(name) : NULL;
+    if (!name)
+        parse_fail(&p, ERR_FORMAT, "model_type is missing");
+    else if (!a)
+        refuse_architecture(name, e);
+    if (!a)
+        goto fail;
+    common_parse(&p, a, c);
+    if (p.bad)
+        goto fail;
+    c->window = calloc((size_t)c->n_layers, sizeof *c->window);
+    c->rope_of = calloc((size_t)c->n_layers, sizeof *c->rope_of);
+    if (!c->window || !c->rope_of) {
+        err_nomem(e, "config");
+        goto fail;
+    }
+    if (a->more)
+        a->more(&p, c);
+    if (!p.bad && !json_object_get(p.seen, "layer_types"))
+        layer_types_parse(&p, c, 0);
+    if (!p.bad)
+        check(&p, c);
+    if (!p.bad)
+        rope_parse(&p, a, c);
+    if (!p.bad)
+        parse_leftovers(&p, arch_ignored);
+    if (p.bad)
+        goto fail;
+    json_decref(p.seen);
+    return 0;
+fail:
+    json_decref(p.seen);
+    config_release(c);
+    return -1;
+}
+
+void config_release(struct config *c)
+{
+    for (int i = 0; i < c->n_ropes; i++) {
+        free(c->ropes[i].inv_freq);
+        free(c->ropes[i].inv_freq_long);
+    }
+    free(c->window);
+    free(c->rope_of);
+    *c = (struct config){ 0 };
+}
+
+void config_linear_shape(const struct config *c, int role, int64_t *rows, int64_t *cols)
+{
+    const int64_t hidden = c->hidden_size, q = (int64_t)c->n_heads * c->head_dim, kv = (int64_t)c->n_kv_heads * c->head_dim, ff = c->intermediate_size;
+    switch (role) {
+    case ROLE_Q:                    *rows = q;             *cols = hidden; break;
+    case ROLE_K: case ROLE_V:       *rows = kv;            *cols = hidden; break;
+    case ROLE_O:                    *rows = hidden;        *cols = q; break;
+    case ROLE_GATE: case ROLE_UP:   *rows = ff;            *cols = hidden; break;
+    case ROLE_DOWN:                 *rows = hidden;        *cols = ff; break;
+    default:                        *rows = c->vocab_size; *cols = c->embed_size; break;
+    }
+}
