@@ -1,7 +1,20 @@
-/* quantize.c - from f32 rows to codes. */
+/* quantize.c - from f32 rows to codes.
+ *
+ * The search works on a group divided by its largest magnitude, weights divided by the largest, so that nothing overflows.
+ * For a trial scale the codes' values q give a = sum w x q and b = sum w q^2; with the scale a/b those codes leave the error
+ * sum w x^2 - a^2/b, so the trial with the largest a^2/b wins and its scale becomes a/b.
+ * Sums run in 16 lanes that are added in a fixed order: vectors of any width give the same bits. */
 #include "libcommon/quant/quantize.h"
 
+#include <assert.h>
+#include <float.h>
+#include <math.h>
 #include <stdlib.h>
+#include <string.h>
+
+#include "libcommon/quant/half.h"
+
+enum { MAX_GROUP = 128, LANES = 16, N_TRIALS = 19 };
 
 int qrow_init(struct qrow *q, const struct mat *m, struct err *e)
 {
@@ -28,4 +41,379 @@ void qrow_decode(const struct mat *m, const struct qrow *q, float *out)
     for (int g = 0, k = 0; k < m->cols; g++, k += n)
         codes_decode(m, q->code + k, m->cols - k < n ? m->cols - k : n, q->row_scale, q->scale[g],
                      q->extra ? q->extra[g] : 0, out + k);
+}
+
+/* ---- the values a code can have, in units of the scale ---- */
+
+struct grid {
+    float low, high;            /* ends */
+    int n;                      /* values of a codebook; 0: the integers from low to high */
+    float threshold[15], step[15];      /* between neighbours of the codebook */
+    int one_sign;               /* a negative scale gains nothing, or does not exist */
+    float trial_low, trial_high;        /* scales to try, in units of extreme / end */
+};
+
+static void grid_init(struct grid *g, enum qtype type)
+{
+    const struct qtype_info *t = qtype_info(type);
+    memset(g, 0, sizeof *g);
+    switch (type) {
+    case QT_I8: case QT_I8R: g->low = -127; g->high = 127; break;
+    case QT_I4M: g->high = 15; break;
+    case QT_I4Z: g->high = 15; break;
+    default:
+        g->low = t->value[0];
+        g->high = t->value[(1 << t->bits) - 1];
+        if (type == QT_I4 || t->bits > 4)
+            break;
+        g->n = 1 << t->bits;
+        for (int i = 0; i + 1 < g->n; i++) {
+            g->threshold[i] = (t->value[i] + t->value[i + 1]) / 2;
+            g->step[i] = t->value[i + 1] - t->value[i];
+        }
+    }
+    g->one_sign = type == QT_I8 || type == QT_I8R || type == QT_NF4;
+    g->trial_low = t->bits == 2 ? .50f : t->bits == 3 ? .60f : t->bits == 4 ? .64f : t->bits == 5 ? .80f : t->bits == 6 ? .90f : .975f;
+    g->trial_high = t->bits == 2 ? 1.5f : t->bits == 3 ? 1.5f : t->bits == 4 ? 1.5f : t->bits == 5 ? 1.15f : t->bits == 6 ? 1.06f : 1.01f;
+}
+
+/* Nearest integer, ties to even, |t| < 2^22. */
+static inline float round_even(float t)
+{
+    return (t + 0x1.8p23f) - 0x1.8p23f;
+}
+
+static inline float clamp(float t, float low, float high)
+{
+    t = t > low ? t : low;
+    return t < high ? t : high;
+}
+
+/* Values nearest to (x - min) * inv for 16 x. */
+static inline void nearest16(const struct grid *g, const float *restrict x, float min, float inv, float *restrict q)
+{
+    float t[LANES];
+    for (int l = 0; l < LANES; l++)
+        t[l] = (x[l] - min) * inv;
+    if (!g->n) {
+        for (int l = 0; l < LANES; l++)
+            q[l] = round_even(clamp(t[l], g->low, g->high));
+        return;
+    }
+    for (int l = 0; l < LANES; l++)
+        q[l] = g->low;
+    for (int i = 0; i < g->n - 1; i++) {
+        float threshold = g->threshold[i], step = g->step[i];
+        for (int l = 0; l < LANES; l++)
+            q[l] += t[l] > threshold ? step : 0;
+    }
+}
+
+static inline float sum16(float *s)
+{
+    for (int half = LANES / 2; half; half /= 2)
+        for (int l = 0; l < half; l++)
+            s[l] += s[l + half];
+    return s[0];
+}
+
+/* A group, ready for trials. */
+struct group {
+    int n;                      /* a multiple of 32; columns beyond the matrix have x = w = 0 */
+    float amax, extreme;        /* largest magnitude and its value, before normalising */
+    float low, high;            /* least and largest x, normalised */
+    float x[MAX_GROUP], w[MAX_GROUP], wx[MAX_GROUP];
+};
+
+static void trial(const struct grid *g, const struct group *d, float scale, float *a, float *b)
+{
+    float sa[LANES] = { 0 }, sb[LANES] = { 0 }, q[LANES], inv = 1 / scale;
+    for (int i = 0; i < d->n; i += LANES) {
+        nearest16(g, d->x + i, 0, inv, q);
+        for (int l = 0; l < LANES; l++) {
+            sa[l] += d->wx[i + l] * q[l];
+            sb[l] += d->w[i + l] * (q[l] * q[l]);
+        }
+    }
+    *a = sum16(sa);
+    *b = sum16(sb);
+}
+
+/* Copy and normalise n columns.  amax and wmax are given where they are not the group's own (one scale a row), else 0. */
+static void group_init(struct group *d, const float *x, const float *importance, int valid, int n, float amax, float wmax)
+{
+    float low = 0, high = 0, w_high = 0;
+    d->n = n;
+    for (int i = 0; i < valid; i++) {
+        low = i == 0 || x[i] < low ? x[i] : low;
+        high = i == 0 || x[i] > high ? x[i] : high;
+        w_high = importance && importance[i] > w_high ? importance[i] : w_high;
+    }
+    d->extreme = -low > high ? low : high;
+    d->amax = amax > 0 ? amax : fabsf(d->extreme);
+    wmax = wmax > 0 ? wmax : w_high;
+    float unit = d->amax > 0 ? d->amax : 1;
+    d->low = low / unit;
+    d->high = high / unit;
+    for (int i = 0; i < n; i++) {
+        d->x[i] = i < valid ? x[i] / unit : 0;
+        d->w[i] = i >= valid ? 0 : wmax > 0 ? importance[i] / wmax : 1;
+        d->wx[i] = d->w[i] * d->x[i];
+    }
+}
+
+/* ---- scales ---- */
+
+/* The k-th of N_TRIALS factors from low to high, evenly spaced in 1/f. */
+static float factor(const struct grid *g, int k)
+{
+    float inv_low = 1 / g->trial_low, inv_high = 1 / g->trial_high;
+    return 1 / (inv_high + (inv_low - inv_high) * ((float)k / (N_TRIALS - 1)));
+}
+
+/* Symmetric: the scale in units of amax.  The extreme goes to the longer end; turned, to the shorter one. */
+static float search_scale(const struct grid *g, const struct group *d, enum quant_effort effort)
+{
+    float end = -g->low > g->high ? g->low : g->high, other = end < 0 ? g->high : g->low;
+    float sign = g->one_sign || d->extreme >= 0 ? 1 : -1, best = 0, scale = sign / end;
+    if (effort == QUANT_ABSMAX || d->amax == 0)
+        return scale;
+    for (int turned = 0; turned < (g->one_sign ? 1 : 2); turned++)
+        for (int k = 0; k < N_TRIALS; k++) {
+            float a, b;
+            trial(g, d, factor(g, k) * sign / (turned ? other : end), &a, &b);
+            if (b > 0 && a * (a / b) > best) {
+                best = a * (a / b);
+                scale = a / b;
+            }
+        }
+    return scale;
+}
+
+/* Integer zero point: for each zero near the one that min and max suggest, a linear grid from -zero to 15 - zero. */
+static float search_zero(const struct group *d, enum quant_effort effort, float *zero)
+{
+    float low = d->low < 0 ? d->low : 0, high = d->high > 0 ? d->high : 0, scale = (high - low) / 15, best = 0;
+    int z0 = (int)round_even(-low / scale);
+    *zero = (float)z0;
+    if (effort == QUANT_ABSMAX)
+        return scale;
+    for (int z = z0 < 2 ? 0 : z0 - 2; z <= 15 && z <= z0 + 2; z++) {
+        struct grid g = { .low = (float)-z, .high = (float)(15 - z), .trial_low = .64f, .trial_high = 1.1f };
+        for (int k = 0; k < N_TRIALS; k++) {
+            float a, b;
+            trial(&g, d, factor(&g, k) * ((high - low) / 15), &a, &b);
+            if (a > 0 && b > 0 && a * (a / b) > best) {
+                best = a * (a / b);
+                scale = a / b;
+                *zero = (float)z;
+            }
+        }
+    }
+    return scale;
+}
+
+/* Scale and minimum: trial codes from several spans and centres, each refitted twice by weighted least squares.
+ * x becomes 0..1 here; results in units of the group's span above its least value. */
+static void search_min(struct group *d, enum quant_effort effort, float *scale, float *min)
+{
+    static const struct grid g = { .low = 0, .high = 15 };
+    float span = d->high - d->low, w_sum[LANES] = { 0 }, wx_sum[LANES] = { 0 };
+    *scale = 1.0f / 15;
+    *min = 0;
+    if (effort == QUANT_ABSMAX)
+        return;
+    for (int i = 0; i < d->n; i++) {
+        d->x[i] = (d->x[i] - d->low) / span;
+        d->wx[i] = d->w[i] * d->x[i];
+        w_sum[i % LANES] += d->w[i];
+        wx_sum[i % LANES] += d->wx[i];
+    }
+    double sw = sum16(w_sum), sx = sum16(wx_sum), best = 0;
+    for (int k = -3; k <= 9; k++)
+        for (int p = -1; p <= 1; p++) {
+            float s = (1 - 0.04f * (float)k) / 15, z = 0.5f + (float)p * (k > 0 ? (float)k : 1) / 120 - 7.5f * s;
+            for (int refit = 0; refit < 2; refit++) {
+                float q1[LANES] = { 0 }, q2[LANES] = { 0 }, xq[LANES] = { 0 }, q[LANES];
+                for (int i = 0; i < d->n; i += LANES) {
+                    nearest16(&g, d->x + i, z, 1 / s, q);
+                    for (int l = 0; l < LANES; l++) {
+                        q1[l] += d->w[i + l] * q[l];
+                        q2[l] += d->w[i + l] * (q[l] * q[l]);
+                        xq[l] += d->wx[i + l] * q[l];
+                    }
+                }
+                double a1 = sum16(q1), a2 = sum16(q2), ax = sum16(xq), det = sw * a2 - a1 * a1;
+                if (!(det > 1e-9 * sw * a2))
+                    break;
+                double slope = (sw * ax - a1 * sx) / det, base = (sx - slope * a1) / sw, gain = slope * ax + base * sx;
+                if (slope <= 0)
+                    break;
+                s = (float)slope;
+                z = (float)base;
+                if (gain > best) {              /* sum w x^2 less the error */
+                    best = gain;
+                    *scale = s;
+                    *min = z;
+                }
+            }
+        }
+}
+
+/* One f32 scale for the whole row, in units of its largest magnitude amax. */
+static float search_row(const struct mat *m, const struct grid *g, const float *x, const float *importance,
+                        enum quant_effort effort, float amax)
+{
+    double a[N_TRIALS] = { 0 }, b[N_TRIALS] = { 0 }, best = 0;
+    float scale = 1 / g->high, wmax = 0;
+    struct group d;
+    if (effort == QUANT_ABSMAX)
+        return scale;
+    for (int k = 0; importance && k < m->cols; k++)
+        wmax = importance[k] > wmax ? importance[k] : wmax;
+    for (int c = 0; c < m->cols; c += 32) {
+        group_init(&d, x + c, wmax > 0 ? importance + c : NULL, m->cols - c < 32 ? m->cols - c : 32, 32, amax, wmax);
+        for (int k = 0; k < N_TRIALS; k++) {
+            float ga, gb;
+            trial(g, &d, factor(g, k) / g->high, &ga, &gb);
+            a[k] += (double)ga;
+            b[k] += (double)gb;
+        }
+    }
+    for (int k = 0; k < N_TRIALS; k++)
+        if (b[k] > 0 && a[k] * (a[k] / b[k]) > best) {
+            best = a[k] * (a[k] / b[k]);
+            scale = (float)(a[k] / b[k]);
+        }
+    return scale;
+}
+
+/* The nearest finite f16. */
+static float to_f16(float f)
+{
+    return f16_to_f32(f32_to_f16(clamp(f, -65504, 65504)));
+}
+
+/* Group scales to 8-bit integers in units of the largest. */
+static void integer_scales(const struct mat *m, struct qrow *q, float limit)
+{
+    float amax = 0;
+    for (int g = 0; g < m->n_groups; g++)
+        amax = fabsf(q->scale[g]) > amax ? fabsf(q->scale[g]) : amax;
+    q->row_scale = amax / limit;
+    if (q->row_scale < FLT_MIN)                 /* nothing, or too small to compute with */
+        q->row_scale = 0;
+    for (int g = 0; g < m->n_groups; g++)
+        q->scale[g] = q->row_scale > 0 ? clamp(round_even(q->scale[g] / q->row_scale), -limit, limit) : 0;
+}
+
+void quantize_scales(const struct mat *m, const float *x, const float *importance, enum quant_effort effort, struct qrow *q)
+{
+    const struct qtype_info *t = qtype_info(m->type);
+    struct grid grid;
+    struct group d;
+    assert(!t->is_float && m->group_size <= MAX_GROUP);
+    grid_init(&grid, m->type);
+    q->row_scale = 1;
+    if (t->scale == SCALE_NONE) {
+        float amax = 0;
+        for (int k = 0; k < m->cols; k++)
+            amax = fabsf(x[k]) > amax ? fabsf(x[k]) : amax;
+        q->row_scale = amax > 0 ? amax * search_row(m, &grid, x, importance, effort, amax) : 0;
+        if (q->row_scale < FLT_MIN)
+            q->row_scale = 0;
+    }
+    for (int g = 0, k = 0; g < m->n_groups; g++, k += m->group_size) {
+        int valid = m->cols - k < m->group_size ? m->cols - k : m->group_size;
+        float scale = 0, extra = 0;
+        if (t->scale == SCALE_NONE || valid <= 0) {
+            q->scale[g] = t->scale == SCALE_NONE ? 1 : 0;
+            if (q->extra)
+                q->extra[g] = 0;
+            continue;
+        }
+        group_init(&d, x + k, importance ? importance + k : NULL, valid, m->group_size, 0, 0);
+        if (t->extra == EXTRA_MIN_F16) {
+            float unit = d.amax * (d.high - d.low);
+            extra = d.low * d.amax;
+            if (unit > 0) {
+                search_min(&d, effort, &scale, &extra);
+                extra = d.low * d.amax + extra * unit;
+                scale *= unit;
+            }
+            q->extra[g] = to_f16(extra);
+        } else if (t->extra == EXTRA_ZERO_U8) {
+            if (d.amax > 0)
+                scale = search_zero(&d, effort, &extra) * d.amax;
+            q->extra[g] = extra;
+        } else {
+            scale = search_scale(&grid, &d, effort) * d.amax;
+        }
+        q->scale[g] = t->scale == SCALE_F16 ? to_f16(scale) : clamp(scale, -FLT_MAX / 128, FLT_MAX / 128);
+    }
+    if (t->scale == SCALE_S8 || t->scale == SCALE_U8)
+        integer_scales(m, q, t->scale == SCALE_S8 ? 127 : 255);
+}
+
+/* ---- codes ---- */
+
+uint8_t quantize_nearest(const struct mat *m, float t)
+{
+    const struct qtype_info *info = qtype_info(m->type);
+    int i = 0;
+    switch (m->type) {
+    case QT_I8: case QT_I8R:    return (uint8_t)(int8_t)round_even(clamp(t, -127, 127));
+    case QT_I4M: case QT_I4Z:   return (uint8_t)round_even(clamp(t, 0, 15));
+    case QT_I4:                 return (uint8_t)(round_even(clamp(t, -8, 7)) + 8);
+    case QT_M5:                 return (uint8_t)(round_even(clamp(t, -16, 15)) + 16);
+    case QT_M6:                 return (uint8_t)(round_even(clamp(t, -32, 31)) + 32);
+    default:                    /* codebooks: halve the range, 2 to 4 times */
+        for (int half = 1 << (info->bits - 1); half; half /= 2)
+            i += t > (info->value[i + half - 1] + info->value[i + half]) / 2 ? half : 0;
+        return (uint8_t)i;
+    }
+}
+
+/* The same for a group, as loops that vectorize. */
+static void group_codes(const struct grid *g, const float *restrict x, int n, float scale, float min, float zero,
+                        float base, uint8_t *restrict code)
+{
+    float t[MAX_GROUP];
+    for (int i = 0; i < n; i++)
+        t[i] = (x[i] - min) / scale + zero;
+    if (!g->n) {
+        for (int i = 0; i < n; i++)
+            code[i] = (uint8_t)(int)(round_even(clamp(t[i], g->low, g->high)) - base);
+        return;
+    }
+    memset(code, 0, (size_t)n);
+    for (int j = 0; j < g->n - 1; j++) {
+        float threshold = g->threshold[j];
+        for (int i = 0; i < n; i++)
+            code[i] = (uint8_t)(code[i] + (t[i] > threshold));
+    }
+}
+
+void quantize_codes(const struct mat *m, const float *x, struct qrow *q)
+{
+    const struct qtype_info *t = qtype_info(m->type);
+    struct grid grid;
+    grid_init(&grid, m->type);
+    float base = t->bits == 8 ? 0 : grid.low;           /* 8-bit codes are two's complement */
+    memset(q->code, t->code_zero, (size_t)m->cols_padded);
+    for (int g = 0, k = 0; k < m->cols; g++, k += m->group_size) {
+        int valid = m->cols - k < m->group_size ? m->cols - k : m->group_size;
+        float scale = t->row_scale ? q->row_scale * q->scale[g] : q->scale[g];
+        float zero = t->extra == EXTRA_ZERO_U8 ? q->extra[g] : 0, min = t->extra == EXTRA_MIN_F16 ? q->extra[g] : 0;
+        if (scale == 0)
+            memset(q->code + k, t->code_zero, (size_t)valid);
+        else
+            group_codes(&grid, x + k, valid, scale, min, zero, base, q->code + k);
+    }
+}
+
+void quantize_row(const struct mat *m, const float *x, const float *importance, enum quant_effort effort, struct qrow *q)
+{
+    quantize_scales(m, x, importance, effort, q);
+    quantize_codes(m, x, q);
 }
