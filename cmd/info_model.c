@@ -1,0 +1,426 @@
+/* info_model.c - what is in a .zse, a GGUF, a folder or a config.json, as one JSON object. */
+#include "cmd/info.h"
+
+#include <ctype.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "libcommon/base/json.h"
+#include "libcommon/base/utf8.h"
+#include "libcommon/import/gguf.h"
+#include "libcommon/quant/ggml.h"
+#include "libcommon/quant/kvtype.h"
+
+int info_open(struct info *i, const char *path, struct err *e)
+{
+    memset(i, 0, sizeof *i);
+    i->path = path;
+    i->kind = source_detect(path, e);
+    if (i->kind == SOURCE_NONE)
+        return -1;
+    if (i->kind == SOURCE_ZSE) {
+        i->z = zfile_open(path, e);
+        i->config = i->z ? js_get(zfile_json(i->z), "config") : NULL;
+    } else {
+        i->s = source_open(path, e);
+        i->config = i->s ? i->s->config : NULL;
+    }
+    if (!i->z && !i->s)
+        return -1;
+    if (i->config)
+        i->runs = config_parse(&i->c, i->config, &i->why_not) == 0;
+    return 0;
+}
+
+void info_close(struct info *i)
+{
+    if (i->runs)
+        config_release(&i->c);
+    zfile_close(i->z);
+    source_close(i->s);
+}
+
+/* ---- names ---- */
+
+static int has(const char *name, const char *const *parts)
+{
+    for (; *parts; parts++)
+        if (strstr(name, *parts))
+            return 1;
+    return 0;
+}
+
+/* What a tensor is for, from its name in any of the three worlds. */
+static const char *role_of(const char *name)
+{
+    static const char *const norm[] = { "norm", "ln_", "layernorm", "layer_norm", NULL };
+    static const char *const embed[] = { "embed", "token_embd", "position_embd", "wte", "wpe", NULL };
+    static const char *const attention[] = { "attn", "attention", "q_proj", "k_proj", "v_proj", "o_proj", "qkv", "query_key_value", NULL };
+    static const char *const mlp[] = { "mlp", "ffn", "gate_proj", "up_proj", "down_proj", "gate_up_proj", "fc1", "fc2", "fc_in", "fc_out", NULL };
+    size_t n = strlen(name);
+    if (strncmp(name, "lm_head", 7) == 0 || strcmp(name, "output.weight") == 0 || strncmp(name, "head.", 5) == 0 || strncmp(name, "embed_out", 9) == 0)
+        return "lm_head";
+    if (has(name, norm))
+        return "norms";
+    if (n > 5 && strcmp(name + n - 5, ".bias") == 0)
+        return "biases";
+    if (has(name, embed))
+        return "embeddings";
+    if (has(name, attention))
+        return "attention";
+    return has(name, mlp) ? "mlp" : "other";
+}
+
+/* The first number between dots: "model.layers.12.x" -> 12; -1: none. */
+static int layer_of(const char *name)
+{
+    for (const char *p = strchr(name, '.'); p; p = strchr(p + 1, '.')) {
+        char *end;
+        if (isdigit((unsigned char)p[1])) {
+            long v = strtol(p + 1, &end, 10);
+            if (*end == '.' && v < 1000000)
+                return (int)v;
+        }
+    }
+    return -1;
+}
+
+static json_t *text(const char *s, size_t n)
+{
+    return utf8_valid(s, n) == n ? json_stringn(s, n) : NULL;
+}
+
+/* ---- tensors ---- */
+
+static json_t *zse_tensor(const struct info *i, const struct zfile_tensor *t)
+{
+    const struct qtype_info *q = qtype_info(t->m.type);
+    json_t *j = json_pack("{s:s, s:s, s:o}", "name", t->name, "type", q->name, "shape",
+                          t->n_dims == 1 ? json_pack("[I]", (json_int_t)t->dim[0]) : json_pack("[I,I]", (json_int_t)t->dim[0], (json_int_t)t->dim[1]));
+    json_object_set_new(j, "offset", json_integer((json_int_t)t->offset));
+    json_object_set_new(j, "size_bytes", json_integer((json_int_t)t->m.size));
+    json_object_set_new(j, "layer", json_integer(zfile_group(i->z, t->group)->layer));
+    json_object_set_new(j, "role", json_string(role_of(t->name)));
+    if (t->source_name)
+        json_object_set_new(j, "source_name", json_string(t->source_name));
+    if (t->tiled && !q->is_float) {
+        json_object_set_new(j, "group_size", json_integer(q->scale == SCALE_NONE ? 0 : t->m.group_size));
+        json_object_set_new(j, "act_group", json_integer(t->m.act_group));
+    }
+    return j;
+}
+
+static json_t *source_tensor_json(const struct info *i, const struct source_tensor *t)
+{
+    json_t *shape = json_array();
+    for (int d = 0; d < t->n_dims; d++)
+        json_array_append_new(shape, json_integer(t->dim[d]));
+    json_t *j = json_pack("{s:s, s:s, s:o}", "name", t->name, "type", ggml_type_info(t->type)->name, "shape", shape);
+    json_object_set_new(j, "offset", json_integer((json_int_t)t->offset));
+    json_object_set_new(j, "size_bytes", json_integer((json_int_t)t->size));
+    json_object_set_new(j, "layer", json_integer(layer_of(t->name)));
+    json_object_set_new(j, "role", json_string(role_of(t->name)));
+    if (i->kind == SOURCE_FOLDER)
+        json_object_set_new(j, "shard", json_integer(t->shard));
+    return j;
+}
+
+static int n_tensors(const struct info *i) { return i->z ? zfile_n_tensors(i->z) : i->s->n_tensors; }
+
+static json_t *all_tensors(const struct info *i)
+{
+    json_t *a = json_array();
+    for (int k = 0; k < n_tensors(i); k++)
+        json_array_append_new(a, i->z ? zse_tensor(i, zfile_tensor(i->z, k)) : source_tensor_json(i, &i->s->tensors[k]));
+    return a;
+}
+
+static int64_t int_of(const json_t *o, const char *key) { return json_integer_value(json_object_get(o, key)); }
+static const char *string_of(const json_t *o, const char *key) { return json_string_value(json_object_get(o, key)); }
+
+static int64_t elements(const json_t *tensor)
+{
+    const json_t *shape = json_object_get(tensor, "shape");
+    int64_t n = 1;
+    for (size_t i = 0; i < json_array_size(shape); i++)
+        n *= json_integer_value(json_array_get(shape, i));
+    return n;
+}
+
+/* Groups as they lie in a .zse; of other files, the tensors that name the same layer. */
+static json_t *all_groups(const struct info *i, const json_t *tensors)
+{
+    json_t *a = json_array(), *t;
+    size_t k;
+    if (i->z)
+        for (int g = 0; g < zfile_n_groups(i->z); g++) {
+            const struct zfile_group *z = zfile_group(i->z, g);
+            json_t *names = json_array();
+            for (int n = 0; n < zfile_n_tensors(i->z); n++)
+                if (zfile_tensor(i->z, n)->group == g)
+                    json_array_append_new(names, json_string(zfile_tensor(i->z, n)->name));
+            json_array_append_new(a, json_pack("{s:s, s:i, s:I, s:I, s:o}", "kind", z->kind, "layer_idx", z->layer, "offset", (json_int_t)z->offset,
+                                               "size_bytes", (json_int_t)z->size, "tensor_names", names));
+        }
+    json_array_foreach((json_t *)tensors, k, t) {
+        int layer = (int)int_of(t, "layer");
+        json_t *g = NULL, *other;
+        size_t n;
+        if (i->z || layer < 0)
+            continue;
+        json_array_foreach(a, n, other)
+            if (int_of(other, "layer_idx") == layer)
+                g = other;
+        if (!g) {
+            g = json_pack("{s:s, s:i, s:I, s:[]}", "kind", "layer", "layer_idx", layer, "size_bytes", (json_int_t)0, "tensor_names");
+            json_array_append_new(a, g);
+        }
+        json_object_set_new(g, "size_bytes", json_integer(int_of(g, "size_bytes") + int_of(t, "size_bytes")));
+        json_array_append(json_object_get(g, "tensor_names"), json_object_get(t, "name"));
+    }
+    return a;
+}
+
+/* ---- memory ---- */
+
+static void add_to(json_t *table, const char *key, const json_t *tensor)
+{
+    json_t *row = json_object_get(table, key);
+    if (!row) {
+        row = json_pack("{s:i, s:i, s:i}", "tensors", 0, "parameters", 0, "bytes", 0);
+        json_object_set_new(table, key, row);
+    }
+    json_object_set_new(row, "tensors", json_integer(int_of(row, "tensors") + 1));
+    json_object_set_new(row, "parameters", json_integer(int_of(row, "parameters") + elements(tensor)));
+    json_object_set_new(row, "bytes", json_integer(int_of(row, "bytes") + int_of(tensor, "size_bytes")));
+}
+
+static uint64_t kv_bytes(const struct config *c, enum kv_type type)
+{
+    return 2 * (uint64_t)c->n_layers * (uint64_t)c->n_kv_heads * kv_block_bytes(type, c->head_dim) / KV_BLOCK;
+}
+
+static uint64_t file_bytes(const struct info *i)
+{
+    if (i->z)
+        return zfile_size(i->z);
+    if (i->s->gguf)
+        return i->s->gguf->map.size;
+    uint64_t n = 0;
+    for (int k = 0; k < i->s->n_tensors; k++)
+        n += i->s->tensors[k].size;
+    for (int k = 0; k < i->s->n_files; k++)
+        n += i->s->files[k].size;
+    return n;
+}
+
+static json_t *memory(const struct info *i, const json_t *tensors)
+{
+    json_t *types = json_object(), *roles = json_object(), *t;
+    uint64_t weights = 0, total = file_bytes(i);
+    size_t k;
+    json_array_foreach((json_t *)tensors, k, t) {
+        add_to(types, string_of(t, "type"), t);
+        add_to(roles, string_of(t, "role"), t);
+        weights += (uint64_t)int_of(t, "size_bytes");
+    }
+    json_t *m = json_pack("{s:I, s:I, s:I, s:o, s:o}", "file_bytes", (json_int_t)total, "weights_bytes", (json_int_t)weights, "other_bytes",
+                          (json_int_t)(total - weights), "by_type", types, "by_role", roles);
+    if (i->runs) {
+        uint64_t f16 = kv_bytes(&i->c, KV_F16);
+        json_object_set_new(m, "kv_bytes_per_token", json_pack("{s:I, s:I, s:I}", "f32", (json_int_t)kv_bytes(&i->c, KV_F32), "f16", (json_int_t)f16,
+                                                               "int8", (json_int_t)kv_bytes(&i->c, KV_I8)));
+        json_object_set_new(m, "kv_bytes_full_context_f16", json_integer((json_int_t)(f16 * (uint64_t)i->c.max_len)));
+    }
+    return m;
+}
+
+/* ---- the model ---- */
+
+/* Parameters of the architecture when there are no weights to count. */
+static int64_t parameters_of_config(const struct config *c)
+{
+    static const int roles[] = { ROLE_Q, ROLE_K, ROLE_V, ROLE_O, ROLE_GATE, ROLE_UP, ROLE_DOWN };
+    int64_t rows, cols, layer = 0, n;
+    for (size_t r = 0; r < sizeof roles / sizeof *roles; r++) {
+        if (roles[r] == ROLE_GATE && !c->gated)
+            continue;
+        config_linear_shape(c, roles[r], &rows, &cols);
+        layer += rows * cols;
+    }
+    config_linear_shape(c, ROLE_EMBED, &rows, &cols);
+    n = rows * cols * (c->tied ? 1 : 2);
+    return n + c->n_layers * (layer + 2 * (int64_t)c->hidden_size) + c->hidden_size;
+}
+
+static void add_numbers(const struct info *i, json_t *d)
+{
+    const struct config *c = &i->c;
+    const json_t *rope = js_get(i->config, "rope_parameters"), *theta = js_get(rope, "rope_theta");
+    if (!theta)
+        theta = js_get(js_get(rope, "full_attention"), "rope_theta");
+    json_object_set_new(d, "hidden_size", json_integer(c->hidden_size));
+    json_object_set_new(d, "intermediate_size", json_integer(c->intermediate_size));
+    json_object_set_new(d, "num_hidden_layers", json_integer(c->n_layers));
+    json_object_set_new(d, "num_attention_heads", json_integer(c->n_heads));
+    json_object_set_new(d, "num_key_value_heads", json_integer(c->n_kv_heads));
+    json_object_set_new(d, "head_dim", json_integer(c->head_dim));
+    json_object_set_new(d, "vocab_size", json_integer(c->vocab_size));
+    json_object_set_new(d, "max_position_embeddings", json_integer(c->max_len));
+    if (theta)
+        json_object_set(d, "rope_theta", (json_t *)theta);
+    json_object_set_new(d, c->norm == NORM_RMS ? "rms_norm_eps" : "layer_norm_eps", json_real((double)c->norm_eps));
+    json_object_set_new(d, "tie_word_embeddings", json_boolean(c->tied));
+    json_object_set_new(d, "attention_type", json_string(c->n_kv_heads == c->n_heads ? "mha" : c->n_kv_heads == 1 ? "mqa" : "gqa"));
+    int windows = 0;
+    for (int k = 0; k < c->n_layers; k++)
+        windows += c->window[k] > 0;
+    if (windows)
+        json_object_set_new(d, "sliding_window_layers", json_integer(windows));
+}
+
+static void add_model(const struct info *i, json_t *d)
+{
+    const json_t *type = js_get(i->config, "model_type"), *classes = js_get(i->config, "architectures");
+    if (type)
+        json_object_set(d, "model_type", (json_t *)type);
+    if (json_is_array(classes) && json_array_size(classes))
+        json_object_set(d, "architecture", json_array_get(classes, 0));
+    else if (type)
+        json_object_set(d, "architecture", (json_t *)type);
+    if (!i->config)
+        return;
+    json_object_set_new(d, "supported", json_boolean(i->runs));
+    if (i->runs)
+        add_numbers(i, d);
+    else
+        json_object_set_new(d, "unsupported_reason", json_string(i->why_not.msg));
+    json_object_set(d, "config", (json_t *)i->config);
+}
+
+/* config.json as it was published, if it was kept. */
+static json_t *original_config(const struct info *i)
+{
+    const struct source_file *f = i->s ? source_file(i->s, "config.json") : NULL;
+    if (f)
+        return json_loadb(f->data, f->size, 0, NULL);
+    for (int k = 0; i->z && k < zfile_n_originals(i->z); k++) {
+        size_t size;
+        struct err e;
+        if (strcmp(zfile_original_name(i->z, k, &size), "config.json") != 0)
+            continue;
+        char *copy = malloc(size + 1);
+        json_t *j = copy && zfile_original_read(i->z, k, copy, &e) == 0 ? json_loadb(copy, size, 0, NULL) : NULL;
+        free(copy);
+        return j;
+    }
+    return NULL;
+}
+
+static void add_zse(const struct info *i, json_t *d)
+{
+    static const char *const keys[] = { "name", "quantization", "provenance", "license", "quality" };
+    int major, minor, patch;
+    char version[40];
+    zfile_version(i->z, &major, &minor, &patch);
+    snprintf(version, sizeof version, "%d.%d.%d", major, minor, patch);
+    json_object_set_new(d, "version", json_string(version));
+    for (size_t k = 0; k < sizeof keys / sizeof *keys; k++)
+        if (js_get(zfile_json(i->z), keys[k]))
+            json_object_set(d, keys[k], js_get(zfile_json(i->z), keys[k]));
+    size_t size;
+    const uint8_t *tokenizer = zfile_tokenizer(i->z, &size);
+    if (tokenizer) {
+        json_object_set_new(d, "tokenizer_offset", json_integer((json_int_t)(tokenizer - (const uint8_t *)zfile_data(i->z))));
+        json_object_set_new(d, "tokenizer_size", json_integer((json_int_t)size));
+    }
+    if (zfile_n_groups(i->z))
+        json_object_set_new(d, "tensor_data_offset", json_integer((json_int_t)zfile_group(i->z, 0)->offset));
+    json_t *names = json_array();
+    for (int k = 0; k < zfile_n_originals(i->z); k++)
+        json_array_append_new(names, json_string(zfile_original_name(i->z, k, NULL)));
+    json_object_set_new(d, "originals", names);
+    json_object_set_new(d, "chat_template", json_boolean(js_get(zfile_json(i->z), "chat_template") || js_get(zfile_json(i->z), "chat_templates")));
+}
+
+static void add_gguf(const struct info *i, json_t *d)
+{
+    static const char *const keys[][2] = { { "name", "general.name" }, { "license", "general.license" }, { "source_model", "general.source.huggingface.repository" } };
+    const struct gguf *g = i->s->gguf;
+    const struct gguf_kv *tokens = gguf_find(g, "tokenizer.ggml.tokens");
+    json_object_set_new(d, "version", json_integer(g->version));
+    json_object_set_new(d, "metadata_keys", json_integer(g->n_kv));
+    json_object_set_new(d, "tensor_data_offset", json_integer((json_int_t)g->data_offset));
+    for (size_t k = 0; k < sizeof keys / sizeof *keys; k++) {
+        const struct gguf_str *s = gguf_str(g, keys[k][1]);
+        if (s)
+            json_object_set_new(d, keys[k][0], text(s->s, s->n));
+    }
+    if (!js_get(d, "model_type") && gguf_str(g, "general.architecture"))
+        json_object_set_new(d, "architecture", text(gguf_str(g, "general.architecture")->s, gguf_str(g, "general.architecture")->n));
+    if (tokens && !js_get(d, "vocab_size"))
+        json_object_set_new(d, "vocab_size", json_integer((json_int_t)tokens->n));
+    json_object_set_new(d, "chat_template", json_boolean(gguf_find(g, "tokenizer.chat_template") != NULL));
+}
+
+static void add_folder(const struct info *i, json_t *d)
+{
+    json_t *names = json_array();
+    int shards = 0;
+    for (int k = 0; k < i->s->n_files; k++)
+        json_array_append_new(names, json_string(i->s->files[k].name));
+    for (int k = 0; k < i->s->n_tensors; k++)
+        shards = i->s->tensors[k].shard + 1 > shards ? i->s->tensors[k].shard + 1 : shards;
+    json_object_set_new(d, "originals", names);
+    json_object_set_new(d, "shards", json_integer(shards));
+    const json_t *q = js_get(i->config, "quantization_config");
+    if (q)
+        json_object_set(d, "quantization", (json_t *)q);
+}
+
+/* Only what belongs to one layer. */
+static json_t *only_layer(json_t *array, const char *key, int layer)
+{
+    json_t *out = json_array(), *v;
+    size_t k;
+    json_array_foreach(array, k, v)
+        if (int_of(v, key) == layer)
+            json_array_append(out, v);
+    json_decref(array);
+    return out;
+}
+
+json_t *info_describe(const struct info *i, int layer)
+{
+    static const char *const kinds[] = { [SOURCE_ZSE] = "zse", [SOURCE_GGUF] = "gguf", [SOURCE_FOLDER] = "folder", [SOURCE_CONFIG] = "config",
+                                         [SOURCE_TOKENIZER] = "tokenizer" };
+    json_t *d = json_pack("{s:s, s:s}", "file", i->path, "kind", kinds[i->kind]), *tensors = all_tensors(i), *types = json_array(), *t;
+    if (!d)                                         /* a path that is not UTF-8 */
+        d = json_pack("{s:n, s:s}", "file", "kind", kinds[i->kind]);
+    add_model(i, d);
+    if (i->z)
+        add_zse(i, d);
+    else if (i->s->gguf)
+        add_gguf(i, d);
+    else
+        add_folder(i, d);
+    json_t *published = original_config(i), *m = memory(i, tensors), *groups = all_groups(i, tensors);
+    if (published)
+        json_object_set_new(d, "hf_config_json", published);
+    int64_t parameters = 0;
+    size_t k;
+    json_array_foreach(tensors, k, t)
+        parameters += elements(t);
+    if (!json_array_size(tensors) && i->runs)
+        parameters = parameters_of_config(&i->c);
+    const char *type;
+    json_object_foreach(json_object_get(m, "by_type"), type, t)
+        json_array_append_new(types, json_string(type));
+    json_object_set_new(d, "parameters", json_integer(parameters));
+    json_object_set_new(d, "quant_types", types);
+    json_object_set_new(d, "memory", m);
+    json_object_set_new(d, "layer_groups", layer >= 0 ? only_layer(groups, "layer_idx", layer) : groups);
+    json_object_set_new(d, "tensors", layer >= 0 ? only_layer(tensors, "layer", layer) : tensors);
+    return d;
+}

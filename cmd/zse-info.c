@@ -1,0 +1,168 @@
+/* zse-info - look inside a model: a .zse file, a GGUF file, a Hugging Face folder or a bare config.json. */
+#include <getopt.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "cmd/cli.h"
+#include "cmd/info.h"
+
+static const char usage[] =
+    "usage: zse-info [OPTIONS] MODEL\n"
+    "MODEL is a .zse file, a GGUF file, a Hugging Face folder or a config.json.\n"
+    "  -j, --json                    one JSON object with everything\n"
+    "      --format text|json        the same as --json, or not\n"
+    "  -t, --tensors                 list every tensor\n"
+    "  -l, --layers                  list the groups of tensors\n"
+    "      --layer N                 only layer N in these lists\n"
+    "  -m, --memory                  bytes by number format and by role, KV cache\n"
+    "      --layout                  where everything lies, in the order of the file\n"
+    "      --verify                  read everything and compare the checksums\n"
+    "      --dump-tensor NAME        one tensor as float32, as its source had it (with -o)\n"
+    "  -o, --output FILE             where --dump-tensor writes\n"
+    "      --extract-tokenizer DIR   write the original files of the tokenizer\n"
+    "  -h, --help                    show this help\n"
+    "  -V, --version                 show the version\n";
+
+enum { OPT_FORMAT = 256, OPT_LAYER, OPT_LAYOUT, OPT_VERIFY, OPT_DUMP, OPT_EXTRACT };
+
+static const struct option long_options[] = {
+    { "json", no_argument, NULL, 'j' }, { "format", required_argument, NULL, OPT_FORMAT }, { "tensors", no_argument, NULL, 't' },
+    { "layers", no_argument, NULL, 'l' }, { "layer", required_argument, NULL, OPT_LAYER }, { "memory", no_argument, NULL, 'm' },
+    { "layout", no_argument, NULL, OPT_LAYOUT }, { "verify", no_argument, NULL, OPT_VERIFY }, { "dump-tensor", required_argument, NULL, OPT_DUMP },
+    { "output", required_argument, NULL, 'o' }, { "extract-tokenizer", required_argument, NULL, OPT_EXTRACT }, { "help", no_argument, NULL, 'h' },
+    { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
+};
+
+struct options {
+    const char *model, *dump, *output, *extract;
+    int json, verify, layer;
+    unsigned parts;
+};
+
+/* 0, or -1 and *code is what main() returns. */
+static int parse_options(struct options *o, int argc, char **argv, int *code)
+{
+    int c;
+    long long n;
+    *o = (struct options){ .layer = -1 };
+    *code = CLI_USAGE;
+    while ((c = getopt_long(argc, argv, "jtlmo:hV", long_options, NULL)) != -1) {
+        switch (c) {
+        case 'j': o->json = 1; break;
+        case 't': o->parts |= INFO_TENSORS; break;
+        case 'l': o->parts |= INFO_LAYERS; break;
+        case 'm': o->parts |= INFO_MEMORY; break;
+        case 'o': o->output = optarg; break;
+        case OPT_LAYOUT: o->parts |= INFO_LAYOUT; break;
+        case OPT_VERIFY: o->verify = 1; break;
+        case OPT_DUMP: o->dump = optarg; break;
+        case OPT_EXTRACT: o->extract = optarg; break;
+        case OPT_LAYER:
+            if (cli_parse_int("zse-info", "--layer", optarg, 0, 1000000, &n) != 0)
+                return -1;
+            o->layer = (int)n;
+            break;
+        case OPT_FORMAT:
+            o->json = strcmp(optarg, "json") == 0;
+            if (!o->json && strcmp(optarg, "text") != 0)
+                return cli_wrong("zse-info", "--format: '%s' is neither text nor json", optarg), -1;
+            break;
+        case 'h': *code = cli_help(usage); return -1;
+        case 'V': *code = cli_version("zse-info"); return -1;
+        default: cli_usage(usage); return -1;
+        }
+    }
+    if (argc - optind != 1)
+        return cli_usage(usage), -1;
+    o->model = argv[optind];
+    if ((o->dump != NULL) != (o->output != NULL))
+        return cli_wrong("zse-info", "--dump-tensor NAME and -o FILE belong together"), -1;
+    return 0;
+}
+
+static int run_dump(const struct options *o, const struct info *i, struct err *e)
+{
+    json_t *shape;
+    if (info_dump_tensor(i, o->dump, o->output, &shape, e) < 0)
+        return -1;
+    json_t *said = json_pack("{s:s, s:o, s:s, s:s}", "tensor", o->dump, "shape", shape, "type", "f32", "file", o->output);
+    if (o->json && said)
+        cli_json(said);
+    json_decref(said);
+    return 0;
+}
+
+static int run_extract(const struct options *o, const struct info *i, struct err *e)
+{
+    json_t *names, *name;
+    size_t k;
+    if (info_extract(i, o->extract, &names, e) < 0)
+        return -1;
+    if (o->json) {
+        json_t *said = json_pack("{s:s, s:O}", "folder", o->extract, "files", names);
+        if (said)
+            cli_json(said);
+        json_decref(said);
+    } else {
+        json_array_foreach(names, k, name)
+            printf("%s/%s\n", o->extract, json_string_value(name));
+    }
+    json_decref(names);
+    return 0;
+}
+
+static int run_verify(const struct options *o, const struct info *i, struct err *e)
+{
+    if (info_verify(i, e) < 0)
+        return -1;
+    if (o->json) {
+        json_t *said = json_pack("{s:s, s:b}", "file", o->model, "ok", 1);
+        if (said)
+            cli_json(said);
+        json_decref(said);
+    } else {
+        printf("%s: %s\n", o->model, i->z ? "all checksums agree" : "every tensor is complete and finite (this kind of file has no checksums)");
+    }
+    return 0;
+}
+
+static int run(const struct options *o, const struct info *i, struct err *e)
+{
+    if (o->dump)
+        return run_dump(o, i, e);
+    if (o->extract)
+        return run_extract(o, i, e);
+    if (o->verify)
+        return run_verify(o, i, e);
+    json_t *d = info_describe(i, o->layer);
+    if (!d)
+        return err_nomem(e, o->model);
+    if (o->json)
+        cli_json(d);
+    else
+        info_print(d, o->parts);
+    json_decref(d);
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    struct options o;
+    struct info i;
+    struct err e;
+    int code;
+    if (parse_options(&o, argc, argv, &code) < 0)
+        return code;
+    if (info_open(&i, o.model, &e) < 0) {
+        info_close(&i);
+        return cli_fail("zse-info", &e);
+    }
+    int r = run(&o, &i, &e);
+    info_close(&i);
+    if (r < 0) {
+        cli_fail("zse-info", &e);
+        cli_finish("zse-info");
+        return CLI_FAILED;
+    }
+    return cli_finish("zse-info");
+}
