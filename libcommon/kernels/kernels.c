@@ -3,6 +3,9 @@
 #include <string.h>
 
 static const struct kernels *const all[] = {
+#if defined(__x86_64__)
+    &kernels_avx512, &kernels_avx2,
+#endif
     &kernels_ref, NULL
 };
 

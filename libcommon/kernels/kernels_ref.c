@@ -171,8 +171,8 @@ static float activate(float x, int act)
     case ACT_SILU:       return x / (1.0f + approx_exp(-x));
     case ACT_GELU:       return 0.5f * x * (1.0f + approx_erf(x * GELU_SQRT_HALF));
     case ACT_GELU_TANH:  return x / (1.0f + approx_exp(x * GELU_TANH_1 * fmaf(x * x, GELU_TANH_3, 1.0f)));
-    case ACT_RELU:       return x > 0 ? x : x == x ? 0 : x;
-    case ACT_RELU2:      return x > 0 ? x * x : x == x ? 0 : x;
+    case ACT_RELU:       return 0 > x ? 0 : x;
+    case ACT_RELU2:      return 0 > x ? 0 : x * x;
     default:             return x / (1.0f + approx_exp(x * GELU_QUICK));
     }
 }

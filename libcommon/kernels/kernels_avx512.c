@@ -1,0 +1,254 @@
+/* kernels_avx512.c - AVX-512 with VNNI and VBMI (Ice Lake, Zen 4 and later).  The Makefile compiles *_avx512.c, and only them, with
+ * these instructions; nothing here runs before supported() said yes.  __builtin_cpu_supports() also asks whether the operating
+ * system saves the wide registers, which CPUID alone does not tell.
+ *
+ * vpdpbusd multiplies unsigned by signed bytes, so weights are used as value + 128 and the sums begin at -128 * sum of activations. */
+#include "libcommon/kernels/kernels.h"
+
+#include <limits.h>
+
+#define INLINE static inline __attribute__((always_inline))
+#if defined(__clang__)
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL _Pragma("GCC unroll 32")
+#endif
+
+#include "libcommon/kernels/vec_avx512.inc"
+#include "libcommon/kernels/rows.inc"
+#include "libcommon/kernels/attention.inc"
+
+static int supported(void)
+{
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi") &&
+           __builtin_cpu_supports("fma");
+}
+
+enum { BLOCK_K = 512, PANEL_MAX = 6, PAIR = 4, BIAS = 128, F32_PANEL = 12, F32_VECTORS = 2 };
+typedef int8_t code_t;
+
+/* Scales of group g of a unit of n: quad q of rows has its four at element 4 * (q * n + g). */
+INLINE void quads_8(const uint8_t *area, int n, int g, const int is_signed, vf out[2])
+{
+    const __m512i index = _mm512_add_epi32(_mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 0, 0, 0, 0, 0, 0, 0, 0), vi_set(n)), vi_set(g));
+    __m256i v = _mm512_castsi512_si256(_mm512_permutex2var_epi32(vi_load(area), index, vi_load(area + 64)));
+    __m128i a = _mm256_castsi256_si128(v), b = _mm256_extracti128_si256(v, 1);
+    out[0] = vf_from_i32(is_signed ? _mm512_cvtepi8_epi32(a) : _mm512_cvtepu8_epi32(a));
+    out[1] = vf_from_i32(is_signed ? _mm512_cvtepi8_epi32(b) : _mm512_cvtepu8_epi32(b));
+}
+
+INLINE void quads_f16(const uint8_t *area, int n, int g, vf out[2])
+{
+    const __m512i iota = _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7);
+    const __m512i index = _mm512_add_epi64(n == 2 ? _mm512_slli_epi64(iota, 1) : iota, _mm512_set1_epi64(g));
+    __m512i v = _mm512_permutex2var_epi64(vi_load(area), index, vi_load(area + 64));
+    out[0] = _mm512_cvtph_ps(_mm512_castsi512_si256(v));
+    out[1] = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(v, 1));
+}
+
+INLINE void widen_lines(int8_t *out, const uint8_t *in, int n_k) { (void)out, (void)in, (void)n_k; }
+
+#include "libcommon/kernels/matmul.inc"
+
+/* One panel of T tokens through an unpacked block: c [T][32] += weights * activations.
+ * one: an act group is one step.  Then the running sums stay in registers; else `inner` does, and c takes an act group at a time. */
+INLINE void dot_panel(const int T, const int one, const struct weights *w, const struct scratch *s, int n_groups, struct act_panel a, float *c)
+{
+    const int8_t *line = s->w.lines;
+    const float *scale = s->scale, *min = w->type->extra == EXTRA_NONE ? NULL : s->min;
+    const int n_lines = w->step / 4, n_steps = one ? 1 : w->n_steps;
+    __m512 f[PANEL_MAX][2];
+    if (one)
+        UNROLL for (int t = 0; t < T; t++)
+            f[t][0] = vf_load(c + 32 * t), f[t][1] = vf_load(c + 32 * t + 16);
+    for (int g = 0; g < n_groups; g++) {
+        __m512 inner[PANEL_MAX][2];
+        UNROLL for (int t = 0; t < T; t++)
+            inner[t][0] = inner[t][1] = vf_set(0);
+        for (int i = 0; i < n_steps; i++) {
+            __m512i d[PANEL_MAX][2];
+            UNROLL for (int t = 0; t < T; t++)
+                d[t][0] = d[t][1] = vi_set(a.seed[t]);
+            a.seed += T;
+            for (int l = 0; l < n_lines; l += 8) {
+                UNROLL for (int j = 0; j < 8; j++) {
+                    __m512i w0 = _mm512_load_si512(line), w1 = _mm512_load_si512(line + 64);
+                    UNROLL for (int t = 0; t < T; t++) {
+                        int32_t four;
+                        memcpy(&four, a.code + 4 * t, 4);
+                        __m512i q = vi_set(four);
+                        d[t][0] = _mm512_dpbusd_epi32(d[t][0], w0, q);
+                        d[t][1] = _mm512_dpbusd_epi32(d[t][1], w1, q);
+                    }
+                    line += 128;
+                    a.code += 4 * T;
+                }
+            }
+            const __m512 s0 = vf_load(scale), s1 = vf_load(scale + 16);
+            scale += 32;
+            UNROLL for (int t = 0; t < T; t++) {
+                inner[t][0] = one ? vf_mul(vf_from_i32(d[t][0]), s0) : vf_fma(vf_from_i32(d[t][0]), s0, inner[t][0]);
+                inner[t][1] = one ? vf_mul(vf_from_i32(d[t][1]), s1) : vf_fma(vf_from_i32(d[t][1]), s1, inner[t][1]);
+            }
+            if (min) {
+                UNROLL for (int t = 0; t < T; t++) {
+                    inner[t][0] = vf_fma(vf_load(min), vf_set(a.sum[t]), inner[t][0]);
+                    inner[t][1] = vf_fma(vf_load(min + 16), vf_set(a.sum[t]), inner[t][1]);
+                }
+                min += 32;
+                a.sum += T;
+            }
+        }
+        UNROLL for (int t = 0; t < T; t++) {
+            const __m512 as = vf_set(a.scale[t]);
+            if (one) {
+                f[t][0] = vf_fma(inner[t][0], as, f[t][0]), f[t][1] = vf_fma(inner[t][1], as, f[t][1]);
+            } else {
+                vf_store(c + 32 * t, vf_fma(inner[t][0], as, vf_load(c + 32 * t)));
+                vf_store(c + 32 * t + 16, vf_fma(inner[t][1], as, vf_load(c + 32 * t + 16)));
+            }
+        }
+        a.scale += T;
+    }
+    if (one)
+        UNROLL for (int t = 0; t < T; t++)
+            vf_store(c + 32 * t, f[t][0]), vf_store(c + 32 * t + 16, f[t][1]);
+}
+
+/* The same straight from a tile's 4- or 8-bit codes, for the few tokens of one panel: pure streaming, PREFETCH bytes ahead. */
+enum { PREFETCH = 6144 };
+
+INLINE void dot_stream(const int T, const int bits, const struct weights *w, const uint8_t *tile, int k0, int n_k, struct act_panel a, float *c)
+{
+    const struct mat *m = w->m;
+    const int split = T <= 2;                           /* two sums each, or the chain of dot products would be too long */
+    const __m512i table = vi_load(w->table);
+    const int n_lines = w->step * bits / 32;
+    __m512 f[PANEL_MAX][2], inner[PANEL_MAX][2];
+    UNROLL for (int t = 0; t < T; t++) {
+        f[t][0] = vf_load(c + 32 * t), f[t][1] = vf_load(c + 32 * t + 16);
+        inner[t][0] = inner[t][1] = vf_set(0);
+    }
+    int group = k0 / m->group_size, steps_left = w->n_steps;
+    const int steps_of_group = m->group_size > w->step ? m->group_size / w->step : 1, skip = m->group_size < w->step ? w->step / m->group_size : 1;
+    for (int end = (k0 + n_k) / m->group_size; group < end; ) {
+        const int unit = group / m->unit_groups, n = skip > 1 ? skip : mat_unit_n(m, unit);
+        const uint8_t *p = tile + mat_unit_offset(m, unit), *line = tile + mat_group_offset(m, group);
+        for (const uint8_t *q = p; q < line; q += 64)
+            prefetch(q + PREFETCH);
+        for (int g = 0; g < n; g += skip) {
+            __m512 s[2], x[2];
+            group_scales(w->type, p, n, g, s, x);
+            for (int i = 0; i < steps_of_group; i++) {
+                __m512i d[PANEL_MAX][2], e[PANEL_MAX][2];
+                UNROLL for (int t = 0; t < T; t++) {
+                    d[t][0] = d[t][1] = vi_set(a.seed[t]);
+                    e[t][0] = e[t][1] = vi_set(0);
+                }
+                a.seed += T;
+                for (int l = 0; l < n_lines; l += 4)
+                    UNROLL for (int j = 0; j < 4; j++) {
+                        prefetch(line + PREFETCH), prefetch(line + PREFETCH + 64);
+                        __m512i w0 = vi_load(line), w1 = vi_load(line + 64);
+                        __m512i v0 = bits == 4 ? _mm512_permutexvar_epi8(w0, table) : vbytes_flip(w0), v1 = bits == 4 ? _mm512_permutexvar_epi8(w1, table) : vbytes_flip(w1);
+                        UNROLL for (int t = 0; t < T; t++) {
+                            int32_t four;
+                            memcpy(&four, a.code + 4 * t, 4);
+                            d[t][0] = _mm512_dpbusd_epi32(d[t][0], v0, vi_set(four));
+                            d[t][1] = _mm512_dpbusd_epi32(d[t][1], v1, vi_set(four));
+                        }
+                        a.code += 4 * T;
+                        if (bits == 4) {
+                            v0 = _mm512_permutexvar_epi8(vbytes_shr(w0, 4), table), v1 = _mm512_permutexvar_epi8(vbytes_shr(w1, 4), table);
+                            UNROLL for (int t = 0; t < T; t++) {
+                                int32_t four;
+                                memcpy(&four, a.code + 4 * t, 4);
+                                __m512i *to = split ? e[t] : d[t];
+                                to[0] = _mm512_dpbusd_epi32(to[0], v0, vi_set(four));
+                                to[1] = _mm512_dpbusd_epi32(to[1], v1, vi_set(four));
+                            }
+                            a.code += 4 * T;
+                        }
+                        line += 128;
+                    }
+                UNROLL for (int t = 0; t < T; t++)
+                    UNROLL for (int r = 0; r < 2; r++) {
+                        __m512 v = vf_from_i32(split ? vi_add(d[t][r], e[t][r]) : d[t][r]);
+                        inner[t][r] = vf_fma(v, s[r], inner[t][r]);
+                        if (w->type->extra != EXTRA_NONE)
+                            inner[t][r] = vf_fma(x[r], vf_set(a.sum[t]), inner[t][r]);
+                    }
+                a.sum += T;
+                if (--steps_left == 0) {
+                    UNROLL for (int t = 0; t < T; t++)
+                        UNROLL for (int r = 0; r < 2; r++) {
+                            f[t][r] = vf_fma(inner[t][r], vf_set(a.scale[t]), f[t][r]);
+                            inner[t][r] = vf_set(0);
+                        }
+                    a.scale += T;
+                    steps_left = w->n_steps;
+                }
+            }
+        }
+        group += n;
+    }
+    UNROLL for (int t = 0; t < T; t++)
+        vf_store(c + 32 * t, f[t][0]), vf_store(c + 32 * t + 16, f[t][1]);
+}
+
+#define DOT(T) \
+    static void dot_many_##T(const struct weights *w, const struct scratch *s, int n_groups, struct act_panel a, float *c) \
+    { \
+        dot_panel(T, 0, w, s, n_groups, a, c); \
+    } \
+    static void dot_one_##T(const struct weights *w, const struct scratch *s, int n_groups, struct act_panel a, float *c) \
+    { \
+        dot_panel(T, 1, w, s, n_groups, a, c); \
+    } \
+    static void stream_4_##T(const struct weights *w, const uint8_t *tile, int k0, int n_k, struct act_panel a, float *c) \
+    { \
+        dot_stream(T, 4, w, tile, k0, n_k, a, c); \
+    } \
+    static void stream_8_##T(const struct weights *w, const uint8_t *tile, int k0, int n_k, struct act_panel a, float *c) \
+    { \
+        dot_stream(T, 8, w, tile, k0, n_k, a, c); \
+    }
+DOT(1) DOT(2) DOT(3) DOT(4) DOT(5) DOT(6)
+
+static void (*const dots[2][6])(const struct weights *, const struct scratch *, int, struct act_panel, float *) = {
+    { dot_many_1, dot_many_2, dot_many_3, dot_many_4, dot_many_5, dot_many_6 }, { dot_one_1, dot_one_2, dot_one_3, dot_one_4, dot_one_5, dot_one_6 },
+};
+static void (*const streams[2][6])(const struct weights *, const uint8_t *, int, int, struct act_panel, float *) = {
+    { stream_4_1, stream_4_2, stream_4_3, stream_4_4, stream_4_5, stream_4_6 }, { stream_8_1, stream_8_2, stream_8_3, stream_8_4, stream_8_5, stream_8_6 },
+};
+
+static void matmul(float *out, size_t ldo, const struct mat *m, int tile0, int tile1, const void *act, int n_tokens, void *scratch)
+{
+    struct scratch *s = scratch;
+    const struct weights w = weights_init(m, BIAS);
+    const int panels = n_panels(n_tokens, PANEL_MAX), streaming = panels == 1 && (w.bits == 4 || w.bits == 8);
+    for (int i = tile0; i < tile1; i++) {
+        const uint8_t *tile = m->data + (size_t)i * m->tile_bytes;
+        memset(s->c, 0, (size_t)n_tokens * TILE_ROWS * sizeof(float));
+        for (int k0 = 0; k0 < m->cols_padded; k0 += BLOCK_K) {
+            const int n_k = m->cols_padded - k0 < BLOCK_K ? m->cols_padded - k0 : BLOCK_K;
+            if (streaming) {
+                streams[w.bits / 8][n_tokens - 1](&w, tile, k0, n_k, act_panel(act, n_tokens, k0, n_k, 0, n_tokens, m->act_group, w.step), s->c);
+                continue;
+            }
+            unpack_block(&w, tile, k0, n_k, s);
+            for (int p = 0, t0 = 0, t1; p < panels; p++, t0 = t1) {
+                t1 = panel_begin(n_tokens, panels, p + 1);
+                struct act_panel a = act_panel(act, n_tokens, k0, n_k, t0, t1 - t0, m->act_group, w.step);
+                dots[w.n_steps == 1][t1 - t0 - 1](&w, s, n_k / m->act_group, a, s->c + t0 * TILE_ROWS);
+            }
+        }
+        write_rows(out + (size_t)i * TILE_ROWS, ldo, s->c, n_tokens, w.type->row_scale ? (const float *)tile : NULL, tile_rows(m, i));
+    }
+}
+
+const struct kernels kernels_avx512 = {
+    "avx512", supported, act_bytes, act_parts, act_pack, matmul, matmul_f32, scratch_bytes,
+    rms_norm, layer_norm, add, act_mul, rope, kv_store_key, kv_store_value, attention, attention_scratch,
+};

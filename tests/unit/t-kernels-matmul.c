@@ -1,0 +1,270 @@
+/* t-kernels-matmul.c - both matmuls: the plain kernels against sums in double, and every set this machine runs against the plain one,
+ * bit for bit, for every number of tokens (so a token's result cannot depend on the tokens beside it). */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "libcommon/base/rng.h"
+#include "libcommon/kernels/kernels.h"
+#include "libcommon/quant/half.h"
+#include "libcommon/quant/quantize.h"
+
+enum { MAX_TOKENS = 20 };
+
+static const int shapes[][2] = { { 1, 1 }, { 31, 31 }, { 32, 33 }, { 33, 100 }, { 100, 576 }, { 40, 1100 } };
+static const int act_groups[] = { 32, 64, 128 };
+
+static float uniform(struct rng *r, float from, float to) { return from + (to - from) * (float)rng_double(r); }
+static int below(struct rng *r, int n) { return (int)(rng_double(r) * n); }
+static void *aligned(size_t n) { void *p = aligned_alloc(64, (n + 127) / 64 * 64); assert_non_null(p); return memset(p, 0xa5, (n + 127) / 64 * 64); }
+
+/* Any code and any scale the type has, not only what a quantizer would choose. */
+static void random_row(const struct mat *m, struct qrow *q, struct rng *r)
+{
+    const struct qtype_info *t = qtype_info(m->type);
+    q->row_scale = t->row_scale ? uniform(r, 1e-4f, 1e-3f) : 1;
+    for (int i = 0; i < m->cols_padded; i++)
+        q->code[i] = (uint8_t)(i >= m->cols ? t->code_zero : t->bits == 8 ? below(r, 255) - 127 : below(r, 1 << t->bits));
+    for (int g = 0; g < m->n_groups; g++) {
+        q->scale[g] = t->scale == SCALE_NONE ? 1 : t->scale == SCALE_F16 ? f16_to_f32(f32_to_f16(uniform(r, -0.02f, 0.02f)))
+                    : t->scale == SCALE_S8 ? (float)(below(r, 255) - 127) : (float)below(r, 256);
+        if (q->extra)
+            q->extra[g] = t->extra == EXTRA_MIN_F16 ? f16_to_f32(f32_to_f16(uniform(r, -0.2f, 0.2f))) : (float)below(r, 16);
+    }
+}
+
+static uint8_t *random_mat(struct mat *m, enum qtype type, int group_size, int act_group, int rows, int cols, struct rng *r)
+{
+    struct err e;
+    struct qrow q;
+    assert_int_equal(mat_init(m, type, group_size, act_group, rows, cols, &e), 0);
+    uint8_t *data = aligned(m->size);
+    for (int tile = 0; tile < m->n_tiles; tile++)
+        tile_clear(m, data + (size_t)tile * m->tile_bytes);
+    m->data = data;
+    if (qtype_info(type)->is_float) {
+        float *x = malloc((size_t)rows * (size_t)cols * sizeof *x);
+        for (int i = 0; i < rows * cols; i++)
+            x[i] = uniform(r, -1, 1);
+        mat_encode_float(m, data, x, (size_t)cols);
+        free(x);
+        return data;
+    }
+    assert_int_equal(qrow_init(&q, m, &e), 0);
+    for (int row = 0; row < rows; row++) {
+        random_row(m, &q, r);
+        tile_put(m, data + (size_t)(row / TILE_ROWS) * m->tile_bytes, row % TILE_ROWS, &q);
+    }
+    qrow_release(&q);
+    return data;
+}
+
+/* Activations with outliers, zeros, and (token 3) whole groups of zeros. */
+static float *random_activations(int n, int cols, size_t ldx, struct rng *r)
+{
+    float *x = malloc((size_t)n * ldx * sizeof *x);
+    for (int t = 0; t < n; t++)
+        for (int k = 0; k < (int)ldx; k++)
+            x[(size_t)t * ldx + (size_t)k] = k >= cols ? NAN : t == 3 && k >= 64 ? 0 : uniform(r, -1, 1) * (below(r, 50) ? 1 : 30);
+    return x;
+}
+
+static float *run(const struct kernels *k, const struct mat *m, const float *x, size_t ldx, int n, int exact, int split)
+{
+    const size_t ldo = (size_t)m->rows + 3;
+    float *out = aligned((size_t)n * ldo * sizeof *out);
+    void *scratch = aligned(k->scratch_bytes(n, m->cols_padded)), *act = NULL;
+    for (size_t i = 0; i < (size_t)n * ldo; i++)
+        out[i] = -12345;
+    if (!exact) {
+        act = aligned(k->act_bytes(n, m->cols_padded, m->act_group));
+        for (int p = k->act_parts(n) - 1; p >= 0; p--)
+            k->act_pack(act, x, ldx, n, m->cols, m->cols_padded, m->act_group, p);
+    }
+    for (int t0 = 0; t0 < m->n_tiles; t0 += split) {
+        int t1 = t0 + split < m->n_tiles ? t0 + split : m->n_tiles;
+        if (exact)
+            k->matmul_f32(out, ldo, m, t0, t1, x, ldx, n, scratch);
+        else
+            k->matmul(out, ldo, m, t0, t1, act, n, scratch);
+    }
+    for (int t = 0; t < n; t++)
+        for (size_t i = (size_t)m->rows; i < ldo; i++)
+            if (out[(size_t)t * ldo + i] != -12345)
+                fail_msg("%s: wrote beyond the last row", k->name);
+    free(scratch);
+    free(act);
+    return out;
+}
+
+static int same(float a, float b) { return f32_bits(a) == f32_bits(b) || (a != a && b != b); }
+
+static void sets_agree(const struct mat *m, const float *x, size_t ldx, int exact, const float *want)
+{
+    const size_t ldo = (size_t)m->rows + 3;
+    for (const struct kernels *const *k = kernels_all(); *k; k++) {
+        if (!(*k)->supported())
+            continue;
+        for (int n = 1; n <= MAX_TOKENS; n++) {
+            float *got = run(*k, m, x, ldx, n, exact, n % 2 ? 1 : m->n_tiles);
+            for (int t = 0; t < n; t++)
+                for (int r = 0; r < m->rows; r++) {
+                    size_t i = (size_t)t * ldo + (size_t)r;
+                    if (!same(got[i], want[i]))
+                        fail_msg("%s %s%s group %d act_group %d, %d x %d, %d tokens: token %d row %d is %.9g, not %.9g", (*k)->name, qtype_info(m->type)->name,
+                                 exact ? " f32" : "", m->group_size, m->act_group, m->rows, m->cols, n, t, r, (double)got[i], (double)want[i]);
+                }
+            free(got);
+        }
+    }
+}
+
+/* The activations as they are rounded, here in double. */
+static void round_activations(const struct mat *m, const float *x, double *out)
+{
+    for (int k0 = 0; k0 < m->cols; k0 += m->act_group) {
+        int end = k0 + m->act_group < m->cols ? k0 + m->act_group : m->cols;
+        float amax = 0;
+        for (int k = k0; k < end; k++)
+            amax = fabsf(x[k]) > amax ? fabsf(x[k]) : amax;
+        for (int k = k0; k < end; k++)
+            out[k] = amax > 0 ? nearbyint((double)(x[k] * (127.0f / amax))) * (double)(amax / 127.0f) : 0;
+    }
+}
+
+/* Rounding of a sum of n terms in f32: n * eps * sum of |terms| (Higham 2002, section 3.1). */
+static void check_ref(const struct mat *m, const float *x, size_t ldx, int exact, const float *got)
+{
+    double *a = malloc((size_t)m->cols * sizeof *a);
+    float *w = malloc((size_t)m->cols * sizeof *w);
+    const struct qtype_info *type = qtype_info(m->type);
+    for (int t = 0; t < MAX_TOKENS; t++) {
+        for (int k = 0; k < m->cols; k++)
+            a[k] = x[(size_t)t * ldx + (size_t)k];
+        if (!exact)
+            round_activations(m, x + (size_t)t * ldx, a);
+        for (int r = 0; r < m->rows; r++) {
+            double sum = 0, size = 0;
+            mat_decode_row(m, r, w);
+            for (int k = 0; k < m->cols; k++) {
+                double v = w[k];
+                if (!exact && m->type == QT_NF4) {      /* levels rounded to 1/127 */
+                    struct qrow q;
+                    struct err e;
+                    assert_int_equal(qrow_init(&q, m, &e), 0);
+                    tile_get(m, m->data + (size_t)(r / TILE_ROWS) * m->tile_bytes, r % TILE_ROWS, &q);
+                    for (int i = 0; i < m->cols; i++)
+                        w[i] = q.row_scale * q.scale[i / m->group_size] * type->value8[q.code[i]];
+                    qrow_release(&q);
+                    v = w[k];
+                    for (; k < m->cols; k++)
+                        sum += w[k] * a[k], size += fabs(w[k] * a[k]);
+                    break;
+                }
+                sum += v * a[k];
+                /* with a minimum, two large sums may cancel: count both */
+                size += fabs(v * a[k]) + (type->extra != EXTRA_NONE ? 0.4 * fabs(a[k]) : 0);
+            }
+            float v = got[(size_t)t * ((size_t)m->rows + 3) + (size_t)r];
+            if (!(fabs((double)v - sum) <= (m->cols + 4) * 0x1p-23 * size))
+                fail_msg("ref %s%s group %d act_group %d, %d x %d: token %d row %d is %.9g, not %.9g (terms %.9g)", type->name, exact ? " f32" : "",
+                         m->group_size, m->act_group, m->rows, m->cols, t, r, (double)v, sum, size);
+        }
+    }
+    free(a);
+    free(w);
+}
+
+static void check(enum qtype type, int group_size, int act_group, int rows, int cols, int exact)
+{
+    struct rng r = { (uint64_t)type * 1000003 + (uint64_t)(group_size * 7 + act_group * 3 + rows * 131 + cols) };
+    struct mat m;
+    size_t ldx = (size_t)cols + 5;
+    uint8_t *data = random_mat(&m, type, group_size, act_group, rows, cols, &r);
+    float *x = random_activations(MAX_TOKENS, cols, ldx, &r), *want = run(&kernels_ref, &m, x, ldx, MAX_TOKENS, exact, m.n_tiles);
+    check_ref(&m, x, ldx, exact, want);
+    sets_agree(&m, x, ldx, exact, want);
+    free(want);
+    free(x);
+    free(data);
+}
+
+static void each_type(int is_float, int exact)
+{
+    for (int type = 0; type < 64; type++) {
+        const struct qtype_info *t = qtype_info((enum qtype)type);
+        if (!t || !t->has_kernels || t->is_float != is_float)
+            continue;
+        for (int g = 32; g <= 128; g *= 2)
+            for (size_t a = 0; a < 3 && t->group_sizes & (unsigned)g; a++) {
+                if ((is_float || exact) && a)
+                    continue;
+                for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
+                    check((enum qtype)type, g, is_float ? 0 : act_groups[a], shapes[s][0], shapes[s][1], exact);
+            }
+    }
+}
+
+static void integer_matmul(void **state) { (void)state; each_type(0, 0); }
+static void f32_matmul_of_integers(void **state) { (void)state; each_type(0, 1); }
+static void f32_matmul_of_floats(void **state) { (void)state; each_type(1, 1); }
+
+/* Infinities and NaN reach the result of their token, and of no other. */
+static void bad_activations(void **state)
+{
+    (void)state;
+    struct rng r = { 5 };
+    struct mat m;
+    uint8_t *data = random_mat(&m, QT_NL4, 32, 64, 33, 100, &r);
+    float *x = random_activations(4, 100, 100, &r);
+    float *clean = run(&kernels_ref, &m, x, 100, 4, 0, 9);
+    x[1 * 100 + 70] = NAN;
+    x[2 * 100 + 3] = -INFINITY;
+    for (const struct kernels *const *k = kernels_all(); *k; k++) {
+        if (!(*k)->supported())
+            continue;
+        float *got = run(*k, &m, x, 100, 4, 0, 9);
+        for (int t = 0; t < 4; t++)
+            for (int row = 0; row < 33; row++) {
+                float v = got[t * 36 + row];
+                if (t == 1 || t == 2 ? v == v : !same(v, clean[t * 36 + row]))
+                    fail_msg("%s: token %d row %d is %.9g", (*k)->name, t, row, (double)v);
+            }
+        free(got);
+    }
+    free(clean);
+    free(x);
+    free(data);
+}
+
+static void picking(void **state)
+{
+    (void)state;
+    struct err e = { 0 };
+    const struct kernels *k = kernels_pick(NULL, &e);
+    assert_non_null(k);
+    assert_ptr_equal(kernels_pick(k->name, &e), k);
+    assert_ptr_equal(kernels_pick("ref", &e), &kernels_ref);
+    assert_null(kernels_pick("mmx", &e));
+    assert_non_null(strstr(e.msg, "mmx"));
+    assert_non_null(strstr(e.msg, "ref"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(picking),
+        cmocka_unit_test(integer_matmul),
+        cmocka_unit_test(f32_matmul_of_integers),
+        cmocka_unit_test(f32_matmul_of_floats),
+        cmocka_unit_test(bad_activations),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
