@@ -8,7 +8,8 @@
 
 /* Inputs of linear layers, called from the caller's thread before each is multiplied: x [n_tokens, ldx], cols valid.
  * role: ROLE_Q (q, k and v share their input), ROLE_O, ROLE_GATE (gate and up; ROLE_UP where there is no gate), ROLE_DOWN, ROLE_HEAD.
- * A non-zero answer says that the rest of the layer is not needed: cpu_layers_run then returns 0 as soon as it can, and x holds anything.
+ * cpu_layers_run takes its windows one after the other: every input comes once for each window, n_tokens = window_len, in order of the windows.
+ * A non-zero answer says that the rest of the layer is not needed for this window (the next one still comes); x then holds anything.
  * (Other callers of a tap may ignore the answer.) */
 struct cpu_tap {
     int (*input)(void *user, int layer, int role, const float *x, size_t ldx, int n_tokens, int cols);

@@ -63,7 +63,6 @@ static int bind_norm(struct binder *b, const char *name, const char *have, int64
 {
     const struct config *c = &b->m->config;
     char full[96];
-    norm->present = have != NULL;
     if (!have || !*have)
         return 0;
     snprintf(full, sizeof full, "%s.weight", name);
@@ -78,6 +77,22 @@ static int bind_norm(struct binder *b, const char *name, const char *have, int64
     }
     snprintf(full, sizeof full, "%s.bias", name);
     return bind_plain(b, full, 1, n, !biased, &norm->b);
+}
+
+void model_norms(struct model *m)
+{
+    const struct weight_names *n = m->config.names;
+    const int qk = m->config.qk_norm != QK_NORM_NONE;
+    m->embed_norm.present = n->embed_norm != NULL;
+    m->final_norm.present = n->final_norm != NULL;
+    for (int i = 0; i < m->config.n_layers; i++) {
+        struct layer *l = &m->layers[i];
+        l->attn_norm.present = n->attn_norm != NULL;
+        l->attn_post_norm.present = n->attn_post_norm != NULL;
+        l->mlp_norm.present = n->mlp_norm != NULL;
+        l->mlp_post_norm.present = n->mlp_post_norm != NULL;
+        l->q_norm.present = l->k_norm.present = qk;
+    }
 }
 
 static int bind_layer(struct binder *b, int i, struct layer *l)
@@ -159,6 +174,7 @@ struct model *model_bind(struct zfile *z, struct err *e)
         err_nomem(e, "model");
         goto fail;
     }
+    model_norms(m);
     if (bind_ends(&b) < 0)
         goto fail;
     for (int i = 0; i < c->n_layers; i++)

@@ -100,6 +100,8 @@ struct model {
 struct model *model_bind(struct zfile *z, struct err *e);
 void model_close(struct model *m);
 
+/* Which norms the architecture has: sets `present` of all of them. */
+void model_norms(struct model *m);
 /* Shapes of a layer's weights: rows and cols of a linear layer by role (ROLE_Q .. ROLE_DOWN, ROLE_EMBED, ROLE_HEAD). */
 void config_linear_shape(const struct config *c, int role, int64_t *rows, int64_t *cols);
 

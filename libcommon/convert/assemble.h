@@ -1,0 +1,15 @@
+/* assemble.h - a model in memory straight from its source, every matrix in one float type: what conversions are measured against. */
+#ifndef ZSE_CONVERT_ASSEMBLE_H
+#define ZSE_CONVERT_ASSEMBLE_H
+
+#include "libcommon/import/source.h"
+#include "libcommon/model/model.h"
+
+/* type: QT_F32, QT_F16, QT_BF16.  Vectors are f32.  Closed by model_close; s may be closed before.
+ * Refuses what a conversion refuses: tensors missing, of another shape, or that nobody reads. */
+struct model *model_assemble(const struct source *s, enum qtype type, struct err *e);
+
+/* The list of tensors with the source's shapes checked (see weight_specs), and with every tensor of the source either on it or ignorable. */
+int source_weights(const struct config *c, const struct source *s, struct weight_spec **specs, int *n, struct err *e);
+
+#endif

@@ -1,0 +1,166 @@
+/* cpu.c - the CPU backend: checks a batch, gives it to the core layer by layer, and holds the KV cache. */
+#include "libcommon/engine/cpu.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "libcommon/engine/cpu_core.h"
+
+struct cpu {
+    const struct model *m;
+    struct backend_options o;
+    struct core core;
+    struct pool *pool;
+    struct cpu_tap tap;
+    int *offset;                    /* [max_tokens] */
+    const float **rows;             /* [max_logits] */
+    size_t kv_size;
+    char name[64];
+};
+
+static void cpu_close(void *backend)
+{
+    struct cpu *b = backend;
+    if (!b)
+        return;
+    if (b->core.kv)
+        munmap(b->core.kv, b->kv_size);
+    core_close(&b->core);
+    pool_close(b->pool);
+    free(b->offset);
+    free(b->rows);
+    free(b);
+}
+
+/* Pages come with their first use. */
+static int kv_open(struct cpu *b, struct err *e)
+{
+    const struct config *c = &b->m->config;
+    struct core *k = &b->core;
+    if (__builtin_mul_overflow(k->kv_bytes, (size_t)c->n_layers * 2, &k->kv_stride) || __builtin_mul_overflow(k->kv_stride, (size_t)c->n_kv_heads, &k->kv_stride) ||
+        __builtin_mul_overflow(k->kv_stride, (size_t)b->o.n_blocks, &b->kv_size))
+        return err_set(e, ERR_SHAPE, "a KV cache of %d blocks is too large", b->o.n_blocks);
+    void *p = mmap(NULL, b->kv_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED)
+        return err_set(e, ERR_MEMORY, "out of memory: KV cache of %zu bytes", b->kv_size);
+    k->kv = p;
+    return 0;
+}
+
+static void *cpu_open(const struct model *m, const struct backend_options *o, struct err *e)
+{
+    if (o->n_blocks < 1 || o->max_tokens < 1 || o->max_logits < 0 || o->max_logits > o->max_tokens) {
+        err_set(e, ERR_SHAPE, "cpu: %d KV blocks, %d tokens, %d logits: expected at least 1, 1, and no more logits than tokens", o->n_blocks, o->max_tokens, o->max_logits);
+        return NULL;
+    }
+    const struct kernels *kernels = kernels_pick(o->kernels, e);
+    struct cpu *b = kernels ? calloc(1, sizeof *b) : NULL;
+    if (!b) {
+        if (kernels)
+            err_nomem(e, "cpu backend");
+        return NULL;
+    }
+    b->m = m;
+    b->o = *o;
+    b->pool = pool_open(o->n_threads, e);
+    if (!b->pool || core_open(&b->core, &m->config, kernels, b->pool, o->max_tokens, o->exact, o->kv_type, e) < 0 ||
+        core_reserve(&b->core, m->layers, m->config.n_layers, &m->head, e) < 0 || kv_open(b, e) < 0)
+        goto fail;
+    b->offset = calloc((size_t)o->max_tokens, sizeof *b->offset);
+    b->rows = calloc((size_t)o->max_logits + 1, sizeof *b->rows);
+    if (!b->offset || !b->rows) {
+        err_nomem(e, "cpu backend");
+        goto fail;
+    }
+    snprintf(b->name, sizeof b->name, "cpu %s, %d thread%s%s", kernels->name, pool_size(b->pool), pool_size(b->pool) == 1 ? "" : "s", o->exact ? ", exact" : "");
+    return b;
+fail:
+    cpu_close(b);
+    return NULL;
+}
+
+/* What the caller may have got wrong. */
+static int check_batch(const struct cpu *b, const struct batch *batch, struct err *e)
+{
+    const struct config *c = &b->m->config;
+    int64_t n_tokens = 0, n_logits = 0;
+    for (int i = 0; i < batch->n_items; i++) {
+        const struct batch_item *it = &batch->items[i];
+        if (it->n_tokens < 1 || it->pos < 0 || it->n_logits < 0 || it->n_logits > it->n_tokens || it->n_tokens > b->o.max_tokens)
+            return err_set(e, ERR_SHAPE, "batch item %d: %d tokens at %d, %d logits", i, it->n_tokens, it->pos, it->n_logits);
+        if (c->pos == POS_LEARNED && (int64_t)it->pos + it->n_tokens > c->max_len)
+            return err_set(e, ERR_LIMIT, "%lld tokens, but the model has positions for %d", (long long)it->pos + it->n_tokens, c->max_len);
+        if ((int64_t)it->pos + it->n_tokens > INT32_MAX - 64)
+            return err_set(e, ERR_LIMIT, "batch item %d: position %d is too large", i, it->pos);
+        for (int t = 0; t < it->n_tokens; t++)
+            if (it->tokens[t] < 0 || it->tokens[t] >= c->vocab_size)
+                return err_set(e, ERR_SHAPE, "token %d is outside the vocabulary of %d", it->tokens[t], c->vocab_size);
+        for (int p = 0; p <= (it->pos + it->n_tokens - 1) / KV_BLOCK; p++)
+            if (it->table[p] < 0 || it->table[p] >= b->o.n_blocks)
+                return err_set(e, ERR_SHAPE, "batch item %d: KV block %d, expected 0 to %d", i, it->table[p], b->o.n_blocks - 1);
+        n_tokens += it->n_tokens;
+        n_logits += it->n_logits;
+    }
+    if (n_tokens > b->o.max_tokens || n_logits > b->o.max_logits)
+        return err_set(e, ERR_SHAPE, "a batch of %lld tokens and %lld logits, expected at most %d and %d", (long long)n_tokens, (long long)n_logits,
+                       b->o.max_tokens, b->o.max_logits);
+    return 0;
+}
+
+static int cpu_forward(void *backend, const struct batch *batch, float *logits, struct err *e)
+{
+    struct cpu *b = backend;
+    struct core *k = &b->core;
+    const struct config *c = &b->m->config;
+    if (check_batch(b, batch, e) < 0)
+        return -1;
+    if (batch->n_items == 0)
+        return 0;
+    struct step s;
+    core_step(k, &s, batch->items, batch->n_items, b->offset);
+    core_ropes(k, &s);
+    core_embed(k, b->m, s.n_tokens, k->x);
+    for (int i = 0; i < c->n_layers; i++) {
+        s.kv_layer = i;
+        core_layer(k, &s, &b->m->layers[i], i, k->x);
+    }
+    int n_rows = 0;
+    for (int i = 0; i < batch->n_items; i++) {
+        const struct batch_item *it = &batch->items[i];
+        for (int t = it->n_tokens - it->n_logits; t < it->n_tokens; t++)
+            b->rows[n_rows++] = k->x + ((size_t)b->offset[i] + (size_t)t) * (size_t)c->hidden_size;
+    }
+    if (n_rows > 0)
+        core_logits(k, b->m, b->rows, n_rows, logits);
+    return 0;
+}
+
+static int cpu_copy_block(void *backend, int32_t from, int32_t to, struct err *e)
+{
+    struct cpu *b = backend;
+    if (from < 0 || from >= b->o.n_blocks || to < 0 || to >= b->o.n_blocks)
+        return err_set(e, ERR_SHAPE, "copy of KV block %d to %d, expected 0 to %d", from, to, b->o.n_blocks - 1);
+    if (from != to)
+        memcpy(b->core.kv + (size_t)to * b->core.kv_stride, b->core.kv + (size_t)from * b->core.kv_stride, b->core.kv_stride);
+    return 0;
+}
+
+static size_t cpu_memory(const void *backend)
+{
+    const struct cpu *b = backend;
+    return sizeof *b + b->core.bytes + b->kv_size + (size_t)b->o.max_tokens * sizeof *b->offset + ((size_t)b->o.max_logits + 1) * sizeof *b->rows;
+}
+
+static size_t cpu_kv_bytes(const void *backend) { return ((const struct cpu *)backend)->kv_size; }
+static const char *cpu_describe(const void *backend) { return ((const struct cpu *)backend)->name; }
+
+const struct backend backend_cpu = { "cpu", cpu_open, cpu_forward, cpu_copy_block, cpu_memory, cpu_kv_bytes, cpu_describe, cpu_close };
+
+void cpu_set_tap(void *backend, const struct cpu_tap *tap)
+{
+    struct cpu *b = backend;
+    b->tap = tap ? *tap : (struct cpu_tap){ 0 };
+    b->core.tap = tap ? &b->tap : NULL;
+}

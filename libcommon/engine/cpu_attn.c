@@ -1,0 +1,160 @@
+/* cpu_attn.c - a job is one KV head with the query heads that share it, and a run of tokens of one sequence.
+ *
+ * A job that has all tokens of its item (decoding, short prompts) also rotates and stores their keys and values; otherwise a loop before does,
+ * because the jobs of an item read each other's keys. */
+#include "libcommon/engine/cpu_attn.h"
+
+#include <math.h>
+#include <string.h>
+
+struct attn_job { struct core *k; const struct step *s; const struct layer *l; int index; };
+
+/* One head's row: norm and rotation, in the order of the architecture. */
+static void prepare(const struct attn_job *j, float *x, const struct norm *norm, int head, int token)
+{
+    const struct core *k = j->k;
+    const struct config *c = k->c;
+    const int table = c->rope_of[j->index], hd = c->head_dim;
+    const int per_head = c->qk_norm == QK_NORM_HEAD || c->qk_norm == QK_NORM_EACH;
+    for (int pass = 0; pass < 2; pass++) {
+        if ((pass == 0) == (c->qk_norm_after_rope != 0)) {
+            if (table >= 0) {
+                const struct rope *r = &c->ropes[table];
+                const size_t at = (size_t)token * (size_t)(r->dim / 2);
+                k->k->rope(x, k->cos[table] + at, k->sin[table] + at, 1, (size_t)hd, r->dim, r->pairs);
+            }
+        } else if (per_head) {
+            const size_t at = c->qk_norm == QK_NORM_EACH ? (size_t)head * (size_t)hd : 0;
+            const float *w = norm->w ? norm->w + at : NULL, *b = norm->b ? norm->b + at : NULL;
+            if (c->qk_norm_kind == NORM_RMS)
+                k->k->rms_norm(x, x, w, hd, c->qk_norm_eps, c->qk_norm_offset);
+            else
+                k->k->layer_norm(x, x, w, b, hd, c->qk_norm_eps);
+        }
+    }
+}
+
+static size_t head_offset(const struct attn_job *j, int head)
+{
+    return ((size_t)j->s->kv_layer * (size_t)j->k->c->n_kv_heads + (size_t)head) * 2 * j->k->kv_bytes;
+}
+
+/* Keys and values of tokens [first, first + n) of an item into the cache. */
+static void store(const struct attn_job *j, int item, int head, int first, int n)
+{
+    const struct core *k = j->k;
+    const struct batch_item *it = &j->s->items[item];
+    const size_t hd = (size_t)k->c->head_dim, row = (size_t)k->c->n_kv_heads * hd;
+    for (int i = first; i < first + n; i++) {
+        const int token = j->s->offset[item] + i, pos = it->pos + i;
+        float *key = k->key + (size_t)token * row + (size_t)head * hd;
+        uint8_t *block = k->kv + (size_t)it->table[pos / KV_BLOCK] * k->kv_stride + head_offset(j, head);
+        prepare(j, key, &j->l->k_norm, head, token);
+        k->k->kv_store_key(k->kv_type, block, pos % KV_BLOCK, key, (int)hd);
+        k->k->kv_store_value(k->kv_type, block + k->kv_bytes, pos % KV_BLOCK, k->value + (size_t)token * row + (size_t)head * hd, (int)hd);
+    }
+}
+
+static void store_part(void *arg, int i, int thread)
+{
+    (void)thread;
+    const struct attn_job *j = arg;
+    const int n_kv = j->k->c->n_kv_heads;
+    const struct chunk *c = &j->k->chunks[i / n_kv];
+    store(j, c->item, i % n_kv, c->first, c->n);
+}
+
+static void attend_part(void *arg, int i, int thread)
+{
+    const struct attn_job *j = arg;
+    const struct core *k = j->k;
+    const struct config *c = k->c;
+    const int group = c->n_heads / c->n_kv_heads, head = i % c->n_kv_heads;
+    const struct chunk *ch = &k->chunks[i / c->n_kv_heads];
+    const struct batch_item *it = &j->s->items[ch->item];
+    const size_t hd = (size_t)c->head_dim, row = (size_t)c->n_heads * hd;
+    const int token = j->s->offset[ch->item] + ch->first;
+    const size_t at = (size_t)token * row + (size_t)(head * group) * hd;
+    float *q = k->q + at, *out = k->att + at;
+    if (j->s->one_chunk_each)
+        store(j, ch->item, head, ch->first, ch->n);
+    for (int t = 0; t < ch->n; t++)
+        for (int g = 0; g < group; g++)
+            prepare(j, q + (size_t)t * row + (size_t)g * hd, &j->l->q_norm, head * group + g, token + t);
+    const size_t offset = head_offset(j, head);
+    k->k->attention(&(struct attn){
+        .q = q, .q_token_stride = row, .q_head_stride = hd, .out = out, .out_token_stride = row, .out_head_stride = hd,
+        .n_tokens = ch->n, .n_q_heads = group, .head_dim = c->head_dim, .pos = it->pos + ch->first, .window = c->window[j->index],
+        .base = k->kv, .table = it->table, .stride = k->kv_stride, .k_offset = offset, .v_offset = offset + k->kv_bytes, .kv_type = k->kv_type,
+        .scale = c->attn_scale, .softcap = c->attn_softcap, .alibi = c->pos == POS_ALIBI ? k->alibi + head * group : NULL }, k->scratch[thread]);
+}
+
+/* Norms over all heads of a token together. */
+static void full_norms(void *arg, int t, int thread)
+{
+    (void)thread;
+    const struct attn_job *j = arg;
+    const struct config *c = j->k->c;
+    const int nq = c->n_heads * c->head_dim, nk = c->n_kv_heads * c->head_dim;
+    float *q = j->k->q + (size_t)t * (size_t)nq, *key = j->k->key + (size_t)t * (size_t)nk;
+    j->k->k->rms_norm(q, q, j->l->q_norm.w, nq, c->qk_norm_eps, c->qk_norm_offset);
+    j->k->k->rms_norm(key, key, j->l->k_norm.w, nk, c->qk_norm_eps, c->qk_norm_offset);
+}
+
+void attn_run(struct core *k, const struct step *s, const struct layer *l, int index)
+{
+    struct attn_job j = { k, s, l, index };
+    const int n_jobs = s->n_chunks * k->c->n_kv_heads;
+    if (k->c->qk_norm == QK_NORM_FULL)
+        pool_run(k->pool, s->n_tokens, full_norms, &j);
+    if (!s->one_chunk_each)
+        pool_run(k->pool, n_jobs, store_part, &j);
+    pool_run(k->pool, n_jobs, attend_part, &j);
+}
+
+/* ---- positions ---- */
+
+static void rope_row(void *arg, int t, int thread)
+{
+    (void)thread;
+    struct core *k = arg;
+    for (int i = 0; i < k->c->n_ropes; i++) {
+        const struct rope *r = &k->c->ropes[i];
+        const int is_long = k->long_rope[t] && r->inv_freq_long;
+        const float *freq = is_long ? r->inv_freq_long : r->inv_freq, scale = is_long ? r->scale_long : r->scale;
+        float *cosine = k->cos[i] + (size_t)t * (size_t)(r->dim / 2), *sine = k->sin[i] + (size_t)t * (size_t)(r->dim / 2);
+        for (int d = 0; d < r->dim / 2; d++) {
+            const float angle = (float)k->pos[t] * freq[d];         /* f32 as in transformers: its rounding is part of the model */
+            cosine[d] = (float)cos((double)angle) * scale;
+            sine[d] = (float)sin((double)angle) * scale;
+        }
+    }
+}
+
+void core_ropes(struct core *k, const struct step *s)
+{
+    if (k->c->n_ropes)
+        pool_run(k->pool, s->n_tokens, rope_row, k);
+}
+
+void core_step(struct core *k, struct step *s, const struct batch_item *items, int n_items, int *offset)
+{
+    *s = (struct step){ .items = items, .n_items = n_items, .offset = offset, .one_chunk_each = 1 };
+    const int original = k->c->n_ropes ? k->c->ropes[0].original_max : 0;
+    for (int i = 0; i < n_items; i++) {
+        const struct batch_item *it = &items[i];
+        const int is_long = it->pos + it->n_tokens > original;
+        offset[i] = s->n_tokens;
+        for (int t = 0; t < it->n_tokens; t++) {
+            k->token[s->n_tokens] = it->tokens[t];
+            k->pos[s->n_tokens] = it->pos + t;
+            k->long_rope[s->n_tokens++] = is_long;
+        }
+        const int n_chunks = (it->n_tokens + ATTN_CHUNK - 1) / ATTN_CHUNK;
+        s->one_chunk_each &= n_chunks == 1;
+        for (int c = n_chunks; c-- > 0; ) {             /* the last sees most: first */
+            const int first = c * ATTN_CHUNK, left = it->n_tokens - first;
+            k->chunks[s->n_chunks++] = (struct chunk){ i, first, left < ATTN_CHUNK ? left : ATTN_CHUNK };
+        }
+    }
+}

@@ -1,0 +1,504 @@
+/* cpu_core.c - memory, norms and linear layers of the CPU engine, and a layer put together from them.  Attention is in cpu_attn.c.
+ *
+ * Parallel loops of a layer, each a synchronisation of all threads: q k v; attention with what rotates and stores; o; gate up activation; down.
+ * Norms and the rounding of activations are done by the caller alone when there is little of it (decoding), else in loops of their own.
+ * Every output element is computed by one job in an order that does not depend on the others: neither threads nor batch change a bit. */
+#include "libcommon/engine/cpu_core.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "libcommon/engine/cpu_attn.h"
+#include "libcommon/model/arch.h"
+
+_Static_assert((int)CONFIG_ACT_SILU == ACT_SILU && (int)CONFIG_ACT_GELU == ACT_GELU && (int)CONFIG_ACT_GELU_TANH == ACT_GELU_TANH &&
+               (int)CONFIG_ACT_RELU == ACT_RELU && (int)CONFIG_ACT_RELU2 == ACT_RELU2 && (int)CONFIG_ACT_GELU_QUICK == ACT_GELU_QUICK,
+               "config.act is an act_kind");
+
+enum {
+    TILE_JOB = 4,               /* tiles of one job at most: 128 rows, so that a chunk of outputs stays in the L2 cache */
+    SERIAL = 32768,             /* elements up to which a loop over rows is done by the caller: about 10 us, several times what waking the others takes */
+    ROW_JOB = 8,                /* rows of one job beyond that */
+};
+
+/* ---- memory ---- */
+
+static size_t up64(size_t n) { return (n + 63) / 64 * 64; }
+
+struct part { void *p; size_t bytes; };
+
+/* All parts from one allocation; p points to a pointer. */
+static int arena_open(struct core *k, struct part *parts, int n, struct err *e)
+{
+    size_t total = 0;
+    for (int i = 0; i < n; i++)
+        total += up64(parts[i].bytes);
+    k->arena = aligned_alloc(64, total ? total : 64);
+    if (!k->arena)
+        return err_nomem(e, "activations");
+    k->arena_bytes = total;
+    uint8_t *at = k->arena;
+    for (int i = 0; i < n; i++) {
+        memcpy(parts[i].p, &at, sizeof at);
+        at += up64(parts[i].bytes);
+    }
+    return 0;
+}
+
+/* A head's slope: m = max_bias, n the power of two below; heads beyond n lie between the others (arXiv:2108.12409 and its code). */
+static void alibi_slopes(float *slope, const struct config *c)
+{
+    int n = 1;
+    while (2 * n <= c->n_heads)
+        n *= 2;
+    for (int h = 0; h < c->n_heads; h++) {
+        double power = h < n ? (double)(h + 1) / n : (double)(2 * (h - n) + 1) / (2 * n);
+        slope[h] = (float)(c->alibi_scale * exp2(-c->alibi_max_bias * power));
+    }
+}
+
+int core_open(struct core *k, const struct config *c, const struct kernels *kernels, struct pool *pool, int max_tokens, int exact,
+              enum kv_type kv_type, struct err *e)
+{
+    *k = (struct core){ .c = c, .k = kernels, .pool = pool, .exact = exact, .max_tokens = max_tokens, .kv_type = kv_type };
+    const size_t t = (size_t)max_tokens, row = t * sizeof(float), hd = (size_t)c->head_dim;
+    const size_t q = (size_t)c->n_heads * hd, kv = (size_t)c->n_kv_heads * hd, hidden = (size_t)c->hidden_size;
+    const size_t wide = hidden > (size_t)c->embed_size ? hidden : (size_t)c->embed_size;
+    const int n_threads = pool_size(pool);
+    size_t cols = wide > q ? wide : q;
+    cols = cols > (size_t)c->intermediate_size ? cols : (size_t)c->intermediate_size;
+    if (cols > INT32_MAX - 256)
+        return err_set(e, ERR_SHAPE, "a row of %zu columns", cols);
+    size_t scratch = kernels->scratch_bytes(max_tokens, (int)(cols + 255) / 128 * 128);
+    size_t attn = kernels->attention_scratch(ATTN_CHUNK, c->n_heads / c->n_kv_heads, c->head_dim);
+    scratch = up64(scratch > attn ? scratch : attn);
+    k->kv_bytes = kv_block_bytes(kv_type, c->head_dim);
+
+    k->scratch = calloc((size_t)n_threads, sizeof *k->scratch);
+    k->tile = calloc((size_t)n_threads, sizeof *k->tile);
+    struct part *parts = calloc(16 + 2 * (size_t)n_threads, sizeof *parts);
+    if (!k->scratch || !k->tile || !parts) {
+        free(parts);
+        core_close(k);
+        return err_nomem(e, "activations");
+    }
+    int n = 0;
+    parts[n++] = (struct part){ &k->x, row * hidden };
+    parts[n++] = (struct part){ &k->h[0], row * wide };
+    parts[n++] = (struct part){ &k->h[1], c->block == BLOCK_PARALLEL2 ? row * hidden : 0 };
+    parts[n++] = (struct part){ &k->q, row * q };
+    parts[n++] = (struct part){ &k->att, row * q };
+    parts[n++] = (struct part){ &k->key, row * kv };
+    parts[n++] = (struct part){ &k->value, row * kv };
+    parts[n++] = (struct part){ &k->mlp, row * (size_t)(c->intermediate_size > c->embed_size ? c->intermediate_size : c->embed_size) };
+    for (int i = 0; i < c->n_ropes; i++) {
+        parts[n++] = (struct part){ &k->cos[i], row * (size_t)c->ropes[i].dim / 2 };
+        parts[n++] = (struct part){ &k->sin[i], row * (size_t)c->ropes[i].dim / 2 };
+    }
+    parts[n++] = (struct part){ &k->alibi, (size_t)c->n_heads * sizeof *k->alibi };
+    parts[n++] = (struct part){ &k->token, t * sizeof *k->token };
+    parts[n++] = (struct part){ &k->pos, t * sizeof *k->pos };
+    parts[n++] = (struct part){ &k->long_rope, t * sizeof *k->long_rope };
+    parts[n++] = (struct part){ &k->chunks, t * sizeof *k->chunks };
+    for (int i = 0; i < n_threads; i++) {
+        parts[n++] = (struct part){ &k->scratch[i], scratch };
+        parts[n++] = (struct part){ &k->tile[i], row * TILE_JOB * TILE_ROWS };
+    }
+    int rc = arena_open(k, parts, n, e);
+    free(parts);
+    if (rc < 0) {
+        core_close(k);
+        return -1;
+    }
+    k->bytes = k->arena_bytes;
+    if (c->pos == POS_ALIBI)
+        alibi_slopes(k->alibi, c);
+    return 0;
+}
+
+void core_close(struct core *k)
+{
+    for (int s = 0; s < N_SLOTS; s++)
+        for (int i = 0; i < MAX_SHARED; i++)
+            free(k->act[s][i]);
+    free(k->arena);
+    free(k->scratch);
+    free(k->tile);
+    *k = (struct core){ 0 };
+}
+
+/* ---- inputs of linear layers ---- */
+
+/* The ways in which these matrices want their input rounded; none where the float path computes. */
+static void input_packs(const struct core *k, struct input *in, const struct linear *const *l, int n)
+{
+    in->n_packs = 0;
+    for (int i = 0; i < n; i++) {
+        const struct mat *w = &l[i]->w;
+        if (!w->data || w->act_group == 0 || k->exact)
+            continue;
+        int j = 0;
+        while (j < in->n_packs && (in->pack[j].cols_padded != w->cols_padded || in->pack[j].act_group != w->act_group))
+            j++;
+        if (j == in->n_packs)
+            in->pack[in->n_packs++] = (struct pack){ w->cols_padded, w->act_group, NULL };
+    }
+}
+
+static int reserve_slot(struct core *k, int slot, const struct linear *const *l, int n, struct err *e)
+{
+    struct input in;
+    input_packs(k, &in, l, n);
+    for (int j = 0; j < in.n_packs; j++) {
+        size_t bytes = up64(k->k->act_bytes(k->max_tokens, in.pack[j].cols_padded, in.pack[j].act_group));
+        if (bytes <= k->act_bytes[slot][j])
+            continue;
+        free(k->act[slot][j]);
+        k->bytes += bytes - k->act_bytes[slot][j];
+        k->act_bytes[slot][j] = bytes;
+        k->act[slot][j] = aligned_alloc(64, bytes);
+        if (!k->act[slot][j]) {
+            k->act_bytes[slot][j] = 0;
+            return err_nomem(e, "activations");
+        }
+    }
+    return 0;
+}
+
+/* The MLP of a parallel block has its input beside the attention's. */
+static int mlp_slot(const struct config *c) { return c->block == BLOCK_SEQUENTIAL ? 0 : 1; }
+
+int core_reserve(struct core *k, const struct layer *layers, int n_layers, const struct linear *head, struct err *e)
+{
+    for (int i = 0; i < n_layers; i++) {
+        const struct layer *l = &layers[i];
+        const int mlp = mlp_slot(k->c);
+        if (reserve_slot(k, 0, (const struct linear *[]){ &l->q, &l->k, &l->v }, 3, e) < 0 || reserve_slot(k, 0, (const struct linear *[]){ &l->o }, 1, e) < 0 ||
+            reserve_slot(k, mlp, (const struct linear *[]){ &l->gate, &l->up }, 2, e) < 0 ||
+            reserve_slot(k, mlp, (const struct linear *[]){ &l->down }, 1, e) < 0)
+            return -1;
+    }
+    return head ? reserve_slot(k, 0, &head, 1, e) : 0;
+}
+
+struct pack_job { const struct core *k; const struct input *in; int n_tokens, parts; };
+
+static void pack_part(void *arg, int i, int thread)
+{
+    (void)thread;
+    const struct pack_job *j = arg;
+    const struct pack *p = &j->in->pack[i / j->parts];
+    j->k->k->act_pack(p->act, j->in->x, j->in->ldx, j->n_tokens, j->in->cols, p->cols_padded, p->act_group, i % j->parts);
+}
+
+/* Round x for the matrices that read it. */
+static void input_init(struct core *k, struct input *in, int slot, const float *x, int cols, int n_tokens, const struct linear *const *l, int n)
+{
+    *in = (struct input){ .x = x, .ldx = (size_t)cols, .cols = cols };
+    input_packs(k, in, l, n);
+    for (int j = 0; j < in->n_packs; j++)
+        in->pack[j].act = k->act[slot][j];
+    struct pack_job job = { k, in, n_tokens, k->k->act_parts(n_tokens) };
+    const int n_jobs = in->n_packs * job.parts;
+    if ((size_t)n_tokens * (size_t)cols <= SERIAL) {
+        for (int i = 0; i < n_jobs; i++)
+            pack_part(&job, i, 0);
+    } else {
+        pool_run(k->pool, n_jobs, pack_part, &job);
+    }
+}
+
+/* ---- linear layers ---- */
+
+enum op_kind {
+    OP_STORE,           /* out = y, clipped if clip > 0 */
+    OP_ADD,             /* out += scale * y */
+    OP_MLP,             /* out = act(y) * up(x), or act(y) without up */
+    OP_LOGITS,          /* out = cap(scale * y) */
+};
+struct op {
+    const struct linear *l, *up;
+    const struct input *in;
+    float *out;
+    size_t ldo;
+    enum op_kind kind;
+    float scale, limit;
+};
+struct linear_job { const struct core *k; const struct op *ops; int n_ops, n_tokens, tiles; };
+
+/* Tiles [t0, t1) of y = w x + bias; out is that of row 0. */
+static void multiply(const struct core *k, const struct linear *l, const struct input *in, int t0, int t1, int n_tokens, float *out, size_t ldo, int thread)
+{
+    int p = 0;
+    while (p < in->n_packs && (in->pack[p].cols_padded != l->w.cols_padded || in->pack[p].act_group != l->w.act_group))
+        p++;
+    if (p < in->n_packs)
+        k->k->matmul(out, ldo, &l->w, t0, t1, in->pack[p].act, n_tokens, k->scratch[thread]);
+    else
+        k->k->matmul_f32(out, ldo, &l->w, t0, t1, in->x, in->ldx, n_tokens, k->scratch[thread]);
+    if (!l->bias)
+        return;
+    const int r0 = t0 * TILE_ROWS, r1 = t1 * TILE_ROWS < l->w.rows ? t1 * TILE_ROWS : l->w.rows;
+    for (int t = 0; t < n_tokens; t++)
+        for (int r = r0; r < r1; r++)
+            out[(size_t)t * ldo + (size_t)r] += l->bias[r];
+}
+
+static void cap_logits(float *x, int n, float scale, float cap)
+{
+    if (scale != 1)
+        for (int i = 0; i < n; i++)
+            x[i] *= scale;
+    if (cap > 0)
+        for (int i = 0; i < n; i++)
+            x[i] = cap * tanhf(x[i] / cap);
+}
+
+static void op_tiles(const struct core *k, const struct op *op, int t0, int t1, int n_tokens, int thread)
+{
+    const int rows = op->l->w.rows, r0 = t0 * TILE_ROWS, n = (t1 * TILE_ROWS < rows ? t1 * TILE_ROWS : rows) - r0;
+    const size_t ldt = TILE_JOB * TILE_ROWS;
+    float *tile = k->tile[thread], *out = op->out + r0;
+    switch (op->kind) {
+    case OP_STORE:
+        multiply(k, op->l, op->in, t0, t1, n_tokens, op->out, op->ldo, thread);
+        if (op->limit > 0)
+            for (int t = 0; t < n_tokens; t++)
+                for (int r = 0; r < n; r++)
+                    out[(size_t)t * op->ldo + (size_t)r] = fminf(fmaxf(out[(size_t)t * op->ldo + (size_t)r], -op->limit), op->limit);
+        break;
+    case OP_ADD:
+        multiply(k, op->l, op->in, t0, t1, n_tokens, tile - r0, ldt, thread);
+        for (int t = 0; t < n_tokens; t++)
+            k->k->add(out + (size_t)t * op->ldo, out + (size_t)t * op->ldo, tile + (size_t)t * ldt, op->scale, n);
+        break;
+    case OP_MLP:
+        multiply(k, op->l, op->in, t0, t1, n_tokens, op->out, op->ldo, thread);
+        if (op->up)
+            multiply(k, op->up, op->in, t0, t1, n_tokens, tile - r0, ldt, thread);
+        for (int t = 0; t < n_tokens; t++)
+            k->k->act_mul(out + (size_t)t * op->ldo, out + (size_t)t * op->ldo, op->up ? tile + (size_t)t * ldt : NULL, n, k->c->act);
+        break;
+    case OP_LOGITS:
+        multiply(k, op->l, op->in, t0, t1, n_tokens, op->out, op->ldo, thread);
+        for (int t = 0; t < n_tokens; t++)
+            cap_logits(out + (size_t)t * op->ldo, n, op->scale, op->limit);
+        break;
+    }
+}
+
+static void linear_part(void *arg, int i, int thread)
+{
+    const struct linear_job *j = arg;
+    const struct op *op = j->ops;
+    for (int n; i >= (n = (op->l->w.n_tiles + j->tiles - 1) / j->tiles); op++)
+        i -= n;
+    int t0 = i * j->tiles, t1 = t0 + j->tiles < op->l->w.n_tiles ? t0 + j->tiles : op->l->w.n_tiles;
+    op_tiles(j->k, op, t0, t1, j->n_tokens, thread);
+}
+
+/* Several matrices in one parallel loop. */
+static void linear_run(struct core *k, const struct op *ops, int n_ops, int n_tokens)
+{
+    int tiles = 0, jobs = 0;
+    for (int i = 0; i < n_ops; i++)
+        tiles += ops[i].l->w.n_tiles;
+    struct linear_job j = { k, ops, n_ops, n_tokens, tiles / (pool_size(k->pool) * 4) };
+    j.tiles = j.tiles < 1 ? 1 : j.tiles > TILE_JOB ? TILE_JOB : j.tiles;
+    for (int i = 0; i < n_ops; i++)
+        jobs += (ops[i].l->w.n_tiles + j.tiles - 1) / j.tiles;
+    pool_run(k->pool, jobs, linear_part, &j);
+}
+
+/* ---- rows ---- */
+
+struct row_job {
+    const struct core *k;
+    const struct norm *norm;
+    const float *x, *add;           /* x [n, cols]; or x + scale * add */
+    float *out, *sum;               /* out = norm(x); sum (where add is): the sum */
+    int n, cols, after_add;
+};
+
+static void norm_row(const struct core *k, float *out, const float *x, const struct norm *norm, int n)
+{
+    const struct config *c = k->c;
+    if (c->norm == NORM_RMS)
+        k->k->rms_norm(out, x, norm->w, n, c->norm_eps, c->norm_offset);
+    else
+        k->k->layer_norm(out, x, norm->w, norm->b, n, c->norm_eps);
+}
+
+static void norm_rows(void *arg, int i, int thread)
+{
+    (void)thread;
+    const struct row_job *j = arg;
+    const size_t cols = (size_t)j->cols;
+    for (int r = i * ROW_JOB; r < j->n && r < (i + 1) * ROW_JOB; r++) {
+        const size_t at = (size_t)r * cols;
+        if (!j->add) {
+            norm_row(j->k, j->out + at, j->x + at, j->norm, j->cols);
+        } else if (j->after_add) {
+            j->k->k->add(j->sum + at, j->sum + at, j->add + at, j->k->c->residual_scale, j->cols);
+            norm_row(j->k, j->sum + at, j->sum + at, j->norm, j->cols);
+        } else {
+            norm_row(j->k, j->out + at, j->add + at, j->norm, j->cols);
+            j->k->k->add(j->sum + at, j->sum + at, j->out + at, j->k->c->residual_scale, j->cols);
+        }
+    }
+}
+
+static void rows_run(struct core *k, struct row_job *j)
+{
+    j->k = k;
+    const int n_jobs = (j->n + ROW_JOB - 1) / ROW_JOB;
+    if ((size_t)j->n * (size_t)j->cols <= SERIAL)
+        for (int i = 0; i < n_jobs; i++)
+            norm_rows(j, i, 0);
+    else
+        pool_run(k->pool, n_jobs, norm_rows, j);
+}
+
+/* Where a block reads: h = norm(x), or x itself. */
+static const float *pre_norm(struct core *k, const struct norm *norm, const float *x, float *h, int n)
+{
+    if (!norm->present)
+        return x;
+    rows_run(k, &(struct row_job){ .norm = norm, .x = x, .out = h, .n = n, .cols = k->c->hidden_size });
+    return h;
+}
+
+/* x += l(in), through post if there is one; y is a buffer like x. */
+static void add_residual(struct core *k, const struct linear *l, const struct input *in, const struct norm *post, float *x, float *y, int n)
+{
+    const size_t hidden = (size_t)k->c->hidden_size;
+    if (!post->present) {
+        linear_run(k, &(struct op){ .l = l, .in = in, .out = x, .ldo = hidden, .kind = OP_ADD, .scale = k->c->residual_scale }, 1, n);
+        return;
+    }
+    linear_run(k, &(struct op){ .l = l, .in = in, .out = y, .ldo = hidden, .kind = OP_STORE }, 1, n);
+    rows_run(k, &(struct row_job){ .norm = post, .add = y, .out = y, .sum = x, .n = n, .cols = (int)hidden, .after_add = k->c->norm_after_add });
+}
+
+/* ---- a layer ---- */
+
+static int tapped(const struct core *k, int layer, int role, const struct input *in, int n)
+{
+    return k->tap && k->tap->input && k->tap->input(k->tap->user, layer, role, in->x, in->ldx, n, in->cols);
+}
+
+static int run_mlp(struct core *k, const struct layer *l, int index, const struct input *in, int slot, float *x, int n)
+{
+    const int gated = k->c->gated;
+    struct input down;
+    if (tapped(k, index, gated ? ROLE_GATE : ROLE_UP, in, n))
+        return 1;
+    linear_run(k, &(struct op){ .l = gated ? &l->gate : &l->up, .up = gated ? &l->up : NULL, .in = in, .out = k->mlp,
+                                .ldo = (size_t)k->c->intermediate_size, .kind = OP_MLP }, 1, n);
+    input_init(k, &down, slot, k->mlp, k->c->intermediate_size, n, (const struct linear *[]){ &l->down }, 1);
+    if (tapped(k, index, ROLE_DOWN, &down, n))
+        return 1;
+    add_residual(k, &l->down, &down, &l->mlp_post_norm, x, k->h[0], n);
+    return 0;
+}
+
+int core_layer(struct core *k, const struct step *s, const struct layer *l, int index, float *x)
+{
+    const struct config *c = k->c;
+    const int n = s->n_tokens, hidden = c->hidden_size, q_cols = c->n_heads * c->head_dim, kv_cols = c->n_kv_heads * c->head_dim, mlp = mlp_slot(c);
+    const struct linear *qkv[] = { &l->q, &l->k, &l->v }, *up[] = { &l->gate, &l->up };
+    struct input in, o, in_mlp;
+    const float *h = pre_norm(k, &l->attn_norm, x, k->h[0], n);
+    input_init(k, &in, 0, h, hidden, n, qkv, 3);
+    if (tapped(k, index, ROLE_Q, &in, n))
+        return 1;
+    if (c->block != BLOCK_SEQUENTIAL)           /* both halves read what entered the layer */
+        input_init(k, &in_mlp, mlp, c->block == BLOCK_PARALLEL ? h : pre_norm(k, &l->mlp_norm, x, k->h[1], n), hidden, n, up, 2);
+    linear_run(k, (struct op[]){
+        { .l = &l->q, .in = &in, .out = k->q, .ldo = (size_t)q_cols, .kind = OP_STORE, .limit = c->clip_qkv },
+        { .l = &l->k, .in = &in, .out = k->key, .ldo = (size_t)kv_cols, .kind = OP_STORE, .limit = c->clip_qkv },
+        { .l = &l->v, .in = &in, .out = k->value, .ldo = (size_t)kv_cols, .kind = OP_STORE, .limit = c->clip_qkv } }, 3, n);
+    attn_run(k, s, l, index);
+    input_init(k, &o, 0, k->att, q_cols, n, (const struct linear *[]){ &l->o }, 1);
+    if (tapped(k, index, ROLE_O, &o, n))
+        return 1;
+    if (c->block != BLOCK_SEQUENTIAL) {         /* the MLP first: k->h[0] may be its input */
+        if (run_mlp(k, l, index, &in_mlp, mlp, x, n))
+            return 1;
+        add_residual(k, &l->o, &o, &l->attn_post_norm, x, k->h[0], n);
+        return 0;
+    }
+    add_residual(k, &l->o, &o, &l->attn_post_norm, x, k->h[0], n);
+    h = pre_norm(k, &l->mlp_norm, x, k->h[0], n);
+    input_init(k, &in_mlp, 0, h, hidden, n, up, 2);
+    return run_mlp(k, l, index, &in_mlp, 0, x, n);
+}
+
+/* ---- the ends ---- */
+
+struct embed_job { struct core *k; const struct model *m; float *x, *wide; };
+
+static void embed_rows(void *arg, int t, int thread)
+{
+    (void)thread;
+    const struct embed_job *j = arg;
+    const struct config *c = j->k->c;
+    const size_t hidden = (size_t)c->hidden_size;
+    float *x = j->wide ? j->wide + (size_t)t * (size_t)c->embed_size : j->x + (size_t)t * hidden;
+    mat_decode_row(&j->m->embed.w, j->k->token[t], x);
+    if (c->embed_scale != 1)
+        for (int i = 0; i < c->embed_size; i++)
+            x[i] *= c->embed_scale;
+}
+
+static void embed_finish(void *arg, int t, int thread)
+{
+    (void)thread;
+    const struct embed_job *j = arg;
+    const struct config *c = j->k->c;
+    const size_t hidden = (size_t)c->hidden_size;
+    float *x = j->x + (size_t)t * hidden;
+    if (j->m->pos_embed)
+        j->k->k->add(x, x, j->m->pos_embed + ((size_t)j->k->pos[t] + (size_t)c->pos_offset) * hidden, 1, c->hidden_size);
+    if (j->m->embed_norm.present)
+        norm_row(j->k, x, x, &j->m->embed_norm, c->hidden_size);
+}
+
+void core_embed(struct core *k, const struct model *m, int n, float *x)
+{
+    const struct config *c = k->c;
+    struct embed_job j = { k, m, x, m->embed_in.w.data ? k->h[0] : NULL };
+    pool_run(k->pool, n, embed_rows, &j);
+    if (j.wide) {
+        const struct linear *l = &m->embed_in;
+        struct input in = { .x = j.wide, .ldx = (size_t)c->embed_size, .cols = c->embed_size };     /* not rounded: one small matrix */
+        linear_run(k, &(struct op){ .l = l, .in = &in, .out = x, .ldo = (size_t)c->hidden_size, .kind = OP_STORE }, 1, n);
+    }
+    if (m->pos_embed || m->embed_norm.present)
+        pool_run(k->pool, n, embed_finish, &j);
+}
+
+void core_logits(struct core *k, const struct model *m, const float *const *rows, int n, float *logits)
+{
+    const struct config *c = k->c;
+    const size_t hidden = (size_t)c->hidden_size;
+    const struct linear *head = &m->head;
+    float *h = k->h[0];
+    for (int i = 0; i < n; i++) {
+        float *to = h + (size_t)i * hidden;
+        if (m->final_norm.present)
+            norm_row(k, to, rows[i], &m->final_norm, c->hidden_size);
+        else
+            memcpy(to, rows[i], hidden * sizeof *to);
+    }
+    struct input in = { .x = h, .ldx = hidden, .cols = c->hidden_size };
+    if (m->embed_out.w.data) {
+        linear_run(k, &(struct op){ .l = &m->embed_out, .in = &in, .out = k->mlp, .ldo = (size_t)c->embed_size, .kind = OP_STORE }, 1, n);
+        h = k->mlp;
+    }
+    input_init(k, &in, 0, h, c->embed_size, n, &head, 1);
+    tapped(k, -1, ROLE_HEAD, &in, n);
+    linear_run(k, &(struct op){ .l = head, .in = &in, .out = logits, .ldo = (size_t)c->vocab_size, .kind = OP_LOGITS,
+                                .scale = c->logit_scale, .limit = c->final_softcap }, 1, n);
+}

@@ -1,0 +1,76 @@
+/* cpu_core.h - one layer of a decoder on the CPU, for a ragged batch: what the backend (cpu.c) and the layer-by-layer runs (cpu_layers.c) share. */
+#ifndef ZSE_ENGINE_CPU_CORE_H
+#define ZSE_ENGINE_CPU_CORE_H
+
+#include "libcommon/base/pool.h"
+#include "libcommon/engine/backend.h"
+#include "libcommon/engine/cpu.h"
+#include "libcommon/kernels/kernels.h"
+
+enum { MAX_SHARED = 3, N_SLOTS = 2 };       /* matrices that read one input: q, k, v; inputs alive at once: attention's and MLP's of parallel blocks */
+
+/* What linear layers read: f32 rows, and the same rounded once for each way in which a matrix that shares them wants it. */
+struct input {
+    const float *x;
+    size_t ldx;
+    int cols, n_packs;
+    struct pack { int cols_padded, act_group; void *act; } pack[MAX_SHARED];
+};
+
+/* A run of queries of one item; for each KV head a job of its own. */
+struct chunk { int item, first, n; };       /* tokens [first, first + n) of the item */
+
+struct core {
+    const struct config *c;
+    const struct kernels *k;
+    struct pool *pool;
+    int exact, max_tokens;
+    /* KV blocks: block b of (layer, head) lies at kv + b * kv_stride + (layer * n_kv_heads + head) * 2 * kv_bytes, keys first, then values */
+    enum kv_type kv_type;
+    uint8_t *kv;
+    size_t kv_stride, kv_bytes;
+    /* [max_tokens, ...] f32 */
+    float *x, *h[N_SLOTS], *q, *key, *value, *att, *mlp;
+    float *cos[2], *sin[2];                 /* by RoPE table: [max_tokens, dim / 2], factor included */
+    float *alibi;                           /* [n_heads] */
+    int32_t *token;
+    int *pos, *long_rope;                   /* of each token */
+    struct chunk *chunks;
+    void *act[N_SLOTS][MAX_SHARED];
+    size_t act_bytes[N_SLOTS][MAX_SHARED];
+    /* of each thread */
+    uint8_t **scratch;
+    float **tile;                           /* [max_tokens][TILE_JOB * TILE_ROWS] */
+    void *arena;
+    size_t arena_bytes, bytes;              /* bytes: all memory but KV */
+    const struct cpu_tap *tap;
+};
+
+/* A batch, flattened. */
+struct step {
+    const struct batch_item *items;
+    int n_items, n_tokens;
+    const int *offset;                      /* of each item's first token */
+    int n_chunks;
+    int one_chunk_each;                     /* no item has more than one chunk: its job stores its own keys and values */
+    int kv_layer;                           /* which part of the KV blocks */
+};
+
+int core_open(struct core *k, const struct config *c, const struct kernels *kernels, struct pool *pool, int max_tokens, int exact,
+              enum kv_type kv_type, struct err *e);
+void core_close(struct core *k);
+/* Room for what these layers' inputs are rounded to; grows only. */
+int core_reserve(struct core *k, const struct layer *layers, int n_layers, const struct linear *head, struct err *e);
+
+/* Cut the items into chunks. offset [n_items] is the caller's. */
+void core_step(struct core *k, struct step *s, const struct batch_item *items, int n_items, int *offset);
+/* Positions to cos and sin, for the tokens of the step. */
+void core_ropes(struct core *k, const struct step *s);
+/* x [n_tokens, hidden] = what enters layer 0. */
+void core_embed(struct core *k, const struct model *m, int n_tokens, float *x);
+/* x = layer(x). 1: the tap wants no more. */
+int core_layer(struct core *k, const struct step *s, const struct layer *l, int index, float *x);
+/* Final norm, projection and head for rows [n_rows] of x. */
+void core_logits(struct core *k, const struct model *m, const float *const *rows, int n_rows, float *logits);
+
+#endif
