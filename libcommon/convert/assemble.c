@@ -42,9 +42,7 @@ int source_weights(const struct config *c, const struct source *s, struct weight
 
 /* ---- one allocation for all weights, in two passes: sizes, then values ---- */
 
-struct place { struct linear *linear; struct norm *norm; const float **plain; };
-
-static struct place place_of(struct model *m, const struct weight_spec *w)
+struct weight_place weight_place(struct model *m, const struct weight_spec *w)
 {
     static const struct { const char *name; size_t at; int is_norm; } parts[] = {
         { "q_proj", offsetof(struct layer, q), 0 }, { "k_proj", offsetof(struct layer, k), 0 }, { "v_proj", offsetof(struct layer, v), 0 },
@@ -55,7 +53,7 @@ static struct place place_of(struct model *m, const struct weight_spec *w)
     };
     const char *name = w->layer < 0 ? w->name : strchr(w->name + strlen("layers."), '.') + 1;
     const size_t n = (size_t)(strchr(name, '.') - name);
-    struct place p = { 0 };
+    struct weight_place p = { 0 };
     for (size_t i = 0; w->layer >= 0 && i < sizeof parts / sizeof *parts; i++)
         if (strlen(parts[i].name) == n && memcmp(name, parts[i].name, n) == 0) {
             char *at = (char *)&m->layers[w->layer] + parts[i].at;
@@ -84,7 +82,7 @@ static struct place place_of(struct model *m, const struct weight_spec *w)
 
 static int read_weight(struct model *m, const struct source *s, const struct weight_spec *w, const struct mat *mat, uint8_t *to, struct err *e)
 {
-    struct place p = place_of(m, w);
+    struct weight_place p = weight_place(m, w);
     struct rows r;
     if (rows_open(&r, s, source_find(s, w->source), &w->map, w->rows, w->cols, w->is_vector && w->rows == 1, e) < 0)
         return -1;

@@ -12,4 +12,8 @@ struct model *model_assemble(const struct source *s, enum qtype type, struct err
 /* The list of tensors with the source's shapes checked (see weight_specs), and with every tensor of the source either on it or ignorable. */
 int source_weights(const struct config *c, const struct source *s, struct weight_spec **specs, int *n, struct err *e);
 
+/* Where a weight belongs in a model: its linear layer or norm, and the pointer of a vector. */
+struct weight_place { struct linear *linear; struct norm *norm; const float **plain; };
+struct weight_place weight_place(struct model *m, const struct weight_spec *w);
+
 #endif

@@ -1,0 +1,71 @@
+#include "libcommon/convert/rows.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+int64_t row_map_at(const struct row_map *m, int64_t i)
+{
+    if (m->pairs > 0) {
+        int64_t half = m->pairs / 2, head = i / m->pairs, r = i % m->pairs;
+        i = head * m->pairs + 2 * (r % half) + r / half;
+    }
+    return m->run > 0 ? m->offset + i / m->run * m->stride + i % m->run : i;
+}
+
+static int64_t n_elements(const struct source_tensor *t)
+{
+    int64_t n = 1;
+    for (int i = 0; i < t->n_dims; i++)
+        n *= t->dim[i];
+    return n;
+}
+
+int rows_open(struct rows *r, const struct source *s, const struct source_tensor *t, const struct row_map *map,
+              int64_t rows, int64_t cols, int vector, struct err *e)
+{
+    *r = (struct rows){ .source = s, .tensor = t, .map = *map, .n = rows, .cols = cols, .vector = vector };
+    int64_t width = t->n_dims ? t->dim[t->n_dims - 1] : 1, n = n_elements(t), height = width ? n / width : 0;
+    int64_t last = row_map_at(map, (vector ? cols : rows) - 1);
+    if (width < 1 || (vector ? last >= n : map->transposed ? height != cols || last >= width : width != cols || last >= height))
+        return err_set(e, ERR_SHAPE, "%s: tensor %s: holds %" PRId64 " x %" PRId64 ", %" PRId64 " x %" PRId64 " are asked for",
+                       s->path, t->name, height, width, rows, cols);
+    if (!vector && !map->transposed)
+        return 0;
+    if ((uint64_t)n > SIZE_MAX / sizeof *r->whole || !(r->whole = malloc((size_t)n * sizeof *r->whole)))
+        return err_nomem(e, t->name);
+    if (source_read(s, t, 0, height, r->whole, 1, e) == 0)
+        return 0;
+    free(r->whole);
+    r->whole = NULL;
+    return -1;
+}
+
+int rows_read(const struct rows *r, int64_t row, int64_t n, float *out, struct err *e)
+{
+    if (r->vector) {
+        for (int64_t i = 0; i < r->cols; i++)
+            out[i] = r->whole[row_map_at(&r->map, i)];
+        return 0;
+    }
+    if (r->map.transposed) {
+        int64_t width = r->tensor->dim[r->tensor->n_dims - 1];
+        for (int64_t i = 0; i < n; i++)
+            for (int64_t k = 0, from = row_map_at(&r->map, row + i); k < r->cols; k++)
+                out[i * r->cols + k] = r->whole[k * width + from];
+        return 0;
+    }
+    if (r->map.run == 0 && r->map.pairs == 0)
+        return source_read(r->source, r->tensor, row, n, out, 1, e);
+    for (int64_t i = 0; i < n; i++)
+        if (source_read(r->source, r->tensor, row_map_at(&r->map, row + i), 1, out + i * r->cols, 1, e))
+            return -1;
+    return 0;
+}
+
+void rows_close(struct rows *r)
+{
+    free(r->whole);
+    r->whole = NULL;
+    if (r->source && r->tensor)
+        source_drop(r->source, r->tensor);
+}
