@@ -331,7 +331,9 @@ static void more_mpt(struct parse *p, struct config *c)
     if (attn && !json_is_object(attn))
         parse_fail(p, ERR_FORMAT, "attn_config: found %s, expected an object", js_kind(attn));
     c->n_kv_heads = c->n_heads;
-    c->intermediate_size = (int)parse_int(p, "intermediate_size", 1, 1 << 24, (int64_t)(parse_real(p, "expansion_ratio", 4) * c->hidden_size));
+    const double ratio = parse_real(p, "expansion_ratio", 4);
+    if (c->gguf)                            /* transformers computes with 4, whatever stands there */
+        c->intermediate_size = ratio > 0 && ratio * c->hidden_size < 1 << 24 ? (int)(ratio * c->hidden_size) : c->intermediate_size;
     c->alibi_max_bias = 8;
     parse_must_be(p, "no_bias", 1);
     if (parse_find(p, "logit_scale", NULL))
