@@ -1,0 +1,402 @@
+/* t-gguf.c - GGUF files built here: read, cut at every byte, broken in every field; their keys in the words of config.json. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "libcommon/import/gguf.h"
+#include "libcommon/model/model.h"
+#include "libcommon/quant/ggml.h"
+
+static char dir[] = "/tmp/t-gguf-XXXXXX", path[64];
+
+/* ---- a GGUF in memory ---- */
+
+struct file { uint8_t b[1 << 16]; size_t n; };
+
+static void bytes(struct file *f, const void *p, size_t n) { memcpy(f->b + f->n, p, n); f->n += n; }
+static void u32(struct file *f, uint32_t v) { bytes(f, &v, 4); }
+static void u64(struct file *f, uint64_t v) { bytes(f, &v, 8); }
+static void str(struct file *f, const char *s) { u64(f, strlen(s)); bytes(f, s, strlen(s)); }
+static void key(struct file *f, const char *name, uint32_t type) { str(f, name); u32(f, type); }
+static void kv_u32(struct file *f, const char *name, uint32_t v) { key(f, name, GGUF_U32); u32(f, v); }
+static void kv_f32(struct file *f, const char *name, float v) { key(f, name, GGUF_F32); bytes(f, &v, 4); }
+static void kv_str(struct file *f, const char *name, const char *v) { key(f, name, GGUF_STR); str(f, v); }
+
+static void tensor(struct file *f, const char *name, int n_dims, const uint64_t *dim, uint32_t type, uint64_t offset)
+{
+    str(f, name);
+    u32(f, (uint32_t)n_dims);
+    bytes(f, dim, (size_t)n_dims * 8);
+    u32(f, type);
+    u64(f, offset);
+}
+
+static void pad(struct file *f, size_t to)
+{
+    while (f->n % to)
+        f->b[f->n++] = 0;
+}
+
+static void header(struct file *f, uint32_t version, uint64_t n_tensors, uint64_t n_kv)
+{
+    f->n = 0;
+    bytes(f, "GGUF", 4);
+    u32(f, version);
+    u64(f, n_tensors);
+    u64(f, n_kv);
+}
+
+static void put_file(const void *data, size_t n)
+{
+    FILE *f = fopen(path, "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite(data, 1, n, f), n);
+    assert_int_equal(fclose(f), 0);
+}
+
+/* Where things lie in the small file, for the tests that break them. */
+struct places { size_t key, type, array_type, array_n, tensor, n_dims, dim, tensor_type, offset, second, alignment; };
+
+static struct file *small_file(struct places *at)
+{
+    static struct file f;
+    struct places ignored;
+    at = at ? at : &ignored;
+    header(&f, 3, 3, 6);
+    at->key = f.n;
+    kv_str(&f, "general.architecture", "llama");
+    at->type = f.n + 8 + 4;
+    kv_u32(&f, "some", 7);
+    at->alignment = f.n + 8 + 17 + 4;
+    kv_u32(&f, "general.alignment", 64);
+    kv_f32(&f, "other", 0.5f);
+    key(&f, "strings", GGUF_ARR);
+    at->array_type = f.n;
+    u32(&f, GGUF_STR);
+    at->array_n = f.n;
+    u64(&f, 2);
+    str(&f, "one");
+    str(&f, "");
+    key(&f, "numbers", GGUF_ARR);
+    u32(&f, GGUF_I16);
+    u64(&f, 3);
+    bytes(&f, (int16_t[]){ -1, 2, 300 }, 6);
+    at->tensor = f.n;
+    at->n_dims = f.n + 8 + 1;
+    at->dim = at->n_dims + 4;
+    at->tensor_type = at->dim + 16;
+    at->offset = at->tensor_type + 4;
+    tensor(&f, "a", 2, (uint64_t[]){ 32, 2 }, GGML_Q4_0, 0);
+    at->second = f.n;
+    tensor(&f, "b", 1, (uint64_t[]){ 5 }, GGML_F32, 64);
+    tensor(&f, "c", 3, (uint64_t[]){ 2, 3, 1 }, GGML_F16, 128);
+    pad(&f, 64);
+    for (int i = 0; i < 140; i++)
+        f.b[f.n++] = (uint8_t)i;
+    return &f;
+}
+
+static int opens(struct err *e)
+{
+    struct gguf *g = gguf_open(path, e);
+    gguf_close(g);
+    return g != NULL;
+}
+
+static void reads(void **state)
+{
+    (void)state;
+    struct err e = { 0 };
+    struct file *f = small_file(NULL);
+    for (uint32_t version = 2; version <= 3; version++) {
+        memcpy(f->b + 4, &version, 4);
+        put_file(f->b, f->n);
+        struct gguf *g = gguf_open(path, &e);
+        if (!g)
+            fail_msg("%s", e.msg);
+        assert_int_equal(g->version, version);
+        assert_int_equal(g->n_tensors, 3);
+        assert_int_equal(gguf_int(g, "some", 0), 7);
+        assert_int_equal(gguf_int(g, "none", 9), 9);
+        assert_true(gguf_float(g, "other", 0) == 0.5);
+        assert_true(gguf_float(g, "some", 0) == 7);
+        assert_int_equal(gguf_str(g, "general.architecture")->n, 5);
+        assert_null(gguf_str(g, "some"));
+        const struct gguf_kv *n = gguf_find(g, "numbers"), *s = gguf_find(g, "strings");
+        assert_int_equal(n->n, 3);
+        assert_int_equal(gguf_array_int(n, 0), -1);
+        assert_int_equal(gguf_array_int(n, 2), 300);
+        assert_true(gguf_array_float(n, 1) == 2);
+        assert_int_equal(s->str[0].n, 3);
+        assert_memory_equal(s->str[0].s, "one", 3);
+        assert_int_equal(s->str[1].n, 0);
+        const struct source_tensor *t = &g->tensors[2];
+        assert_string_equal(t->name, "c");
+        assert_int_equal(t->n_dims, 3);
+        assert_int_equal(t->dim[0], 1);         /* outermost first */
+        assert_int_equal(t->dim[2], 2);
+        assert_int_equal(t->size, 12);
+        assert_int_equal(t->data[0], 128);
+        assert_int_equal(g->tensors[0].size, 36);
+        gguf_close(g);
+    }
+}
+
+static void cut_at_every_byte(void **state)
+{
+    (void)state;
+    struct file *f = small_file(NULL);
+    put_file(f->b, f->n);
+    for (size_t n = f->n; n-- > 0;) {
+        struct err e = { 0 };
+        assert_int_equal(truncate(path, (off_t)n), 0);
+        if (opens(&e) || !strstr(e.msg, path))
+            fail_msg("cut at %zu of %zu: %s", n, f->n, e.msg);
+    }
+}
+
+/* Any byte can have any of these values: the answer may be yes or no, but never a crash (run under ASan and UBSan). */
+static void every_byte_changed(void **state)
+{
+    (void)state;
+    static const uint8_t values[] = { 0, 1, 0x7f, 0x80, 0xff };
+    struct file *f = small_file(NULL);
+    size_t refused = 0;
+    for (size_t i = 0; i < f->n; i++)
+        for (size_t v = 0; v < sizeof values; v++) {
+            struct err e = { 0 };
+            uint8_t old = f->b[i];
+            f->b[i] = values[v];
+            put_file(f->b, f->n);
+            if (!opens(&e)) {
+                refused++;
+                assert_non_null(strstr(e.msg, path));
+            }
+            f->b[i] = old;
+        }
+    assert_true(refused > f->n);
+}
+
+static void refuses(const struct file *f, const char *words)
+{
+    struct err e = { 0 };
+    put_file(f->b, f->n);
+    if (opens(&e) || !strstr(e.msg, words) || !strstr(e.msg, path))
+        fail_msg("expected '%s', got '%s'", words, e.msg);
+}
+
+static void breaks(size_t at, uint64_t value, size_t n, const char *words)
+{
+    struct file *f = small_file(NULL);
+    memcpy(f->b + at, &value, n);
+    refuses(f, words);
+}
+
+static void fields(void **state)
+{
+    (void)state;
+    struct places p;
+    small_file(&p);
+    breaks(0, 'X', 1, "offset 0: magic");
+    breaks(4, 1, 4, "offset 4: version: GGUF version 1");
+    breaks(4, 4, 4, "GGUF version 4, expected 2 or 3");
+    breaks(4, 0x03000000, 4, "big-endian");
+    breaks(8, UINT64_MAX, 8, "offset 8: n_tensors");
+    breaks(8, 4, 8, "");
+    breaks(16, UINT64_MAX / 2, 8, "offset 16: n_kv");
+    breaks(p.key, UINT64_MAX, 8, "offset 32: key: reaches beyond the end");
+    breaks(p.key, 0, 8, "offset 24: key: is empty");
+    breaks(p.key + 9, 0, 1, "zero byte");
+    breaks(p.key + 9, 0xff, 1, "not UTF-8");
+    breaks(p.type, 13, 4, "key some: unknown value type 13");
+    breaks(p.array_type, GGUF_ARR, 4, "an array of arrays");
+    breaks(p.array_n, UINT64_MAX, 8, "strings do not fit");
+    breaks(p.array_n, 50, 8, "key strings");
+    breaks(p.alignment, 0, 4, "general.alignment: 0");
+    breaks(p.alignment, 48, 4, "general.alignment: 48");
+    breaks(p.n_dims, 0, 4, "tensor a: n_dims is 0, expected 1 to 4");
+    breaks(p.n_dims, 5, 4, "tensor a: n_dims is 5");
+    breaks(p.dim, 0, 8, "tensor a: a dimension is 0 or their product overflows");
+    breaks(p.dim, UINT64_MAX, 8, "overflows");
+    breaks(p.dim + 8, (uint64_t)1 << 61, 8, "overflows");
+    breaks(p.dim, 33, 8, "no multiple of Q4_0's block of 32");
+    breaks(p.dim, 3200000, 8, "larger than the file");
+    breaks(p.tensor_type, 4, 4, "unknown tensor type 4");
+    breaks(p.tensor_type, SRC_F8_E4M3, 4, "unknown tensor type 1000");
+    breaks(p.tensor_type, UINT32_MAX, 4, "unknown tensor type");
+    breaks(p.offset, 32, 8, "no multiple of the alignment 64");
+    breaks(p.offset, 1 << 20, 8, "beyond the end of the file");
+    breaks(p.offset, UINT64_MAX - 63, 8, "beyond the end of the file");
+    breaks(p.offset, 64, 8, "overlaps tensor");
+    breaks(p.second + 8, 'a', 1, "tensor a occurs twice");
+    struct file f;
+    header(&f, 3, 0, 2);
+    kv_u32(&f, "k", 1);
+    kv_u32(&f, "k", 2);
+    refuses(&f, "key k occurs twice");
+    header(&f, 3, 0, 1);
+    kv_u32(&f, "split.count", 3);
+    refuses(&f, "one of 3 parts");
+}
+
+/* ---- config ---- */
+
+enum { HIDDEN = 64, HEADS = 4, KV = 2, LAYERS = 6, VOCAB = 40 };
+
+/* A model of an architecture as far as gguf_config looks: keys, and tensors without much data. */
+static struct file *model_file(const char *arch, int kv_heads, const char *const *more_tensors)
+{
+    static struct file f;
+    char k[128];
+    uint64_t n = 1;
+    for (int i = 0; more_tensors[i]; i++)
+        n++;
+    header(&f, 3, n, 13);
+    kv_str(&f, "general.architecture", arch);
+#define KEY(name) (snprintf(k, sizeof k, "%s." name, arch), k)
+    kv_u32(&f, KEY("block_count"), LAYERS);
+    kv_u32(&f, KEY("embedding_length"), HIDDEN);
+    kv_u32(&f, KEY("feed_forward_length"), 128);
+    kv_u32(&f, KEY("context_length"), 512);
+    kv_u32(&f, KEY("attention.head_count"), HEADS);
+    kv_u32(&f, KEY("attention.head_count_kv"), (uint32_t)kv_heads);
+    kv_f32(&f, KEY("attention.layer_norm_rms_epsilon"), 1e-6f);
+    kv_f32(&f, KEY("attention.layer_norm_epsilon"), 1e-5f);
+    kv_f32(&f, KEY("rope.freq_base"), 20000);
+    kv_u32(&f, KEY("rope.dimension_count"), 12);
+    kv_u32(&f, KEY("attention.sliding_window"), 24);
+    kv_f32(&f, KEY("attention.max_alibi_bias"), 8);
+    tensor(&f, "token_embd.weight", 2, (uint64_t[]){ HIDDEN, VOCAB }, GGML_F32, 0);
+    uint64_t at = HIDDEN * VOCAB * 4;
+    for (int i = 0; more_tensors[i]; i++, at += 32)
+        tensor(&f, more_tensors[i], 1, (uint64_t[]){ 6 }, GGML_F32, at);
+    pad(&f, 32);
+    for (size_t i = 0; i < at / 4; i++)
+        bytes(&f, &(float){ 1.5f }, 4);
+    return &f;
+}
+
+static json_t *config_of(const struct file *f)
+{
+    struct err e = { 0 };
+    put_file(f->b, f->n);
+    struct gguf *g = gguf_open(path, &e);
+    if (!g)
+        fail_msg("%s", e.msg);
+    json_t *c = gguf_config(g, &e);
+    if (!c)
+        fail_msg("%s", e.msg);
+    gguf_close(g);
+    return c;
+}
+
+/* Every architecture comes out so that config_parse understands all of it, with the sizes of the file. */
+static void architectures(void **state)
+{
+    (void)state;
+    static const struct { const char *gguf, *hf; int kv_heads; } cases[] = {
+        { "llama", "llama", KV }, { "qwen2", "qwen2", KV }, { "qwen3", "qwen3", KV }, { "smollm3", "smollm3", KV }, { "phi2", "phi", HEADS },
+        { "phi3", "phi3", KV }, { "gemma", "gemma", KV }, { "gemma2", "gemma2", KV }, { "gemma3", "gemma3_text", KV }, { "stablelm", "stablelm", KV },
+        { "starcoder2", "starcoder2", KV }, { "olmo", "olmo", KV }, { "olmo2", "olmo2", KV }, { "granite", "granite", KV }, { "command-r", "cohere", KV },
+        { "cohere2", "cohere2", KV }, { "gpt2", "gpt2", HEADS }, { "gptneox", "gpt_neox", HEADS }, { "gptj", "gptj", HEADS }, { "starcoder", "gpt_bigcode", 1 },
+        { "falcon", "falcon", 1 }, { "mpt", "mpt", HEADS }, { "bloom", "bloom", HEADS }, { "nemotron", "nemotron", KV }, { "exaone4", "exaone4", KV },
+        { "ernie4_5", "ernie4_5", KV }, { "seed_oss", "seed_oss", KV }, { "arcee", "arcee", KV }, { "hunyuan-dense", "hunyuan_v1_dense", KV }, { "glm4", "glm4", KV },
+    };
+    static const char *const none[] = { NULL };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct err e = { 0 };
+        struct config c;
+        json_t *j = config_of(model_file(cases[i].gguf, cases[i].kv_heads, none));
+        assert_string_equal(json_string_value(json_object_get(j, "model_type")), cases[i].hf);
+        if (config_parse(&c, j, &e) < 0)
+            fail_msg("%s: %s", cases[i].gguf, e.msg);
+        int mlp = strcmp(cases[i].gguf, "bloom") == 0 ? 4 * HIDDEN : 128;      /* bloom has no word for it */
+        if (c.n_layers != LAYERS || c.hidden_size != HIDDEN || c.intermediate_size != mlp || c.n_heads != HEADS || c.n_kv_heads != cases[i].kv_heads ||
+            c.head_dim != 16 || c.vocab_size != VOCAB || !c.tied || !c.gguf)
+            fail_msg("%s: %d layers, %d wide, MLP %d, heads %d and %d of %d, %d tokens, tied %d", cases[i].gguf, c.n_layers, c.hidden_size, c.intermediate_size,
+                     c.n_heads, c.n_kv_heads, c.head_dim, c.vocab_size, c.tied);
+        if (c.pos == POS_ROPE)
+            for (int r = 0; r < c.n_ropes; r++)
+                if (c.ropes[r].dim != 12)
+                    fail_msg("%s: rotates %d of 16", cases[i].gguf, c.ropes[r].dim);
+        config_release(&c);
+        json_decref(j);
+    }
+}
+
+static void tensors_say_what_keys_do_not(void **state)
+{
+    (void)state;
+    static const char *const with_head[] = { "output.weight", "blk.0.attn_q.bias", NULL };
+    static const char *const with_factors[] = { "rope_freqs.weight", NULL };
+    json_t *j = config_of(model_file("llama", KV, with_head));
+    assert_true(json_is_false(json_object_get(j, "tie_word_embeddings")));
+    assert_true(json_is_true(json_object_get(j, "attention_bias")));
+    assert_true(json_is_false(json_object_get(j, "mlp_bias")));
+    json_decref(j);
+    j = config_of(model_file("llama", KV, with_factors));
+    const json_t *rope = json_object_get(j, "rope_parameters"), *f = json_object_get(rope, "short_factor");
+    assert_string_equal(json_string_value(json_object_get(rope, "rope_type")), "longrope");
+    assert_int_equal(json_array_size(f), 6);
+    assert_true(json_number_value(json_array_get(f, 5)) == 1.5);
+    assert_true(json_number_value(json_object_get(rope, "attention_factor")) == 1);
+    assert_true(json_number_value(json_object_get(rope, "rope_theta")) == 20000);
+    json_decref(j);
+}
+
+static void bad_keys(void **state)
+{
+    (void)state;
+    static const char *const none[] = { NULL };
+    static const struct { const char *from, *to, *words; } cases[] = {
+        { "llama.block_count", "llama.block_counX", "key llama.block_count is missing" },
+        { "llama.rope.freq_base", "llama.rope.freq_base", "is not a finite number" },
+    };
+    for (size_t i = 0; i < 2; i++) {
+        struct err e = { 0 };
+        struct file *f = model_file("llama", KV, none);
+        uint8_t *hit = memmem(f->b, f->n, cases[i].from, strlen(cases[i].from));
+        assert_non_null(hit);
+        memcpy(hit, cases[i].to, strlen(cases[i].to));
+        if (i == 1)
+            memset(hit + strlen(cases[i].to) + 4, 0xff, 4);
+        put_file(f->b, f->n);
+        struct gguf *g = gguf_open(path, &e);
+        assert_non_null(g);
+        assert_null(gguf_config(g, &e));
+        if (!strstr(e.msg, cases[i].words))
+            fail_msg("expected '%s', got '%s'", cases[i].words, e.msg);
+        gguf_close(g);
+    }
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    assert_non_null(mkdtemp(dir));
+    snprintf(path, sizeof path, "%s/small.gguf", dir);
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    unlink(path);
+    return rmdir(dir);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(reads), cmocka_unit_test(cut_at_every_byte), cmocka_unit_test(every_byte_changed), cmocka_unit_test(fields),
+        cmocka_unit_test(architectures), cmocka_unit_test(tensors_say_what_keys_do_not), cmocka_unit_test(bad_keys),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
