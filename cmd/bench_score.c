@@ -1,0 +1,328 @@
+/* bench_score.c - logits into a file, perplexity of a text, and the distance of a model from a reference. */
+#include "cmd/bench.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cmd/cli.h"
+#include "libcommon/base/file.h"
+#include "libcommon/base/pool.h"
+#include "libcommon/base/progress.h"
+
+static const char prog[] = "zse-bench";
+
+/* ---- logits ---- */
+
+static int32_t *parse_ids(const char *text, int *n, struct err *e)
+{
+    int32_t *ids = malloc((strlen(text) / 2 + 1) * sizeof *ids);
+    const char *p = text;
+    *n = 0;
+    if (!ids) {
+        err_nomem(e, "ids");
+        return NULL;
+    }
+    for (p += strspn(p, " ,\t\n[]"); *p; p += strspn(p, " ,\t\n[]")) {
+        char *end;
+        errno = 0;
+        long v = strtol(p, &end, 10);
+        if (end == p || errno || v < 0 || v > INT32_MAX) {
+            err_set(e, ERR_FORMAT, "--ids: '%.20s', expected token ids like '1 5 9'", p);
+            free(ids);
+            return NULL;
+        }
+        ids[(*n)++] = (int32_t)v;
+        p = end;
+    }
+    return ids;
+}
+
+int bench_logits(const struct bench_options *options, const char *model)
+{
+    struct bench_options o = *options;
+    struct opened_model m = { 0 };
+    struct engine *g = NULL;
+    struct err e;
+    int n, rc = -1;
+    float *logits = NULL;
+    int32_t *ids = parse_ids(o.ids, &n, &e);
+    o.run.exact = 1;
+    o.run.kv = KV_F32;
+    if (!ids || open_model(prog, model, &o.run, &m, &e) != 0)
+        goto done;
+    size_t vocab = (size_t)m.model->config.vocab_size, size = (size_t)n * vocab * sizeof *logits;
+    if (n == 0) {
+        err_set(&e, ERR_LIMIT, "--ids: expected at least 1 token");
+        goto done;
+    }
+    if (n > context_len(&m, &o.run)) {
+        err_set(&e, ERR_LIMIT, "--ids: %d tokens, expected at most the context of %d", n, context_len(&m, &o.run));
+        goto done;
+    }
+    struct atomic_file f;
+    if (!(logits = malloc(size)))
+        err_nomem(&e, "logits");
+    else if ((g = open_engine(&m, &o.run, 1, n, 0, &e)) && engine_logits(g, ids, n, 0, logits, &e) == 0 && atomic_open(&f, o.output, &e) == 0) {
+        rc = atomic_write(&f, logits, size, &e);
+        if (rc == 0)
+            rc = atomic_commit(&f, &e);
+        atomic_abort(&f);
+    }
+    if (rc == 0) {
+        json_t *j = json_pack("{s:[i,i], s:s, s:s, s:s}", "shape", n, (int)vocab, "dtype", "float32", "byte_order", "little", "file", o.output);
+        cli_json(j);
+        json_decref(j);
+    }
+done:
+    engine_close(g);
+    free(logits);
+    free(ids);
+    close_model(&m);
+    return rc == 0 ? cli_finish(prog) : cli_fail(prog, &e);
+}
+
+/* ---- texts in windows ---- */
+
+struct text { int32_t *ids; size_t n_ids; int n_windows; };
+
+static int read_text(struct text *t, const struct bench_options *o, const struct opened_model *m, const char *path, struct err *e)
+{
+    size_t size;
+    memset(t, 0, sizeof *t);
+    if (!m->tokenizer)
+        return err_set(e, ERR_FORMAT, "%s: has no tokenizer", m->path);
+    if (o->window > context_len(m, &o->run))
+        return err_set(e, ERR_LIMIT, "--window %d: expected at most the context of %d", o->window, context_len(m, &o->run));
+    char *text = file_read(path, (size_t)1 << 30, &size, e);
+    if (!text)
+        return -1;
+    int rc = tokenizer_encode(m->tokenizer, text, size, 0, &t->ids, &t->n_ids, e);
+    free(text);
+    if (rc != 0)
+        return err_prefix(e, "%s", path);
+    size_t n = t->n_ids / (size_t)o->window;
+    if (n == 0)
+        return err_set(e, ERR_FORMAT, "%s: %zu tokens, expected at least one window of %d", path, t->n_ids, o->window);
+    if (n > INT32_MAX)
+        return err_set(e, ERR_LIMIT, "%s: %zu windows", path, n);
+    t->n_windows = o->windows && (size_t)o->windows < n ? o->windows : (int)n;
+    return 0;
+}
+
+/* log of the sum of exp, and where the largest is */
+static double log_sum_exp(const float *x, int n, int *best)
+{
+    int at = 0;
+    double sum = 0;
+    for (int i = 1; i < n; i++)
+        if (x[i] > x[at])
+            at = i;
+    for (int i = 0; i < n; i++)
+        sum += exp((double)x[i] - x[at]);
+    *best = at;
+    return x[at] + log(sum);
+}
+
+/* Rows of logits against the tokens that follow, and against the rows of a reference (NULL: none). */
+struct rows {
+    const float *logits, *reference;
+    const int32_t *next;                /* [n] */
+    int vocab;
+    double *nll, *reference_nll, *kl;   /* [n] */
+    unsigned char *same;                /* [n] */
+};
+
+static void score_row(void *arg, int i, int thread)
+{
+    struct rows *r = arg;
+    (void)thread;
+    const float *x = r->logits + (size_t)i * (size_t)r->vocab;
+    int best, reference_best;
+    double sum = log_sum_exp(x, r->vocab, &best);
+    r->nll[i] = sum - x[r->next[i]];
+    if (!r->reference)
+        return;
+    const float *y = r->reference + (size_t)i * (size_t)r->vocab;
+    double reference_sum = log_sum_exp(y, r->vocab, &reference_best), kl = 0;
+    for (int j = 0; j < r->vocab; j++) {
+        double log_p = y[j] - reference_sum;
+        kl += exp(log_p) * (log_p - (x[j] - sum));
+    }
+    r->reference_nll[i] = reference_sum - y[r->next[i]];
+    r->kl[i] = kl;
+    r->same[i] = best == reference_best;
+}
+
+static int check_finite(const char *what, const double *v, size_t n, struct err *e)
+{
+    for (size_t i = 0; i < n; i++)
+        if (!isfinite(v[i]))
+            return err_set(e, ERR_FORMAT, "%s: the logits of position %zu of the scored ones are not finite", what, i);
+    return 0;
+}
+
+static double mean(const double *v, size_t n)
+{
+    double sum = 0;
+    for (size_t i = 0; i < n; i++)
+        sum += v[i];
+    return sum / (double)n;
+}
+
+int bench_perplexity(const struct bench_options *o, const char *model, const char *path)
+{
+    struct opened_model m;
+    struct text t = { 0 };
+    struct err e;
+    struct engine *g = NULL;
+    struct pool *pool = NULL;
+    struct cli_progress progress;
+    int rc = -1, n = o->window - 1;
+    double sum = 0, *nll = calloc((size_t)n, sizeof *nll);
+    float *logits = NULL;
+    json_t *windows = json_array();
+    if (open_model(prog, model, &o->run, &m, &e) != 0)
+        goto done;
+    if (read_text(&t, o, &m, path, &e) != 0 || !(g = open_engine(&m, &o->run, 1, o->window, 0, &e)) || !(pool = pool_open(o->run.threads, &e)))
+        goto done;
+    logits = malloc((size_t)n * (size_t)m.model->config.vocab_size * sizeof *logits);
+    if (!logits || !nll) {
+        err_nomem(&e, "logits");
+        goto done;
+    }
+    cli_progress_init(&progress);
+    rc = 0;
+    for (int w = 0; w < t.n_windows && rc == 0; w++) {
+        const int32_t *ids = t.ids + (size_t)w * (size_t)o->window;
+        struct rows rows = { .logits = logits, .next = ids + 1, .vocab = m.model->config.vocab_size, .nll = nll };
+        progress_report(&progress.progress, "perplexity", (uint64_t)w, (uint64_t)t.n_windows, "windows");
+        if ((rc = engine_logits(g, ids, n, 0, logits, &e)) == 0) {
+            pool_run(pool, n, score_row, &rows);
+            rc = check_finite(m.path, nll, (size_t)n, &e);
+            json_array_append_new(windows, json_real(mean(nll, (size_t)n)));
+            sum += mean(nll, (size_t)n);
+        }
+    }
+    cli_progress_clear(&progress);
+    if (rc == 0) {
+        json_t *j = json_pack("{s:O, s:f, s:I, s:i, s:i, s:I, s:b}", "mean_nll", windows, "perplexity", exp(sum / t.n_windows), "n_tokens", (json_int_t)t.n_ids,
+                              "windows", t.n_windows, "window", o->window, "scored_tokens", (json_int_t)t.n_windows * n, "exact", o->run.exact);
+        cli_json(j);
+        json_decref(j);
+    }
+done:
+    json_decref(windows);
+    pool_close(pool);
+    engine_close(g);
+    free(logits);
+    free(nll);
+    free(t.ids);
+    close_model(&m);
+    return rc == 0 ? cli_finish(prog) : cli_fail(prog, &e);
+}
+
+/* ---- quality ---- */
+
+struct side { struct opened_model m; struct engine *g; struct run_options run; float *logits; };
+
+static int open_side(struct side *s, const char *path, int window, struct err *e)
+{
+    if (open_model(prog, path, &s->run, &s->m, e) != 0)
+        return -1;
+    /* positions window/2 .. window-2 */
+    s->logits = malloc((size_t)(window - 1 - window / 2) * (size_t)s->m.model->config.vocab_size * sizeof *s->logits);
+    if (!s->logits)
+        return err_nomem(e, "logits");
+    return (s->g = open_engine(&s->m, &s->run, 1, window, 0, e)) ? 0 : -1;
+}
+
+static void close_side(struct side *s)
+{
+    engine_close(s->g);
+    free(s->logits);
+    close_model(&s->m);
+}
+
+static int ascending(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+static json_t *quality_json(const struct bench_options *o, const struct text *t, struct rows *all, size_t n)
+{
+    double perplexity = exp(mean(all->nll, n)), reference_perplexity = exp(mean(all->reference_nll, n)), kl_mean = mean(all->kl, n);
+    size_t same = 0;
+    for (size_t i = 0; i < n; i++)
+        same += all->same[i];
+    qsort(all->kl, n, sizeof *all->kl, ascending);
+    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:i, s:i, s:I}", "kl_mean", kl_mean, "kl_median", (all->kl[(n - 1) / 2] + all->kl[n / 2]) / 2,
+                     "kl_p99", all->kl[(size_t)(0.99 * (double)(n - 1))], "top1_agreement", (double)same / (double)n, "perplexity", perplexity,
+                     "reference_perplexity", reference_perplexity, "windows", t->n_windows, "window", o->window, "positions", (json_int_t)n);
+}
+
+/* all: arrays for every position of every window. */
+static int compare(const struct bench_options *o, struct side *reference, struct side *model, const struct text *t, struct pool *pool, const struct rows *all, struct err *e)
+{
+    int from = o->window / 2, n = o->window - 1 - from, rc = 0;
+    struct cli_progress progress;
+    cli_progress_init(&progress);
+    for (int w = 0; w < t->n_windows && rc == 0; w++) {
+        const int32_t *ids = t->ids + (size_t)w * (size_t)o->window;
+        size_t at = (size_t)w * (size_t)n;
+        progress_report(&progress.progress, "quality", (uint64_t)w, (uint64_t)t->n_windows, "windows");
+        struct rows rows = { .logits = model->logits, .reference = reference->logits, .next = ids + from + 1, .vocab = model->m.model->config.vocab_size, .nll = all->nll + at,
+                             .reference_nll = all->reference_nll + at, .kl = all->kl + at, .same = all->same + at };
+        if ((rc = engine_logits(reference->g, ids, o->window - 1, from, reference->logits, e)) == 0 &&
+            (rc = engine_logits(model->g, ids, o->window - 1, from, model->logits, e)) == 0)
+            pool_run(pool, n, score_row, &rows);
+    }
+    cli_progress_clear(&progress);
+    return rc;
+}
+
+int bench_quality(const struct bench_options *o, const char *reference_path, const char *path, const char *text_path)
+{
+    struct side reference = { .run = o->run }, model = { .run = o->run };
+    struct text t = { 0 };
+    struct err e;
+    struct pool *pool = NULL;
+    struct rows all = { 0 };
+    int rc = -1;
+    reference.run.exact = 1;
+    reference.run.kv = KV_F32;
+    reference.run.type = NULL;          /* -q is how MODEL is converted */
+    if (open_side(&reference, reference_path, o->window, &e) != 0 || open_side(&model, path, o->window, &e) != 0 || read_text(&t, o, &reference.m, text_path, &e) != 0 ||
+        !(pool = pool_open(o->run.threads, &e)))
+        goto done;
+    int vocab = model.m.model->config.vocab_size, reference_vocab = reference.m.model->config.vocab_size;
+    if (vocab != reference_vocab) {
+        err_set(&e, ERR_SHAPE, "%s: vocabulary of %d, expected %d as in %s", model.m.path, vocab, reference_vocab, reference.m.path);
+        goto done;
+    }
+    size_t n = (size_t)t.n_windows * (size_t)(o->window - 1 - o->window / 2);
+    all = (struct rows){ .nll = calloc(n, sizeof(double)), .reference_nll = calloc(n, sizeof(double)), .kl = calloc(n, sizeof(double)), .same = calloc(n, 1) };
+    if (!all.nll || !all.reference_nll || !all.kl || !all.same) {
+        err_nomem(&e, "scores");
+        goto done;
+    }
+    if (compare(o, &reference, &model, &t, pool, &all, &e) != 0 || check_finite(reference.m.path, all.reference_nll, n, &e) != 0 || check_finite(model.m.path, all.nll, n, &e) != 0)
+        goto done;
+    json_t *j = quality_json(o, &t, &all, n);
+    cli_json(j);
+    json_decref(j);
+    rc = 0;
+done:
+    free(all.nll);
+    free(all.reference_nll);
+    free(all.kl);
+    free(all.same);
+    pool_close(pool);
+    free(t.ids);
+    close_side(&model);
+    close_side(&reference);
+    return rc == 0 ? cli_finish(prog) : cli_fail(prog, &e);
+}

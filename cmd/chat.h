@@ -1,0 +1,76 @@
+/* chat.h - the parts of zse-chat: options, prompts, one answer or many, and the conversation. */
+#ifndef ZSE_CMD_CHAT_H
+#define ZSE_CMD_CHAT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <jansson.h>
+
+#include "cmd/open_model.h"
+#include "libcommon/engine/engine.h"
+#include "libcommon/token/template.h"
+
+/* ---- chat_options.c ---- */
+struct chat_options {
+    const char *model, *prompt, *system, *batch, *template_file;        /* NULL: not given */
+    int raw, json, ids, ignore_eos, no_think;
+    int parallel, max_tokens;           /* max_tokens 0: until the context is full */
+    struct sampling sampling;
+    unsigned given;                     /* bits: sampling options of the command line */
+    const char **stop; int n_stop;      /* owned */
+    struct logit_bias *bias;            /* owned */
+    struct run_options run;
+};
+/* -1: go on; else the exit code. */
+int chat_options_parse(struct chat_options *o, int argc, char **argv);
+void chat_options_release(struct chat_options *o);
+/* What was not given on the command line: from the model's generation_config, else sampling_defaults; a random seed. */
+int chat_options_complete(struct chat_options *o, const struct opened_model *m, struct err *e);
+
+/* ---- chat_prompt.c ---- */
+struct prompter {
+    const struct tokenizer *tokenizer;
+    struct tmpl *tmpl;                  /* owned; NULL: text goes in as it is */
+    const char *bos, *eos;              /* texts; owned */
+    int no_think;
+};
+/* The model's template, --template, or none with --raw.  fallback: a plain one where the model has none (else raw, with a note). */
+int prompter_open(struct prompter *p, const struct opened_model *m, const struct chat_options *o, int fallback, struct err *e);
+void prompter_close(struct prompter *p);
+/* messages: an array of {role, content}.  *text is malloc'd. */
+int prompter_render(const struct prompter *p, const json_t *messages, char **text, size_t *size, struct err *e);
+/* Ids of rendered text; raw: with BOS as the tokenizer asks. *ids is malloc'd. */
+int prompter_encode(const struct prompter *p, const char *text, size_t size, int raw, int32_t **ids, int *n, struct err *e);
+/* A single question, with --system if given, to ids. */
+int prompter_question(const struct prompter *p, const char *system, const char *text, size_t size, int32_t **ids, int *n, struct err *e);
+json_t *chat_message(const char *role, const char *text, size_t size);
+
+/* ---- chat_answer.c: one request as zse-chat sees it ---- */
+struct answer {
+    char *text; size_t size, room;      /* owned */
+    int32_t *ids; int n_ids, ids_room;  /* owned: generated, the EOS included */
+    enum finish finish;
+    struct err error;
+    struct request_stats stats;
+    struct request *request;            /* while it runs, and after if it is kept */
+    int stream;                         /* write to stdout as text comes */
+    int nomem;
+};
+/* The request of o with these ids; its answer goes into a. */
+int answer_start(struct answer *a, struct engine *g, struct request *kept, const struct chat_options *o, const int32_t *ids, int n, int keep, struct err *e);
+void answer_release(struct answer *a);
+json_t *answer_json(const struct answer *a, const struct chat_options *o, double load_s);
+const char *finish_name(enum finish f);
+
+/* ---- chat_once.c ---- */
+int chat_once(const struct chat_options *o, const struct opened_model *m, double load_s);
+int chat_batch(const struct chat_options *o, const struct opened_model *m, double load_s);
+
+/* ---- chat_talk.c ---- */
+/* One line of input without its newline, malloc'd; NULL at the end.  *interrupted: Ctrl-C at the prompt (returns NULL, go on). */
+typedef char *(*read_line_fn)(void *user, const char *prompt, int *interrupted);
+/* 0 or 1; standard output is not closed yet. */
+int chat_talk(const struct chat_options *o, const struct opened_model *m, read_line_fn read_line, void *user);
+
+#endif

@@ -1,0 +1,103 @@
+#include "cmd/chat.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+const char *finish_name(enum finish f)
+{
+    static const char *const names[] = { [FINISH_NONE] = "none", [FINISH_STOP] = "stop", [FINISH_LENGTH] = "length", [FINISH_CANCELLED] = "cancelled", [FINISH_ERROR] = "error" };
+    return names[f];
+}
+
+/* A model's words must not steer the terminal: control characters become '?', except tab and newline. */
+static void write_terminal(const char *text, size_t size)
+{
+    for (size_t i = 0; i < size; i++) {
+        unsigned char c = (unsigned char)text[i];
+        putchar((c < ' ' && c != '\n' && c != '\t') || c == 0x7f ? '?' : c);
+    }
+}
+
+static void hear(void *user, int32_t id, const char *text, size_t size, enum finish finish, const struct err *error)
+{
+    struct answer *a = user;
+    if (a->size + size + 1 > a->room) {
+        size_t room = 2 * a->room + size + 256;
+        char *p = realloc(a->text, room);
+        a->nomem |= !p;
+        if (!p)
+            size = 0;
+        else
+            a->text = p, a->room = room;
+    }
+    if (id >= 0 && a->n_ids == a->ids_room) {
+        int room = 2 * a->ids_room + 64;
+        int32_t *p = realloc(a->ids, (size_t)room * sizeof *p);
+        a->nomem |= !p;
+        if (!p)
+            id = -1;
+        else
+            a->ids = p, a->ids_room = room;
+    }
+    if (size) {
+        memcpy(a->text + a->size, text, size);
+        a->size += size;
+    }
+    if (a->text)
+        a->text[a->size] = '\0';
+    if (id >= 0)
+        a->ids[a->n_ids++] = id;
+    if (a->stream && size) {
+        if (isatty(STDOUT_FILENO))
+            write_terminal(text, size);
+        else
+            fwrite(text, 1, size, stdout);
+        fflush(stdout);
+    }
+    a->finish = finish;
+    if (finish == FINISH_NONE)
+        return;
+    request_stats(a->request, &a->stats);
+    if (error)
+        a->error = *error;
+}
+
+int answer_start(struct answer *a, struct engine *g, struct request *kept, const struct chat_options *o, const int32_t *ids, int n, int keep, struct err *e)
+{
+    const struct request_params p = { .ids = ids, .n_ids = n, .sampling = o->sampling, .max_tokens = o->max_tokens, .stop = o->stop, .n_stop = o->n_stop,
+                                      .ignore_eos = o->ignore_eos, .on_token = hear, .user = a, .keep = keep };
+    struct request *r = kept ? engine_continue(g, kept, &p, e) : engine_submit(g, &p, e);
+    if (!r)
+        return -1;
+    a->request = r;
+    return 0;
+}
+
+void answer_release(struct answer *a)
+{
+    free(a->text);
+    free(a->ids);
+    memset(a, 0, sizeof *a);
+}
+
+static double rate(int n, double s) { return s > 0 ? n / s : 0; }
+
+json_t *answer_json(const struct answer *a, const struct chat_options *o, double load_s)
+{
+    const struct request_stats *s = &a->stats;
+    json_t *j = json_pack("{s:s%, s:s, s:{s:i, s:i, s:i, s:i}, s:I}", "text", a->text ? a->text : "", a->size, "finish_reason", finish_name(a->finish),
+                          "usage", "prompt_tokens", s->n_prompt, "completion_tokens", s->n_generated, "total_tokens", s->n_prompt + s->n_generated,
+                          "cached_tokens", s->n_cached, "seed", (json_int_t)o->sampling.seed);
+    json_object_set_new(j, "timings", json_pack("{s:f, s:f, s:f, s:f, s:f, s:f}", "load_s", load_s, "first_token_s", s->first_token_s, "prefill_s", s->prefill_s,
+                                                "decode_s", s->decode_s, "prefill_tokens_per_s", rate(s->n_prompt - s->n_cached, s->prefill_s),
+                                                "decode_tokens_per_s", rate(s->n_generated - 1, s->decode_s)));
+    if (o->ids) {
+        json_t *ids = json_array();
+        for (int i = 0; i < a->n_ids; i++)
+            json_array_append_new(ids, json_integer(a->ids[i]));
+        json_object_set_new(j, "ids", ids);
+    }
+    return j;
+}

@@ -1,0 +1,251 @@
+/* chat_once.c - one prompt, or a file of them, from standard input or the command line to standard output. */
+#include "cmd/chat.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cmd/cli.h"
+
+static const char prog[] = "zse-chat";
+
+/* All of a stream, '\0' appended. */
+static char *read_all(FILE *f, const char *name, size_t *size, struct err *e)
+{
+    size_t room = 0, n = 0, got;
+    char *text = NULL;
+    do {
+        if (n + 65536 > room) {
+            char *p = realloc(text, room = 2 * room + 65536 + 1);
+            if (!p) {
+                free(text);
+                err_nomem(e, "prompt");
+                return NULL;
+            }
+            text = p;
+        }
+        got = fread(text + n, 1, room - n - 1, f);
+        n += got;
+    } while (got);
+    if (ferror(f)) {
+        free(text);
+        err_sys(e, "%s", name);
+        return NULL;
+    }
+    text[n] = '\0';
+    *size = n;
+    return text;
+}
+
+/* The prompt of -p or of standard input; of the latter a last newline does not count. Caller frees. */
+static char *get_prompt(const struct chat_options *o, size_t *size, struct err *e)
+{
+    if (o->prompt && strcmp(o->prompt, "-") != 0) {
+        char *text = strdup(o->prompt);
+        *size = strlen(o->prompt);
+        if (!text)
+            err_nomem(e, "prompt");
+        return text;
+    }
+    char *text = read_all(stdin, "standard input", size, e);
+    if (text && *size && text[*size - 1] == '\n')
+        text[--*size] = '\0';
+    return text;
+}
+
+static void print_json(json_t *j)
+{
+    json_dumpf(j, stdout, JSON_COMPACT | JSON_ENSURE_ASCII | JSON_REAL_PRECISION(6));
+    putchar('\n');
+    json_decref(j);
+}
+
+static void print_ids(const struct answer *a)
+{
+    putchar('[');
+    for (int i = 0; i < a->n_ids; i++)
+        printf("%s%d", i ? ", " : "", (int)a->ids[i]);
+    fputs("]\n", stdout);
+}
+
+static int run_one(const struct chat_options *o, const struct opened_model *m, double load_s, const int32_t *ids, int n, struct err *e)
+{
+    int context = context_len(m, &o->run), rc = -1;
+    int len = o->max_tokens && o->max_tokens < context - n ? n + o->max_tokens : context;       /* no more memory than this answer needs */
+    struct answer a = { .stream = !o->json && !o->ids };
+    struct engine *g = open_engine(m, &o->run, 1, len, 0, e);
+    if (!g || answer_start(&a, g, NULL, o, ids, n, 0, e) != 0)
+        goto done;
+    while ((rc = engine_step(g, e)) > 0 && !ferror(stdout))
+        ;
+    if (rc > 0)
+        rc = 0;                         /* nobody reads on: cli_finish says why */
+    if (rc == 0 && a.finish == FINISH_ERROR) {
+        *e = a.error;
+        rc = -1;
+    } else if (rc == 0 && a.nomem) {
+        rc = err_nomem(e, "answer");
+    }
+    if (rc == 0 && o->json)
+        print_json(answer_json(&a, o, load_s));
+    else if (rc == 0 && o->ids)
+        print_ids(&a);
+    else if (a.size == 0 || a.text[a.size - 1] != '\n')
+        putchar('\n');
+done:
+    engine_close(g);
+    answer_release(&a);
+    return rc;
+}
+
+int chat_once(const struct chat_options *o, const struct opened_model *m, double load_s)
+{
+    struct err e;
+    struct prompter p;
+    size_t size;
+    int32_t *ids = NULL;
+    int n, rc = prompter_open(&p, m, o, 0, &e);
+    char *text = rc == 0 ? get_prompt(o, &size, &e) : NULL;
+    if (rc == 0 && !text)
+        rc = -1;
+    if (rc == 0 && (rc = prompter_question(&p, o->system, text, size, &ids, &n, &e)) == 0)
+        rc = run_one(o, m, load_s, ids, n, &e);
+    free(ids);
+    free(text);
+    prompter_close(&p);
+    if (rc != 0) {
+        fflush(stdout);
+        return cli_fail(prog, &e);
+    }
+    return cli_finish(prog);
+}
+
+/* ---- many ---- */
+
+struct line {
+    int32_t *ids; int n;
+    struct answer answer;
+    int started, printed;
+};
+
+/* One line of output: newlines as \n, backslashes doubled. */
+static void print_escaped(const char *text, size_t size)
+{
+    for (size_t i = 0; i < size; i++) {
+        if (text[i] == '\n')
+            fputs("\\n", stdout);
+        else if (text[i] == '\\')
+            fputs("\\\\", stdout);
+        else
+            putchar(text[i]);
+    }
+    putchar('\n');
+}
+
+static int print_line(struct line *l, const struct chat_options *o, double load_s, struct err *e)
+{
+    struct answer *a = &l->answer;
+    if (a->finish == FINISH_ERROR) {
+        *e = a->error;
+        return -1;
+    }
+    if (a->nomem)
+        return err_nomem(e, "answer");
+    if (o->json)
+        print_json(answer_json(a, o, load_s));
+    else if (o->ids)
+        print_ids(a);
+    else
+        print_escaped(a->text, a->size);
+    fflush(stdout);
+    answer_release(a);
+    l->printed = 1;
+    return 0;
+}
+
+/* Each line of text to ids. */
+static struct line *read_lines(const struct chat_options *o, const struct prompter *p, char *text, size_t size, int *n_lines, struct err *e)
+{
+    int n = 0;
+    for (size_t i = 0; i < size; i++)
+        n += text[i] == '\n' || i == size - 1;
+    struct line *lines = calloc((size_t)n + 1, sizeof *lines);
+    *n_lines = n;
+    if (!lines) {
+        err_nomem(e, "prompts");
+        return NULL;
+    }
+    for (int i = 0; i < n; i++) {
+        size_t len = strcspn(text, "\n");
+        if (prompter_question(p, o->system, text, len, &lines[i].ids, &lines[i].n, e) != 0) {
+            err_prefix(e, "%s: line %d", o->batch, i + 1);
+            for (int j = 0; j < i; j++)
+                free(lines[j].ids);
+            free(lines);
+            return NULL;
+        }
+        text += len + 1;
+    }
+    return lines;
+}
+
+static int run_batch(const struct chat_options *o, const struct opened_model *m, double load_s, struct line *lines, int n, struct err *e)
+{
+    int context = context_len(m, &o->run), parallel = n < o->parallel ? n : o->parallel, len = 2, rc = 0, started = 0, printed = 0;
+    for (int i = 0; i < n; i++) {
+        int want = o->max_tokens && o->max_tokens < context - lines[i].n ? lines[i].n + o->max_tokens : context;
+        len = want > len ? want : len;
+    }
+    struct engine *g = open_engine(m, &o->run, parallel, len, 0, e);
+    if (!g)
+        return -1;
+    while (rc == 0 && printed < n && !ferror(stdout)) {
+        struct engine_stats s;
+        engine_stats(g, &s);
+        for (int room = 2 * parallel - s.n_running - s.n_waiting; room > 0 && started < n && rc == 0; room--, started++)
+            if ((rc = answer_start(&lines[started].answer, g, NULL, o, lines[started].ids, lines[started].n, 0, e)) != 0)
+                err_prefix(e, "%s: line %d", o->batch, started + 1);
+        if (rc == 0 && engine_step(g, e) < 0)
+            rc = -1;
+        for (; rc == 0 && printed < started && lines[printed].answer.finish != FINISH_NONE; printed++)
+            if ((rc = print_line(&lines[printed], o, load_s, e)) != 0)
+                err_prefix(e, "%s: line %d", o->batch, printed + 1);
+    }
+    engine_close(g);
+    return rc;
+}
+
+int chat_batch(const struct chat_options *o, const struct opened_model *m, double load_s)
+{
+    struct err e;
+    struct prompter p;
+    struct line *lines = NULL;
+    size_t size;
+    char *text = NULL;
+    int n = 0, rc = prompter_open(&p, m, o, 0, &e);
+    int is_stdin = strcmp(o->batch, "-") == 0;
+    FILE *f = rc != 0 ? NULL : is_stdin ? stdin : fopen(o->batch, "r");
+    if (rc == 0 && !f)
+        rc = err_sys(&e, "%s", o->batch);
+    if (rc == 0 && !(text = read_all(f, o->batch, &size, &e)))
+        rc = -1;
+    if (rc == 0 && size && !(lines = read_lines(o, &p, text, size, &n, &e)))
+        rc = -1;
+    if (rc == 0 && n)
+        rc = run_batch(o, m, load_s, lines, n, &e);
+    for (int i = 0; lines && i < n; i++) {
+        free(lines[i].ids);
+        answer_release(&lines[i].answer);
+    }
+    free(lines);
+    free(text);
+    if (f && !is_stdin)
+        fclose(f);
+    prompter_close(&p);
+    if (rc != 0) {
+        fflush(stdout);
+        return cli_fail(prog, &e);
+    }
+    return cli_finish(prog);
+}

@@ -1,0 +1,227 @@
+#include "cmd/chat.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "cmd/cli.h"
+#include "libcommon/base/json.h"
+
+static const char prog[] = "zse-chat";
+static const char usage[] =
+    "usage: zse-chat [OPTIONS] [MODEL]\n"
+    "Talk with a model, or answer one prompt: from -p, or from standard input if that is no terminal.\n"
+    "MODEL is a .zse, a GGUF file or a Hugging Face folder (default: $ZSE_MODEL).\n"
+    "\n"
+    "  -p, --prompt TEXT          answer TEXT and end; -: read it from standard input\n"
+    "      --batch FILE           one prompt a line (-: standard input), answered together; one line each in order\n"
+    "      --parallel N           how many of a batch run together (default: 8)\n"
+    "  -s, --system TEXT          system message\n"
+    "      --raw                  the prompt as it is, without the chat template\n"
+    "      --template FILE        another chat template (Jinja)\n"
+    "      --no-think             ask the template for an answer without thinking (enable_thinking = false)\n"
+    "      --json                 a JSON object instead of text\n"
+    "      --ids                  the ids of the answer's tokens as a JSON array; with --json: as well\n"
+    "\n"
+    "  -n, --max-tokens N         tokens of an answer (default: 1024); 0: until the context is full\n"
+    "      --temp X               temperature; 0: always the likeliest token\n"
+    "      --top-k N              of the N likeliest tokens; 0: off\n"
+    "      --top-p X              of the likeliest that together reach X; 1: off\n"
+    "      --min-p X              of those at least X times as likely as the likeliest; 0: off\n"
+    "      --typical-p X          of the most typical that together reach X; 1: off\n"
+    "      --repeat-penalty X     repetition penalty on prompt and answer; 1: off\n"
+    "      --repeat-last-n N      tokens that it looks back at; -1: all\n"
+    "      --presence-penalty X   subtracted once from each token of the answer so far, -2 to 2\n"
+    "      --frequency-penalty X  subtracted for each time it appeared, -2 to 2\n"
+    "      --logit-bias ID=X      add X to the logit of token ID (also -inf); can be given again\n"
+    "      --seed N               seed of the random numbers (default: random)\n"
+    "      --stop TEXT            end the answer before TEXT; can be given again\n"
+    "      --ignore-eos           go on after the end of the answer\n"
+    "Without these: the model's generation_config, else --temp 0.8 --top-k 40 --top-p 0.95 --min-p 0.05.\n"
+    "\n"
+    RUN_HELP
+    "\n"
+    "  -h, --help                 show this help\n"
+    "  -V, --version              show the version\n"
+    "In a conversation: /help lists the commands, \\ at the end of a line continues it, Ctrl-C stops an answer.\n";
+
+enum { OPT_BATCH = 300, OPT_PARALLEL, OPT_RAW, OPT_TEMPLATE, OPT_NO_THINK, OPT_JSON, OPT_IDS, OPT_BIAS, OPT_SEED, OPT_STOP, OPT_IGNORE_EOS, OPT_SAMPLING };
+
+/* Sampling options that are one number: how they are called here and in generation_config.json. */
+static const struct number {
+    const char *name, *config;
+    int is_int;
+    size_t at;
+    double min, max;
+} numbers[] = {
+#define REAL(name, config, field, min, max) { name, config, 0, offsetof(struct sampling, field), min, max }
+#define WHOLE(name, config, field, min, max) { name, config, 1, offsetof(struct sampling, field), min, max }
+    REAL("temp", "temperature", temperature, 0, 100), WHOLE("top-k", "top_k", top_k, 0, INT32_MAX), REAL("top-p", "top_p", top_p, 0, 1),
+    REAL("min-p", "min_p", min_p, 0, 1), REAL("typical-p", "typical_p", typical_p, 0, 1),
+    REAL("repeat-penalty", "repetition_penalty", repetition_penalty, 0.01, 100), WHOLE("repeat-last-n", NULL, penalty_last_n, -1, INT32_MAX),
+    REAL("presence-penalty", NULL, presence_penalty, -2, 2), REAL("frequency-penalty", NULL, frequency_penalty, -2, 2),
+};
+enum { N_NUMBERS = sizeof numbers / sizeof *numbers, SEED_GIVEN = 1 << N_NUMBERS };
+
+static const struct option options[] = {
+    { "prompt", required_argument, NULL, 'p' }, { "batch", required_argument, NULL, OPT_BATCH }, { "parallel", required_argument, NULL, OPT_PARALLEL },
+    { "system", required_argument, NULL, 's' }, { "raw", no_argument, NULL, OPT_RAW }, { "template", required_argument, NULL, OPT_TEMPLATE },
+    { "no-think", no_argument, NULL, OPT_NO_THINK }, { "json", no_argument, NULL, OPT_JSON }, { "ids", no_argument, NULL, OPT_IDS },
+    { "max-tokens", required_argument, NULL, 'n' }, { "temp", required_argument, NULL, OPT_SAMPLING }, { "top-k", required_argument, NULL, OPT_SAMPLING + 1 },
+    { "top-p", required_argument, NULL, OPT_SAMPLING + 2 }, { "min-p", required_argument, NULL, OPT_SAMPLING + 3 }, { "typical-p", required_argument, NULL, OPT_SAMPLING + 4 },
+    { "repeat-penalty", required_argument, NULL, OPT_SAMPLING + 5 }, { "repeat-last-n", required_argument, NULL, OPT_SAMPLING + 6 },
+    { "presence-penalty", required_argument, NULL, OPT_SAMPLING + 7 }, { "frequency-penalty", required_argument, NULL, OPT_SAMPLING + 8 },
+    { "logit-bias", required_argument, NULL, OPT_BIAS }, { "seed", required_argument, NULL, OPT_SEED }, { "stop", required_argument, NULL, OPT_STOP },
+    { "ignore-eos", no_argument, NULL, OPT_IGNORE_EOS }, RUN_LONG_OPTIONS,
+    { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
+};
+
+static void set_number(struct sampling *s, const struct number *d, double v)
+{
+    if (d->is_int)
+        *(int *)((char *)s + d->at) = (int)v;
+    else
+        *(float *)((char *)s + d->at) = (float)v;
+}
+
+static int parse_number(struct chat_options *o, int i, const char *arg)
+{
+    const struct number *d = &numbers[i];
+    char name[40];
+    long long whole;
+    double v;
+    snprintf(name, sizeof name, "--%s", d->name);
+    if (d->is_int ? cli_parse_int(prog, name, arg, (long long)d->min, (long long)d->max, &whole) : cli_parse_float(prog, name, arg, d->min, d->max, &v))
+        return CLI_USAGE;
+    set_number(&o->sampling, d, d->is_int ? (double)whole : v);
+    o->given |= 1u << i;
+    return 0;
+}
+
+static int parse_bias(struct chat_options *o, const char *arg)
+{
+    char *end, *end2;
+    errno = 0;
+    long id = strtol(arg, &end, 10);
+    double bias = *end == '=' ? strtod(end + 1, &end2) : 0;
+    if (errno || end == arg || *end != '=' || end2 == end + 1 || *end2 || id < 0 || id > INT32_MAX || isnan(bias) || bias > 1e30)
+        return cli_wrong(prog, "--logit-bias: '%s', expected ID=X, like 42=-1.5 or 42=-inf", arg);
+    o->bias[o->sampling.n_bias++] = (struct logit_bias){ (int32_t)id, (float)bias };
+    return 0;
+}
+
+static int parse_whole(const char *name, const char *arg, long long min, long long max, int *out)
+{
+    long long v;
+    if (cli_parse_int(prog, name, arg, min, max, &v) != 0)
+        return CLI_USAGE;
+    *out = (int)v;
+    return 0;
+}
+
+static int parse_seed(struct chat_options *o, const char *arg)
+{
+    long long v;
+    if (cli_parse_int(prog, "--seed", arg, 0, INT64_MAX, &v) != 0)
+        return CLI_USAGE;
+    o->sampling.seed = (uint64_t)v;
+    o->given |= SEED_GIVEN;
+    return 0;
+}
+
+/* One option: 0 or the exit code of wrong usage. */
+static int take(struct chat_options *o, int c, const char *arg)
+{
+    if (c >= OPT_SAMPLING && c < OPT_SAMPLING + N_NUMBERS)
+        return parse_number(o, c - OPT_SAMPLING, arg);
+    switch (c) {
+    case 'p': o->prompt = arg; return 0;
+    case 's': o->system = arg; return 0;
+    case 'n': return parse_whole("--max-tokens", arg, 0, INT32_MAX, &o->max_tokens);
+    case OPT_BATCH: o->batch = arg; return 0;
+    case OPT_PARALLEL: return parse_whole("--parallel", arg, 1, 4096, &o->parallel);
+    case OPT_RAW: o->raw = 1; return 0;
+    case OPT_TEMPLATE: o->template_file = arg; return 0;
+    case OPT_NO_THINK: o->no_think = 1; return 0;
+    case OPT_JSON: o->json = 1; return 0;
+    case OPT_IDS: o->ids = 1; return 0;
+    case OPT_BIAS: return parse_bias(o, arg);
+    case OPT_SEED: return parse_seed(o, arg);
+    case OPT_STOP: o->stop[o->n_stop++] = arg; return 0;
+    case OPT_IGNORE_EOS: o->ignore_eos = 1; return 0;
+    default: return run_option(prog, c, arg, &o->run);
+    }
+}
+
+static int check(struct chat_options *o)
+{
+    if (o->prompt && o->batch)
+        return cli_wrong(prog, "-p and --batch exclude each other");
+    if (o->raw && (o->system || o->template_file || o->no_think))
+        return cli_wrong(prog, "--raw takes the prompt as it is: --system, --template and --no-think need the chat template");
+    return run_options_check(prog, &o->run);
+}
+
+int chat_options_parse(struct chat_options *o, int argc, char **argv)
+{
+    int c, rc;
+    memset(o, 0, sizeof *o);
+    o->sampling = sampling_defaults();
+    o->max_tokens = 1024;
+    o->parallel = 8;
+    o->stop = calloc((size_t)argc + 1, sizeof *o->stop);
+    o->bias = calloc((size_t)argc + 1, sizeof *o->bias);
+    if (!o->stop || !o->bias) {
+        cli_note(prog, "out of memory");
+        return CLI_FAILED;
+    }
+    o->sampling.bias = o->bias;
+    while ((c = getopt_long(argc, argv, "p:s:n:q:hV", options, NULL)) != -1) {
+        if (c == 'h')
+            return cli_help(usage);
+        if (c == 'V')
+            return cli_version(prog);
+        if ((rc = take(o, c, optarg)) != 0)
+            return rc < 0 ? cli_usage(usage) : rc;
+    }
+    if (argc - optind > 1)
+        return cli_usage(usage);
+    o->model = argv[optind];
+    rc = check(o);
+    return rc ? rc : -1;
+}
+
+void chat_options_release(struct chat_options *o)
+{
+    free(o->stop);
+    free(o->bias);
+}
+
+int chat_options_complete(struct chat_options *o, const struct opened_model *m, struct err *e)
+{
+    const json_t *config = js_get(m->json, "generation_config");
+    int sample = 1;
+    for (int i = 0; json_is_object(config) && i < N_NUMBERS; i++) {
+        double v;
+        if (!numbers[i].config || !js_get(config, numbers[i].config) || o->given & 1u << i)
+            continue;
+        if (js_real(config, numbers[i].config, &v, e) != 0)
+            return err_prefix(e, "%s: generation_config", m->path);
+        if (!(v >= numbers[i].min && v <= numbers[i].max))
+            return err_set(e, ERR_FORMAT, "%s: generation_config: %s: %g is not in the range %g to %g", m->path, numbers[i].config, v, numbers[i].min, numbers[i].max);
+        set_number(&o->sampling, &numbers[i], v);
+    }
+    if (json_is_object(config) && js_bool_or(config, "do_sample", 1, &sample, e) != 0)
+        return err_prefix(e, "%s: generation_config", m->path);
+    if (!sample && !(o->given & 1))
+        o->sampling.temperature = 0;
+    if (!(o->given & SEED_GIVEN)) {
+        uint32_t seed = 0;              /* 32 bits: a JSON number keeps them exactly, --seed takes them back */
+        if (getrandom(&seed, sizeof seed, 0) != (ssize_t)sizeof seed)
+            return err_sys(e, "random numbers");
+        o->sampling.seed = seed;
+    }
+    return sampling_check(&o->sampling, m->model->config.vocab_size, e);
+}

@@ -1,0 +1,368 @@
+/* chat_talk.c - the conversation: commands, turns, and Ctrl-C.
+ *
+ * A turn renders the whole conversation through the template and hands the engine its ids; what the engine still holds of the last turn
+ * is not computed again.  Where the new text begins with the old text (it does unless the template rewrites answers), the ids of
+ * the old text are taken as they were: to tokenize a generated answer again may cut it differently. */
+#include "cmd/chat.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cmd/cli.h"
+#include "libcommon/base/file.h"
+#include "libcommon/base/json.h"
+
+static const char prog[] = "zse-chat";
+
+struct talk {
+    const struct chat_options *o;
+    const struct opened_model *m;
+    struct prompter prompter;
+    struct engine *engine;
+    json_t *messages;
+    struct request *kept;               /* of the last turn; NULL: none */
+    char *known; size_t known_size;     /* the text that the first n_known ids of kept stand for; NULL if they do not fit */
+    int n_known;
+    struct request_stats last;
+    read_line_fn read_line;
+    void *user;
+};
+
+/* Ctrl-C while an answer comes. */
+static volatile sig_atomic_t stop_answer;
+
+static void on_interrupt(int number)
+{
+    (void)number;
+    stop_answer = 1;
+}
+
+static void forget(struct talk *t)
+{
+    if (t->kept)
+        engine_forget(t->engine, t->kept);
+    t->kept = NULL;
+    free(t->known);
+    t->known = NULL;
+}
+
+/* ---- a turn ---- */
+
+/* Ids of the rendered conversation. */
+static int conversation_ids(struct talk *t, const char *text, size_t size, int32_t **ids, int *n, struct err *e)
+{
+    if (t->known && size > t->known_size && memcmp(text, t->known, t->known_size) == 0) {
+        int32_t *rest;
+        int n_rest, n_held;
+        if (prompter_encode(&t->prompter, text + t->known_size, size - t->known_size, 0, &rest, &n_rest, e) != 0)
+            return -1;
+        /* Only a special token is a boundary that no merge crosses. */
+        if (n_rest > 0 && tokenizer_is_special(t->m->tokenizer, rest[0])) {
+            const int32_t *held = request_ids(t->kept, &n_held);
+            *n = t->n_known + n_rest;
+            *ids = malloc((size_t)*n * sizeof **ids);
+            if (*ids) {
+                memcpy(*ids, held, (size_t)t->n_known * sizeof **ids);
+                memcpy(*ids + t->n_known, rest, (size_t)n_rest * sizeof **ids);
+            }
+            free(rest);
+            return *ids ? 0 : err_nomem(e, "prompt");
+        }
+        free(rest);
+    }
+    return prompter_encode(&t->prompter, text, size, 0, ids, n, e);
+}
+
+/* What kept stands for now: the prompt, and the answer if it ended by itself. */
+static void remember(struct talk *t, const char *text, size_t size, const struct answer *a)
+{
+    int n;
+    request_ids(t->kept, &n);
+    free(t->known);
+    t->known = NULL;
+    if (a->finish != FINISH_STOP || t->o->n_stop || a->n_ids == 0)
+        return;
+    t->known_size = size + a->size;
+    t->n_known = n - 1;                 /* without the EOS: the template writes it */
+    if ((t->known = malloc(t->known_size + 1))) {
+        memcpy(t->known, text, size);
+        if (a->size)
+            memcpy(t->known + size, a->text, a->size);
+    }
+}
+
+static int run_turn(struct talk *t, struct answer *a, struct err *e)
+{
+    char *text = NULL;
+    size_t size;
+    int32_t *ids = NULL;
+    int n, rc = prompter_render(&t->prompter, t->messages, &text, &size, e);
+    if (rc == 0)
+        rc = conversation_ids(t, text, size, &ids, &n, e);
+    if (rc == 0 && (rc = answer_start(a, t->engine, t->kept, t->o, ids, n, 1, e)) == 0) {
+        t->kept = a->request;
+        stop_answer = 0;
+        while ((rc = engine_step(t->engine, e)) > 0) {
+            if (stop_answer) {
+                stop_answer = 0;
+                engine_cancel(t->engine, a->request);
+            }
+        }
+        t->last = a->stats;
+        if (rc == 0 && a->finish == FINISH_ERROR) {
+            *e = a->error;
+            rc = -1;
+        }
+        if (rc != 0)
+            forget(t);
+        else
+            remember(t, text, size, a);
+    }
+    free(ids);
+    free(text);
+    return rc;
+}
+
+static void turn(struct talk *t, const char *text)
+{
+    struct err e;
+    struct answer a = { .stream = 1 };
+    json_t *message = chat_message("user", text, strlen(text));
+    if (!message) {
+        cli_note(prog, "that is not UTF-8");
+        return;
+    }
+    json_array_append_new(t->messages, message);
+    if (run_turn(t, &a, &e) != 0) {
+        cli_note(prog, "%s%s", e.msg, e.code == ERR_LIMIT ? " (/clear begins anew)" : "");
+        json_array_remove(t->messages, json_array_size(t->messages) - 1);
+    } else {
+        json_array_append_new(t->messages, chat_message("assistant", a.text ? a.text : "", a.size));
+        if (a.size == 0 || a.text[a.size - 1] != '\n')
+            putchar('\n');
+        if (a.finish == FINISH_CANCELLED)
+            cli_note(prog, "stopped");
+        else if (a.finish == FINISH_LENGTH)
+            cli_note(prog, "the answer was cut after %d tokens", a.stats.n_generated);
+    }
+    fflush(stdout);
+    answer_release(&a);
+}
+
+/* ---- commands ---- */
+
+static const char help[] =
+    "/help          this list\n"
+    "/clear         begin a new conversation\n"
+    "/system TEXT   set the system message; without TEXT: remove it\n"
+    "/stats         figures of the last answer and of memory\n"
+    "/save FILE     write the conversation as JSON\n"
+    "/load FILE     go on with a saved conversation\n"
+    "/exit          leave (also Ctrl-D)\n"
+    "A line that ends in \\ goes on in the next; \"\"\" begins and ends a text of several lines; // begins a line with /.\n";
+
+static json_t *system_message(const struct talk *t)
+{
+    json_t *first = json_array_get(t->messages, 0);
+    const char *role = first ? json_string_value(json_object_get(first, "role")) : NULL;
+    return role && strcmp(role, "system") == 0 ? first : NULL;
+}
+
+static void set_system(struct talk *t, const char *text)
+{
+    if (system_message(t))
+        json_array_remove(t->messages, 0);
+    if (*text && json_array_insert_new(t->messages, 0, chat_message("system", text, strlen(text))) != 0)
+        cli_note(prog, "that is not UTF-8");
+}
+
+static void clear(struct talk *t)
+{
+    json_t *system = json_incref(system_message(t));
+    json_array_clear(t->messages);
+    if (system)
+        json_array_append_new(t->messages, system);
+    forget(t);
+}
+
+static void save(struct talk *t, const char *path)
+{
+    struct err e;
+    struct atomic_file f;
+    json_t *j = json_pack("{s:O}", "messages", t->messages);
+    char *text = json_dumps(j, JSON_INDENT(1));
+    json_decref(j);
+    if (!text)
+        err_nomem(&e, "conversation");
+    if (!text || atomic_open(&f, path, &e) != 0) {
+        cli_note(prog, "%s", e.msg);
+    } else if (atomic_write(&f, text, strlen(text), &e) != 0 || atomic_write(&f, "\n", 1, &e) != 0 || atomic_commit(&f, &e) != 0) {
+        atomic_abort(&f);
+        cli_note(prog, "%s", e.msg);
+    }
+    free(text);
+}
+
+static void load(struct talk *t, const char *path)
+{
+    struct err e;
+    json_t *j = js_load(path, 64 << 20, &e), *messages = json_is_array(j) ? j : json_object_get(j, "messages"), *m;
+    size_t i;
+    int bad = !json_is_array(messages);
+    if (!j) {
+        cli_note(prog, "%s", e.msg);
+        return;
+    }
+    json_array_foreach(messages, i, m)
+        bad |= !json_is_string(json_object_get(m, "role")) || !json_is_string(json_object_get(m, "content"));
+    if (bad) {
+        cli_note(prog, "%s: expected an array of messages with role and content", path);
+    } else {
+        json_decref(t->messages);
+        t->messages = json_deep_copy(messages);
+        forget(t);
+        json_array_foreach(t->messages, i, m)
+            printf("%s: %s\n", json_string_value(json_object_get(m, "role")), json_string_value(json_object_get(m, "content")));
+    }
+    json_decref(j);
+}
+
+static void print_stats(const struct talk *t)
+{
+    struct engine_stats s;
+    const struct request_stats *r = &t->last;
+    char kv[CLI_BYTES], private[CLI_BYTES], file[CLI_BYTES];
+    int n = 0, computed = r->n_prompt - r->n_cached;
+    engine_stats(t->engine, &s);
+    if (t->kept)
+        request_ids(t->kept, &n);
+    if (r->n_generated) {
+        printf("prompt   %d tokens, %d of them new: %.2f s, %.1f tokens/s\n", r->n_prompt, computed, r->prefill_s, r->prefill_s > 0 ? computed / r->prefill_s : 0);
+        printf("answer   %d tokens: %.2f s, %.1f tokens/s; first token after %.2f s\n", r->n_generated, r->decode_s,
+               r->decode_s > 0 ? (r->n_generated - 1) / r->decode_s : 0, r->first_token_s);
+    }
+    printf("context  %d of %d tokens\n", n, context_len(t->m, &t->o->run));
+    printf("memory   %s keys and values, %s private in all, %s weights\n", cli_bytes(kv, s.kv_bytes), cli_bytes(private, s.private_bytes), cli_bytes(file, t->m->model->weight_bytes));
+    printf("device   %s\n", s.backend);
+}
+
+/* 1: leave. */
+static int command(struct talk *t, const char *line)
+{
+    size_t n = strcspn(line, " \t");
+    const char *arg = line + n + strspn(line + n, " \t");
+    static const struct { const char *name; int needs_file; } known[] = { { "/help", 0 }, { "/clear", 0 }, { "/system", 0 }, { "/stats", 0 }, { "/save", 1 }, { "/load", 1 }, { "/exit", 0 } };
+    size_t i = 0, n_known = sizeof known / sizeof *known;
+    while (i < n_known && (strlen(known[i].name) != n || strncmp(line, known[i].name, n) != 0))
+        i++;
+    if (i == n_known) {
+        cli_note(prog, "%.*s is no command: /help lists them", (int)n, line);
+        return 0;
+    }
+    if (known[i].needs_file && !*arg) {
+        cli_note(prog, "usage: %s FILE", known[i].name);
+        return 0;
+    }
+    switch (i) {
+    case 0: fputs(help, stdout); break;
+    case 1: clear(t); break;
+    case 2: set_system(t, arg); break;
+    case 3: print_stats(t); break;
+    case 4: save(t, arg); break;
+    case 5: load(t, arg); break;
+    case 6: return 1;
+    }
+    fflush(stdout);
+    return 0;
+}
+
+/* ---- input ---- */
+
+static int append(char **text, const char *line)
+{
+    size_t n = *text ? strlen(*text) + 1 : 0;
+    char *p = realloc(*text, n + strlen(line) + 1);
+    if (!p)
+        return -1;
+    if (n)
+        p[n - 1] = '\n';
+    strcpy(p + n, line);
+    *text = p;
+    return 0;
+}
+
+/* One input of one or several lines, malloc'd.  NULL: *interrupted, or the end. */
+static char *read_input(struct talk *t, int *interrupted)
+{
+    char *text = NULL, *line;
+    int quoted = 0, more = 1;
+    while (more && (line = t->read_line(t->user, text || quoted ? ". " : "> ", interrupted))) {
+        char *from = line;
+        size_t n = strlen(line);
+        if (!text && !quoted && n >= 3 && memcmp(line, "\"\"\"", 3) == 0) {
+            quoted = 1;
+            from += 3;
+            n -= 3;
+        }
+        int closes = quoted && n >= 3 && strcmp(from + n - 3, "\"\"\"") == 0;
+        int goes_on = !quoted && n >= 1 && from[n - 1] == '\\';
+        if (closes)
+            from[n - 3] = '\0';
+        if (goes_on)
+            from[n - 1] = '\0';
+        more = quoted ? !closes : goes_on;
+        int skip = quoted && (!*from && (from != line || closes));      /* """ alone on a line adds none */
+        if (!skip && append(&text, from) != 0)
+            more = 0;
+        free(line);
+    }
+    if (*interrupted || (more && !text)) {
+        free(text);
+        return NULL;
+    }
+    return text ? text : strdup("");
+}
+
+static void loop(struct talk *t)
+{
+    int interrupted = 0, leave = 0;
+    while (!leave) {
+        interrupted = 0;
+        char *text = read_input(t, &interrupted);
+        if (interrupted)
+            continue;
+        if (!text)
+            break;
+        if (text[0] == '/' && text[1] != '/')
+            leave = command(t, text);
+        else if (text[strspn(text, " \t\n")])
+            turn(t, text + (text[0] == '/'));
+        free(text);
+    }
+}
+
+int chat_talk(const struct chat_options *o, const struct opened_model *m, read_line_fn read_line, void *user)
+{
+    struct err e;
+    struct talk t = { .o = o, .m = m, .read_line = read_line, .user = user, .messages = json_array() };
+    struct sigaction action = { .sa_handler = on_interrupt }, before;
+    sigemptyset(&action.sa_mask);
+    if (prompter_open(&t.prompter, m, o, 1, &e) != 0 || !(t.engine = open_engine(m, &o->run, 1, 0, 0, &e))) {
+        prompter_close(&t.prompter);
+        json_decref(t.messages);
+        return cli_fail(prog, &e);
+    }
+    if (o->system)
+        set_system(&t, o->system);
+    sigaction(SIGINT, &action, &before);
+    loop(&t);
+    sigaction(SIGINT, &before, NULL);
+    forget(&t);
+    engine_close(t.engine);
+    prompter_close(&t.prompter);
+    json_decref(t.messages);
+    return 0;
+}

@@ -1,0 +1,236 @@
+#include "cmd/open_model.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "cmd/cli.h"
+#include "libcommon/convert/convert.h"
+#include "libcommon/import/source.h"
+
+/* ---- options ---- */
+
+static int check_device(const char *prog, const char *where, const char *device)
+{
+    if (strcmp(device, "cpu") == 0)
+        return 0;
+    return cli_wrong(prog, "%s: '%s' is not a device of this build, expected cpu", where, device);
+}
+
+static int parse_kv(const char *prog, const char *arg, struct run_options *r)
+{
+    static const struct { const char *name; enum kv_type type; } types[] = { { "f32", KV_F32 }, { "f16", KV_F16 }, { "i8", KV_I8 } };
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        if (strcmp(arg, types[i].name) == 0) {
+            r->kv = types[i].type;
+            r->kv_given = 1;
+            return 0;
+        }
+    }
+    return cli_wrong(prog, "--kv: '%s', expected f32, f16 or i8", arg);
+}
+
+int run_option(const char *prog, int c, const char *arg, struct run_options *r)
+{
+    long long n;
+    struct convert_type type;
+    struct err e;
+    switch (c) {
+    case 'q':
+        r->type = arg;
+        return convert_parse_type(&type, arg, &e) == 0 ? 0 : cli_wrong(prog, "-q: %s", e.msg);
+    case OPT_THREADS:
+        if (cli_parse_int(prog, "--threads", arg, 1, 1024, &n) != 0)
+            return CLI_USAGE;
+        r->threads = (int)n;
+        return 0;
+    case OPT_CTX:
+        if (cli_parse_int(prog, "--ctx", arg, 2, 1 << 24, &n) != 0)
+            return CLI_USAGE;
+        r->ctx = (int)n;
+        return 0;
+    case OPT_KV: return parse_kv(prog, arg, r);
+    case OPT_KERNELS: r->kernels = arg; return 0;
+    case OPT_DEVICE: return check_device(prog, "--device", arg);
+    case OPT_EXACT: r->exact = 1; return 0;
+    default: return -1;
+    }
+}
+
+int run_options_check(const char *prog, struct run_options *r)
+{
+    const char *device = getenv("ZSE_DEVICE");
+    if (r->exact && r->kv_given && r->kv != KV_F32)
+        return cli_wrong(prog, "--exact stores keys and values as f32: --kv cannot say otherwise");
+    if (!r->kv_given)
+        r->kv = r->exact ? KV_F32 : KV_F16;
+    return device && *device ? check_device(prog, "ZSE_DEVICE", device) : 0;
+}
+
+/* ---- the cache of automatic conversions ---- */
+
+/* Make every folder of path up to its last '/'. */
+static int make_folders(char *path, struct err *e)
+{
+    for (char *p = strchr(path + 1, '/'); p; p = strchr(p + 1, '/')) {
+        *p = '\0';
+        int rc = mkdir(path, 0777);
+        if (rc != 0 && errno != EEXIST)
+            err_sys(e, "%s", path);
+        *p = '/';
+        if (rc != 0 && errno != EEXIST)
+            return -1;
+    }
+    return 0;
+}
+
+/* CACHE/zse/KEY-TYPE.zse, its folders made.  Caller frees. */
+static char *cache_path(const char *source, const char *type, struct err *e)
+{
+    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    char key[33], *path = NULL;
+    struct source *s;
+    int in_home = !cache || !*cache;
+    if (in_home && (!home || !*home)) {
+        err_set(e, ERR_IO, "neither XDG_CACHE_HOME nor HOME is set: no place to keep %s converted; use zse-convert", source);
+        return NULL;
+    }
+    if (!(s = source_open(source, e)))
+        return NULL;
+    int rc = source_key(s, key, e);
+    source_close(s);
+    if (rc != 0)
+        return NULL;
+    if (asprintf(&path, "%s%s/zse/%s-%s-%s.zse", in_home ? home : cache, in_home ? "/.cache" : "", key, type, ZSE_VERSION) < 0) {
+        err_nomem(e, "path");
+        return NULL;
+    }
+    if (make_folders(path, e) == 0)
+        return path;
+    free(path);
+    return NULL;
+}
+
+static void note(void *prog, const char *text)
+{
+    cli_note(prog, "%s", text);
+}
+
+static int convert(const char *prog, const char *source, const char *type, const char *output, const struct run_options *r, struct err *e)
+{
+    struct convert_options o;
+    struct cli_progress progress;
+    struct sigaction before[2];
+    convert_defaults(&o);
+    if (convert_parse_type(&o.type, type, e) != 0)
+        return -1;
+    cli_note(prog, "converting %s once, to %s (%s)", source, output, type);
+    cli_progress_init(&progress);
+    o.source = source;
+    o.output = output;
+    o.n_threads = r->threads;
+    o.kernels = r->kernels;
+    o.overwrite = 1;                    /* what is there could not be read */
+    o.progress = &progress.progress;
+    o.note = note;
+    o.note_user = (void *)prog;
+    sigaction(SIGINT, NULL, &before[0]);
+    sigaction(SIGTERM, NULL, &before[1]);
+    cli_catch_interrupt();              /* Ctrl-C leaves no half-written file behind */
+    int rc = convert_run(&o, NULL, e);
+    cli_progress_clear(&progress);
+    cli_die_of_interrupt();
+    sigaction(SIGINT, &before[0], NULL);
+    sigaction(SIGTERM, &before[1], NULL);
+    return rc;
+}
+
+/* The converted file of a GGUF or folder, made if it is not there. */
+static struct zfile *open_converted(const char *prog, const char *path, const struct run_options *r, struct opened_model *o, struct err *e)
+{
+    const char *type = r->type, *env = getenv("ZSE_QUANTIZATION");
+    struct convert_type parsed;
+    if (!type)
+        type = env && *env ? env : "keep";
+    if (!r->type && convert_parse_type(&parsed, type, e) != 0) {
+        err_prefix(e, "ZSE_QUANTIZATION");
+        return NULL;
+    }
+    if (!(o->path = cache_path(path, type, e)))
+        return NULL;
+    struct err ignored;
+    struct zfile *z = zfile_open(o->path, &ignored);
+    cli_note(prog, "%s is not a .zse: for the fastest start convert it yourself (zse-convert %s -o NAME.zse)", path, path);
+    if (!z && convert(prog, path, type, o->path, r, e) == 0)
+        z = zfile_open(o->path, e);
+    return z;
+}
+
+/* ---- models ---- */
+
+int open_model(const char *prog, const char *path, const struct run_options *r, struct opened_model *o, struct err *e)
+{
+    struct zfile *z = NULL;
+    size_t size;
+    memset(o, 0, sizeof *o);
+    if (!path)
+        path = getenv("ZSE_MODEL");
+    if (!path || !*path)
+        return err_set(e, ERR_IO, "no MODEL given, and ZSE_MODEL is not set");
+    switch (source_detect(path, e)) {
+    case SOURCE_NONE: return -1;
+    case SOURCE_ZSE:
+        if (r->type)
+            return err_set(e, ERR_UNSUPPORTED, "-q %s: %s is converted already; zse-convert makes another type from its source", r->type, path);
+        if (!(o->path = strdup(path)))
+            return err_nomem(e, "path");
+        z = zfile_open(path, e);
+        break;
+    case SOURCE_CONFIG: case SOURCE_TOKENIZER:
+        return err_set(e, ERR_UNSUPPORTED, "%s has no weights, expected a .zse, a GGUF file or a Hugging Face folder", path);
+    case SOURCE_GGUF: case SOURCE_FOLDER:
+        z = open_converted(prog, path, r, o, e);
+    }
+    if (!z || !(o->model = model_bind(z, e)))
+        goto fail;
+    o->json = zfile_json(o->model->file);
+    const void *blob = zfile_tokenizer(o->model->file, &size);
+    if (blob && !(o->tokenizer = tokenizer_open(blob, size, e)))
+        goto fail;
+    int max_len = o->model->config.max_len;
+    if (r->ctx && max_len > 0 && r->ctx > max_len) {
+        err_set(e, ERR_LIMIT, "--ctx %d: %s was made for at most %d tokens", r->ctx, path, max_len);
+        goto fail;
+    }
+    return 0;
+fail:
+    close_model(o);
+    return -1;
+}
+
+void close_model(struct opened_model *o)
+{
+    if (o->tokenizer)
+        tokenizer_close(o->tokenizer);
+    if (o->model)
+        model_close(o->model);
+    free(o->path);
+    memset(o, 0, sizeof *o);
+}
+
+int context_len(const struct opened_model *o, const struct run_options *r)
+{
+    int max_len = o->model->config.max_len;
+    return r->ctx ? r->ctx : max_len > 0 && max_len < 8192 ? max_len : 8192;
+}
+
+struct engine *open_engine(const struct opened_model *o, const struct run_options *r, int max_seqs, int max_len, int max_tokens, struct err *e)
+{
+    const struct engine_options eo = { .n_threads = r->threads, .kv_type = r->kv, .max_len = max_len ? max_len : context_len(o, r),
+                                       .max_seqs = max_seqs, .max_tokens = max_tokens, .exact = r->exact, .kernels = r->kernels };
+    return engine_open(o->model, o->tokenizer, &eo, e);
+}

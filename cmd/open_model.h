@@ -1,0 +1,57 @@
+/* open_model.h - MODEL on the command line becomes a model, its tokenizer and an engine: what zse-chat and zse-bench share.
+ *
+ * MODEL is a .zse, a GGUF file or a Hugging Face folder, told apart by content; the last two are converted once into
+ * $XDG_CACHE_HOME/zse (or ~/.cache/zse), keyed by their content and the type.  No MODEL: $ZSE_MODEL. */
+#ifndef ZSE_CMD_OPEN_MODEL_H
+#define ZSE_CMD_OPEN_MODEL_H
+
+#include <getopt.h>
+
+#include <jansson.h>
+
+#include "libcommon/engine/engine.h"
+#include "libcommon/model/model.h"
+#include "libcommon/token/tokenizer.h"
+
+/* ---- options about how a model runs ---- */
+struct run_options {
+    const char *type;               /* -q: what to convert to; NULL: $ZSE_QUANTIZATION, else as stored */
+    const char *kernels;
+    int threads, ctx;               /* 0: all processors; the model's context, at most 8192 */
+    enum kv_type kv; int kv_given;
+    int exact;
+};
+enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT };
+#define RUN_LONG_OPTIONS \
+    { "quantize", required_argument, NULL, 'q' }, { "threads", required_argument, NULL, OPT_THREADS }, { "ctx", required_argument, NULL, OPT_CTX }, \
+    { "kv", required_argument, NULL, OPT_KV }, { "kernels", required_argument, NULL, OPT_KERNELS }, { "device", required_argument, NULL, OPT_DEVICE }, \
+    { "exact", no_argument, NULL, OPT_EXACT }
+#define RUN_HELP \
+    "  -q, --quantize TYPE        type for a GGUF file or folder: nl4, int4, int8, nf4, bf16 ... (default: keep)\n" \
+    "      --threads N            threads (default: one for each processor)\n" \
+    "      --ctx N                context in tokens (default: the model's, at most 8192)\n" \
+    "      --kv f32|f16|i8        how keys and values are stored (default: f16)\n" \
+    "      --exact                f32 activations and f32 keys and values\n" \
+    "      --kernels NAME         CPU kernels: ref, avx2, avx512 (default: the fastest that run here)\n" \
+    "      --device cpu           where to compute\n"
+/* Take option c.  0 if it was one of these; 2 after a sentence on stderr; -1: it is somebody else's. */
+int run_option(const char *prog, int c, const char *arg, struct run_options *r);
+/* After the last option: combinations, $ZSE_DEVICE. 0 or 2. */
+int run_options_check(const char *prog, struct run_options *r);
+
+/* ---- models ---- */
+struct opened_model {
+    struct model *model;
+    struct tokenizer *tokenizer;    /* NULL: the file has none */
+    char *path;                     /* of the .zse that is used */
+    const json_t *json;             /* zfile_json: borrowed from the model */
+};
+/* path NULL: $ZSE_MODEL.  Notes about conversions go to stderr in the name of prog. */
+int open_model(const char *prog, const char *path, const struct run_options *r, struct opened_model *o, struct err *e);
+void close_model(struct opened_model *o);
+/* An engine for max_seqs sequences of max_len tokens (0: --ctx, else the default), max_tokens a step (0: default). */
+struct engine *open_engine(const struct opened_model *o, const struct run_options *r, int max_seqs, int max_len, int max_tokens, struct err *e);
+/* The context that --ctx or the model gives. */
+int context_len(const struct opened_model *o, const struct run_options *r);
+
+#endif
