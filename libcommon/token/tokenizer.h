@@ -34,6 +34,7 @@ int tokenizer_compile_files(const struct tokenizer_files *f, void **blob, size_t
 struct tokenizer_gguf {
     const char *model;                  /* "gpt2", "llama", "bert", "t5", ... */
     const char *pre;                    /* tokenizer.ggml.pre, may be NULL */
+    const char *name;                   /* general.name, may be NULL: Phi-3 files do not say otherwise that special tokens eat the blanks after them */
     int n_tokens;
     const char *const *tokens;          /* [n_tokens], UTF-8, with token_size bytes each (may hold '\0') */
     const size_t *token_size;
@@ -62,12 +63,12 @@ enum {
 };
 
 /* Ids of text (any bytes; invalid UTF-8 is handled as the model's tokenizer would handle U+FFFD or by bytes).
- * *ids is malloc'd, the caller frees it.  Time near linear in size for any input. */
+ * *ids is malloc'd (never NULL), the caller frees it.  Time near linear in size for any input. */
 int tokenizer_encode(const struct tokenizer *t, const char *text, size_t size, unsigned flags,
                      int32_t **ids, size_t *n_ids, struct err *e);
 
-/* The bytes of ids; skip_special leaves special tokens out.  *text is malloc'd and '\0'-terminated.
- * Unknown ids are an error. */
+/* The text of ids as UTF-8; bytes that are not become U+FFFD.  skip_special leaves special tokens out.  *text is malloc'd and
+ * '\0'-terminated.  Unknown ids are an error. */
 int tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n_ids, int skip_special,
                      char **text, size_t *size, struct err *e);
 
@@ -88,9 +89,7 @@ const char *tokenizer_kind(const struct tokenizer *t);              /* "bpe", "b
 struct detok {
     const struct tokenizer *t;
     int skip_special;
-    char *buf; size_t n, room;          /* owned: bytes not yet given out */
-    int32_t *ids; size_t n_ids, ids_room;   /* owned: recent ids needed for context */
-    size_t given;                       /* private */
+    struct detok_state *state;          /* private, owned */
 };
 int detok_init(struct detok *d, const struct tokenizer *t, int skip_special, struct err *e);
 /* Text that became certain with this id: borrowed until the next call, may be empty (size 0).

@@ -1,0 +1,458 @@
+/* tok_model.c - a word to ids: BPE by merges or by scores, Unigram, WordPiece, WordLevel.
+ *
+ * BPE keeps the candidate pairs in a heap and the symbols in a linked list, O(n log n) for a word of n characters
+ * (Zouhar et al. 2023, arXiv:2306.16837, section 4); Unigram is Viterbi over a lattice whose edges are at most as long as the
+ * longest token. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "libcommon/token/tok_impl.h"
+
+struct model_symbol {
+    int32_t id;                     /* -1: dead; by score: unknown until the end */
+    uint32_t prev, next;            /* NONE at the ends */
+    uint32_t at, size;              /* its bytes (by score only) */
+};
+struct model_pair {
+    uint64_t key;                   /* rank, then position: the smallest comes first */
+    uint32_t a, b;                  /* ids of both symbols; by score: the right symbol and the bytes of both */
+};
+struct model_node { double score; uint32_t from; int32_t id; };
+#define NONE 0xFFFFFFFFu
+
+void tok_ids_add(struct tok_ids *v, int32_t id)
+{
+    if (v->n == v->room) {
+        size_t room = v->room ? 2 * v->room : 64;
+        int32_t *p = v->failed ? NULL : realloc(v->p, room * sizeof *p);
+        if (!p) {
+            v->failed = 1;
+            return;
+        }
+        v->p = p;
+        v->room = room;
+    }
+    v->p[v->n++] = id;
+}
+
+int32_t tok_lookup(const struct tokenizer *t, uint32_t hash, const char *p, size_t n)
+{
+    uint32_t mask = t->h.n_vocab_slots - 1;
+    for (uint32_t at = hash & mask, steps = t->h.vocab_probes; steps > 0; at = (at + 1) & mask, steps--) {
+        uint32_t id = t->vocab[at].id;
+        if (id == TOKB_EMPTY)
+            break;
+        if (t->vocab[at].hash != hash || id >= t->h.n_tokens)
+            continue;
+        uint32_t b = t->offsets[id], end = t->offsets[id + 1];
+        if (end >= b && end <= t->n_token_bytes && end - b == n && !memcmp(t->tokens + b, p, n))
+            return (int32_t)id;
+    }
+    return -1;
+}
+
+static uint64_t hash_more(uint64_t h, const char *p, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        h = tok_hash_step(h, (unsigned char)p[i]);
+    return h;
+}
+
+int32_t tok_lookup_text(const struct tokenizer *t, const char *p, size_t n)
+{
+    return n > t->h.max_token_size ? -1 : tok_lookup(t, tok_hash_end(hash_more(TOK_HASH_START, p, n)), p, n);
+}
+
+static const struct tokb_merge *find_merge(const struct tokenizer *t, uint32_t left, uint32_t right)
+{
+    uint32_t n = t->h.n_merge_slots, at = tok_merge_slot(left, right, n);
+    for (uint32_t steps = t->h.merge_probes; steps > 0; steps--) {
+        const struct tokb_merge *m = &t->merges[at];
+        if (m->left == left && m->right == right)
+            return m->id < t->h.n_tokens ? m : NULL;
+        if (m->left == TOKB_EMPTY)
+            return NULL;
+        at = at + 1 == n ? 0 : at + 1;
+    }
+    return NULL;
+}
+
+/* ---- heap of pairs ---- */
+
+static void heap_push(struct model_work *w, struct model_pair x)
+{
+    if (w->n_heap == w->heap_room) {
+        size_t room = w->heap_room ? 2 * w->heap_room : 256;
+        struct model_pair *p = realloc(w->heap, room * sizeof *p);
+        if (!p) {
+            w->failed = 1;
+            return;
+        }
+        w->heap = p;
+        w->heap_room = room;
+    }
+    size_t i = w->n_heap++;
+    for (; i && w->heap[(i - 1) / 2].key > x.key; i = (i - 1) / 2)
+        w->heap[i] = w->heap[(i - 1) / 2];
+    w->heap[i] = x;
+}
+
+static struct model_pair heap_pop(struct model_work *w)
+{
+    struct model_pair top = w->heap[0], x = w->heap[--w->n_heap];
+    size_t i = 0, k;
+    while ((k = 2 * i + 1) < w->n_heap) {
+        if (k + 1 < w->n_heap && w->heap[k + 1].key < w->heap[k].key)
+            k++;
+        if (w->heap[k].key >= x.key)
+            break;
+        w->heap[i] = w->heap[k];
+        i = k;
+    }
+    w->heap[i] = x;
+    return top;
+}
+
+/* ---- BPE ---- */
+
+static int room_for(struct model_work *w, size_t n, struct err *e)
+{
+    if (n >= INT32_MAX)
+        return err_set(e, ERR_LIMIT, "a word of %zu bytes without a break is too long", n);
+    if (n > w->sym_room) {
+        size_t room = w->sym_room ? w->sym_room : 64;
+        while (room < n)
+            room *= 2;
+        struct model_symbol *s = realloc(w->sym, room * sizeof *s);
+        if (!s)
+            return err_nomem(e, "symbols of a word");
+        w->sym = s;
+        w->sym_room = room;
+    }
+    return 0;
+}
+
+/* The bytes as <0x..> tokens, all of them or none. */
+static int byte_ids(const struct tokenizer *t, const char *s, size_t n, int32_t *ids)
+{
+    for (size_t i = 0; i < n; i++) {
+        ids[i] = t->bytes[(unsigned char)s[i]];
+        if (ids[i] < 0 || (uint32_t)ids[i] >= t->h.n_tokens)
+            return 0;
+    }
+    return 1;
+}
+
+/* The id of one character of a word, with what the model hangs on first, later and last ones. */
+static int32_t char_id(const struct tokenizer *t, const char *s, size_t len, uint32_t c, int first, int last)
+{
+    int32_t id;
+    const uint32_t n_pre = first ? 0 : t->h.next_prefix_size, n_end = last ? t->h.end_suffix_size : 0;
+    if (!n_pre && !n_end) {
+        id = c < TOKB_CHARS ? t->chars[c] : tok_lookup_text(t, s, len);
+    } else {
+        struct tbuf b = { 0 };
+        tbuf_add(&b, t->text + t->h.next_prefix, n_pre);
+        tbuf_add(&b, s, len);
+        tbuf_add(&b, t->text + t->h.end_suffix, n_end);
+        id = b.failed ? -1 : tok_lookup_text(t, b.p, b.n);
+        tbuf_release(&b);
+    }
+    return id >= 0 && (uint32_t)id < t->h.n_tokens ? id : -1;
+}
+
+/* First symbols of a word.  Characters without a token: their bytes, or the unknown token (one for a run of them if the model fuses), or
+ * nothing.  Returns their number. */
+static uint32_t first_symbols(const struct tokenizer *t, struct model_work *w, const char *s, size_t n)
+{
+    uint32_t k = 0;
+    int unknown = 0;                /* one waits to be written */
+    int can_unk = t->h.unk >= 0;
+    for (size_t i = 0; i < n;) {
+        int len;
+        int32_t bytes[4];
+        uint32_t c = text_next(s + i, &len);
+        int32_t id = char_id(t, s + i, (size_t)len, c, i == 0, i + (size_t)len == n);
+        if (id >= 0) {
+            if (unknown)
+                w->sym[k++].id = t->h.unk;
+            unknown = 0;
+            w->sym[k++].id = id;
+        } else if (t->h.flags & MODEL_BYTE_FALLBACK && byte_ids(t, s + i, (size_t)len, bytes)) {
+            if (unknown)
+                w->sym[k++].id = t->h.unk;
+            unknown = 0;
+            for (int j = 0; j < len; j++)
+                w->sym[k++].id = bytes[j];
+        } else if (can_unk) {
+            if (unknown && !(t->h.flags & MODEL_FUSE_UNK))
+                w->sym[k++].id = t->h.unk;
+            unknown = 1;
+        }
+        i += (size_t)len;
+    }
+    if (unknown)
+        w->sym[k++].id = t->h.unk;
+    return k;
+}
+
+static void try_pair(const struct tokenizer *t, struct model_work *w, uint32_t left, uint32_t right)
+{
+    if (left == NONE || right == NONE)
+        return;
+    uint32_t a = (uint32_t)w->sym[left].id, b = (uint32_t)w->sym[right].id;
+    const struct tokb_merge *m = find_merge(t, a, b);
+    if (m)
+        heap_push(w, (struct model_pair){ (uint64_t)m->rank << 32 | left, a, b });
+}
+
+/* The right neighbour goes into the left one. */
+static void join(struct model_work *w, uint32_t left, uint32_t right)
+{
+    struct model_symbol *s = w->sym;
+    s[left].next = s[right].next;
+    if (s[right].next != NONE)
+        s[s[right].next].prev = left;
+    s[right].id = -1;
+    s[right].size = 0;
+}
+
+static int bpe(const struct tokenizer *t, struct model_work *w, const char *s, size_t n, struct tok_ids *out, struct err *e)
+{
+    if (t->h.flags & MODEL_IGNORE_MERGES) {
+        int32_t id = tok_lookup_text(t, s, n);
+        if (id >= 0) {
+            tok_ids_add(out, id);
+            return 0;
+        }
+    }
+    if (room_for(w, n + 1, e))
+        return -1;
+    uint32_t k = first_symbols(t, w, s, n);
+    w->n_heap = 0;
+    for (uint32_t i = 0; i < k; i++) {
+        w->sym[i].prev = i ? i - 1 : NONE;
+        w->sym[i].next = i + 1 < k ? i + 1 : NONE;
+    }
+    for (uint32_t i = 0; i + 1 < k; i++)
+        try_pair(t, w, i, i + 1);
+    while (w->n_heap && !w->failed) {
+        struct model_pair top = heap_pop(w);
+        uint32_t left = (uint32_t)top.key, right = w->sym[left].next;
+        if ((uint32_t)w->sym[left].id != top.a || right == NONE || (uint32_t)w->sym[right].id != top.b)
+            continue;               /* one of them has changed since */
+        const struct tokb_merge *m = find_merge(t, top.a, top.b);
+        if (!m)
+            continue;
+        join(w, left, right);
+        w->sym[left].id = (int32_t)m->id;
+        try_pair(t, w, w->sym[left].prev, left);
+        try_pair(t, w, left, w->sym[left].next);
+    }
+    for (uint32_t i = k ? 0 : NONE; i != NONE; i = w->sym[i].next)
+        tok_ids_add(out, w->sym[i].id);
+    return 0;
+}
+
+/* ---- BPE by scores: neighbours join if their text is a token, best score first (SentencePiece) ---- */
+
+static void try_pair_score(const struct tokenizer *t, struct model_work *w, const char *s, uint32_t left, uint32_t right)
+{
+    if (left == NONE || right == NONE)
+        return;
+    uint32_t size = w->sym[left].size + w->sym[right].size;
+    int32_t id = tok_lookup_text(t, s + w->sym[left].at, size);
+    if (id < 0)
+        return;
+    float score = (float)t->scores[id];
+    uint32_t bits;
+    memcpy(&bits, &score, 4);       /* ascending as unsigned numbers, then turned round */
+    bits = ~(bits ^ (bits >> 31 ? 0xFFFFFFFFu : 0x80000000u));
+    heap_push(w, (struct model_pair){ (uint64_t)bits << 32 | left, right, size });
+}
+
+static int bpe_score(const struct tokenizer *t, struct model_work *w, const char *s, size_t n, struct tok_ids *out, struct err *e)
+{
+    if (room_for(w, n + 1, e))
+        return -1;
+    uint32_t k = 0;
+    for (size_t i = 0; i < n; k++) {
+        int len;
+        text_next(s + i, &len);
+        w->sym[k] = (struct model_symbol){ 0, k ? k - 1 : NONE, k + 1, (uint32_t)i, (uint32_t)len };
+        i += (size_t)len;
+    }
+    w->sym[k - 1].next = NONE;
+    w->n_heap = 0;
+    for (uint32_t i = 0; i + 1 < k; i++)
+        try_pair_score(t, w, s, i, i + 1);
+    while (w->n_heap && !w->failed) {
+        struct model_pair top = heap_pop(w);
+        uint32_t left = (uint32_t)top.key;
+        if (!w->sym[left].size || !w->sym[top.a].size || w->sym[left].size + w->sym[top.a].size != top.b)
+            continue;
+        w->sym[left].size = top.b;
+        join(w, left, top.a);
+        try_pair_score(t, w, s, w->sym[left].prev, left);
+        try_pair_score(t, w, s, left, w->sym[left].next);
+    }
+    int unknown = 0;
+    for (uint32_t i = 0; i != NONE; i = w->sym[i].next) {
+        const char *p = s + w->sym[i].at;
+        int32_t bytes[4], id = tok_lookup_text(t, p, w->sym[i].size);
+        if (id < 0 && t->h.flags & MODEL_BYTE_FALLBACK && byte_ids(t, p, w->sym[i].size, bytes)) {
+            for (uint32_t j = 0; j < w->sym[i].size; j++)
+                tok_ids_add(out, bytes[j]);
+            unknown = 0;
+            continue;
+        }
+        if (id >= 0)
+            tok_ids_add(out, id);
+        else if (t->h.unk >= 0 && !(unknown && t->h.flags & MODEL_FUSE_UNK))
+            tok_ids_add(out, t->h.unk);
+        unknown = id < 0;
+    }
+    return 0;
+}
+
+/* ---- Unigram ---- */
+
+static int unigram(const struct tokenizer *t, struct model_work *w, const char *s, size_t n, struct tok_ids *out, struct err *e)
+{
+    if (n >= INT32_MAX)
+        return err_set(e, ERR_LIMIT, "a word of %zu bytes without a break is too long", n);
+    if (n + 1 > w->node_room) {
+        struct model_node *p = realloc(w->node, (n + 1) * sizeof *p);
+        if (!p)
+            return err_nomem(e, "the lattice of a word");
+        w->node = p;
+        w->node_room = n + 1;
+    }
+    struct model_node *node = w->node;
+    for (size_t i = 0; i <= n; i++)
+        node[i] = (struct model_node){ 0, NONE, -1 };
+    node[0].from = 0;
+    for (size_t at = 0; at < n;) {
+        int len, k, single = 0;
+        text_next(s + at, &len);
+        uint64_t h = TOK_HASH_START;
+        for (size_t end = at; end < n && end - at < t->h.max_token_size;) {
+            text_next(s + end, &k);
+            h = hash_more(h, s + end, (size_t)k);
+            end += (size_t)k;
+            int32_t id = tok_lookup(t, tok_hash_end(h), s + at, end - at);
+            if (id < 0)
+                continue;
+            double score = t->scores[id] + node[at].score;
+            if (node[end].from == NONE || score > node[end].score)
+                node[end] = (struct model_node){ score, (uint32_t)at, id };
+            single |= end - at == (size_t)len;
+        }
+        if (!single) {
+            struct model_node *to = &node[at + (size_t)len];
+            double score = t->h.unk_score + node[at].score;
+            if (to->from == NONE || score > to->score)
+                *to = (struct model_node){ score, (uint32_t)at, -1 };
+        }
+        at += (size_t)len;
+    }
+    /* Turn the path round: node[i].score is done with, so from becomes the way forward. */
+    size_t begin = n, end = n;
+    while (begin > 0) {
+        size_t from = node[begin].from;
+        node[begin].from = (uint32_t)end;
+        end = begin;
+        begin = from;
+    }
+    for (size_t i = 0, next = end; i < n; i = next, next = node[next].from) {
+        int32_t id = node[next].id;
+        if (id < 0) {                   /* a run of unknown characters is one */
+            size_t last = next;
+            while (t->h.flags & MODEL_FUSE_UNK && last < n && node[node[last].from].id < 0)
+                last = node[last].from;
+            next = last;
+            int32_t *bytes = t->h.flags & MODEL_BYTE_FALLBACK ? malloc((next - i) * sizeof *bytes) : NULL;
+            if (bytes && byte_ids(t, s + i, next - i, bytes))
+                for (size_t j = 0; j < next - i; j++)
+                    tok_ids_add(out, bytes[j]);
+            else if (t->h.unk >= 0)
+                tok_ids_add(out, t->h.unk);
+            free(bytes);
+        } else {
+            tok_ids_add(out, id);
+        }
+    }
+    return 0;
+}
+
+/* ---- WordPiece ---- */
+
+static int wordpiece(const struct tokenizer *t, const char *s, size_t n, struct tok_ids *out)
+{
+    size_t before = out->n, chars = 0;
+    for (size_t i = 0; t->h.max_word_chars && i < n; i++)
+        chars += ((unsigned char)s[i] & 0xC0) != 0x80;
+    int known = !t->h.max_word_chars || chars <= t->h.max_word_chars;
+    struct tbuf text = { 0 };           /* prefix + what is left */
+    for (size_t at = 0; known && at < n;) {
+        uint32_t n_pre = at ? t->h.next_prefix_size : t->h.word_prefix_size;
+        text.n = 0;
+        tbuf_add(&text, t->text + (at ? t->h.next_prefix : t->h.word_prefix), n_pre);
+        size_t most = n - at;
+        if (most > t->h.max_token_size)
+            most = t->h.max_token_size;
+        tbuf_add(&text, s + at, most);
+        if (text.failed)
+            break;
+        uint64_t h = hash_more(TOK_HASH_START, text.p, n_pre);
+        size_t best = 0;
+        int32_t id = -1;
+        for (size_t end = 0; end < most;) {
+            int len;
+            text_next(s + at + end, &len);
+            if (end + (size_t)len > most)
+                break;
+            h = hash_more(h, s + at + end, (size_t)len);
+            end += (size_t)len;
+            int32_t found = tok_lookup(t, tok_hash_end(h), text.p, n_pre + end);
+            if (found >= 0)
+                id = found, best = end;
+        }
+        known = id >= 0;
+        tok_ids_add(out, id);
+        at += best;
+    }
+    if (!known || text.failed) {
+        out->n = before;
+        if (t->h.unk >= 0)
+            tok_ids_add(out, t->h.unk);
+    }
+    int failed = text.failed;
+    tbuf_release(&text);
+    return failed;
+}
+
+int model_word(const struct tokenizer *t, struct model_work *w, const char *s, size_t n, struct tok_ids *out, struct err *e)
+{
+    int rc = 0;
+    int32_t id;
+    switch (t->h.model) {
+    case MODEL_BPE: rc = bpe(t, w, s, n, out, e); break;
+    case MODEL_BPE_SCORE: rc = bpe_score(t, w, s, n, out, e); break;
+    case MODEL_UNIGRAM: rc = unigram(t, w, s, n, out, e); break;
+    case MODEL_WORDPIECE: w->failed |= wordpiece(t, s, n, out); break;
+    default:                            /* MODEL_WORDLEVEL */
+        id = tok_lookup_text(t, s, n);
+        if (id >= 0 || (id = t->h.unk) >= 0)
+            tok_ids_add(out, id);
+    }
+    return rc ? rc : w->failed || out->failed ? err_nomem(e, "ids of a word") : 0;
+}
+
+void model_work_release(struct model_work *w)
+{
+    free(w->sym);
+    free(w->heap);
+    free(w->node);
+    memset(w, 0, sizeof *w);
+}

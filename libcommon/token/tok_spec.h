@@ -1,0 +1,83 @@
+/* tok_spec.h - a tokenizer while it is being compiled: the sources (JSON, GGUF, SentencePiece) fill one, tok_spec_pack makes the block. */
+#ifndef ZSE_TOKEN_TOK_SPEC_H
+#define ZSE_TOKEN_TOK_SPEC_H
+
+#include <jansson.h>
+
+#include "libcommon/token/tok_text.h"
+#include "libcommon/token/tokenizer.h"
+#include "libcommon/token/tokenizer_blob.h"
+
+struct spec_str { uint32_t at, size; };             /* in text */
+
+struct spec_token {
+    struct spec_str str;
+    double score;
+    uint8_t flags;                                  /* TOKEN_* */
+    uint8_t in_vocab;                               /* the model may produce it from text */
+};
+
+struct spec_added {
+    struct spec_str str;
+    int32_t id;
+    uint32_t flags;                                 /* ADDED_* */
+    int normalized;                                 /* look for it in the normalized text, its pattern normalized too */
+};
+
+struct tok_spec {
+    struct tbuf text;
+    enum tokb_model model;
+    uint32_t flags;                                 /* MODEL_* */
+    struct spec_token *token;   uint32_t n_tokens, token_room;      /* by id */
+    struct tokb_merge *merge;   uint32_t n_merges, merge_room;
+    struct spec_added *added;   uint32_t n_added, added_room;
+    struct tokb_op *op[3];      uint32_t n_ops[3];                  /* normalizers, pre-tokenizers, decoders; a, b: in text */
+    int32_t *prefix, *suffix, *eos;     uint32_t n_prefix, n_suffix, n_eos;
+    int32_t bos, unk, pad;
+    struct spec_str word_prefix, next_prefix, end_suffix;
+    uint32_t max_word_chars;
+    double unk_score;
+    struct tokb_slot *slots;    uint32_t n_slots, probes, max_size; /* made by tok_spec_index */
+};
+
+void tok_spec_init(struct tok_spec *s);
+void tok_spec_release(struct tok_spec *s);
+
+struct spec_str tok_spec_str(struct tok_spec *s, const char *p, size_t n);
+
+/* 0 or -1.  An id that is set twice keeps its last text; ids above TOKB_MAX_IDS are refused. */
+int tok_spec_token(struct tok_spec *s, int64_t id, const char *p, size_t n, double score, int flags, int in_vocab, struct err *e);
+/* After the last token of the vocabulary: the search table. */
+int tok_spec_index(struct tok_spec *s, struct err *e);
+/* -1: not in the vocabulary. */
+int32_t tok_spec_find(const struct tok_spec *s, const char *p, size_t n);
+/* Pairs in order of rank; both parts and their union must be in the vocabulary (a pair that is not there: 1 and nothing is added). */
+int tok_spec_merge(struct tok_spec *s, const char *left, size_t n_left, const char *right, size_t n_right, size_t cut, struct err *e);
+int tok_spec_added(struct tok_spec *s, const char *p, size_t n, int32_t id, uint32_t flags, int normalized, struct err *e);
+
+enum { SPEC_NORM, SPEC_PRE, SPEC_DEC };
+int tok_spec_op(struct tok_spec *s, int stage, enum tokb_op_type type, uint32_t number, const char *a, size_t na, const char *b, size_t nb,
+                struct err *e);
+/* The same with a regular expression in Oniguruma's syntax as a. */
+int tok_spec_op_regex(struct tok_spec *s, int stage, enum tokb_op_type type, uint32_t number, const char *a, size_t na, const char *b, size_t nb,
+                      struct err *e);
+int tok_spec_split(struct tok_spec *s, const char *regex, int behaviour, struct err *e);
+/* GPT-2's own expression, then bytes as printable characters. */
+extern const char tok_gpt2_regex[];
+
+int tok_spec_id(int32_t **list, uint32_t *n, int32_t id, int first, struct err *e);     /* append, or put first; not if it is there at that end */
+int tok_spec_eos(struct tok_spec *s, int32_t id, struct err *e);                        /* append if new */
+
+int tok_spec_pack(struct tok_spec *s, void **blob, size_t *size, struct err *e);
+
+/* the sources */
+int tok_json_compile(struct tok_spec *s, const struct tokenizer_files *f, struct err *e);       /* tok_json.c */
+int tok_config_apply(struct tok_spec *s, const struct tokenizer_files *f, struct err *e);       /* tok_config.c: BOS, EOS and their like */
+int tok_sentencepiece_compile(struct tok_spec *s, const void *model, size_t size, struct err *e);       /* tok_spm.c */
+/* vocab.json and merges.txt: byte-level BPE as GPT-2 had it. */
+int tok_gpt2_compile(struct tok_spec *s, const struct tokenizer_files *f, struct err *e);
+int tok_gguf_compile(struct tok_spec *s, const struct tokenizer_gguf *g, struct err *e);        /* tok_gguf.c */
+/* Spaces as U+2581, an optional space in front, bytes for unknown characters: what the sources of SentencePiece share. */
+int tok_spec_spm_decoders(struct tok_spec *s, int prefix, int unless_skipped, struct err *e);
+
+#endif
