@@ -5,6 +5,7 @@
  * Every output element is computed by one job in an order that does not depend on the others: neither threads nor batch change a bit. */
 #include "libcommon/engine/cpu_core.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,6 +21,7 @@ enum {
     TILE_JOB = 4,               /* tiles of one job at most: 128 rows, so that a chunk of outputs stays in the L2 cache */
     SERIAL = 32768,             /* elements up to which a loop over rows is done by the caller: about 10 us, several times what waking the others takes */
     ROW_JOB = 8,                /* rows of one job beyond that */
+    MAX_PARTS = 20,             /* pieces of memory besides those of threads */
 };
 
 /* ---- memory ---- */
@@ -77,7 +79,7 @@ int core_open(struct core *k, const struct config *c, const struct kernels *kern
 
     k->scratch = calloc((size_t)n_threads, sizeof *k->scratch);
     k->tile = calloc((size_t)n_threads, sizeof *k->tile);
-    struct part *parts = calloc(16 + 2 * (size_t)n_threads, sizeof *parts);
+    struct part *parts = calloc(MAX_PARTS + 2 * (size_t)n_threads, sizeof *parts);
     if (!k->scratch || !k->tile || !parts) {
         free(parts);
         core_close(k);
@@ -101,6 +103,7 @@ int core_open(struct core *k, const struct config *c, const struct kernels *kern
     parts[n++] = (struct part){ &k->pos, t * sizeof *k->pos };
     parts[n++] = (struct part){ &k->long_rope, t * sizeof *k->long_rope };
     parts[n++] = (struct part){ &k->chunks, t * sizeof *k->chunks };
+    assert(n <= MAX_PARTS);
     for (int i = 0; i < n_threads; i++) {
         parts[n++] = (struct part){ &k->scratch[i], scratch };
         parts[n++] = (struct part){ &k->tile[i], row * TILE_JOB * TILE_ROWS };
