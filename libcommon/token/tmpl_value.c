@@ -21,6 +21,11 @@ void vm_fail(struct vm *vm, enum err_code code, const char *fmt, ...)
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
     err_set(vm->e, code, "%s: line %d: %s", vm->name, vm->line, text);
+    if (vm->e) {                                /* a name that was cut inside a character */
+        char *msg = vm->e->msg;
+        for (size_t n = strlen(msg), at = 0; (at += utf8_valid(msg + at, n - at)) < n; at++)
+            msg[at] = '?';
+    }
     longjmp(vm->fail, 1);
 }
 

@@ -1,0 +1,8 @@
+/* info_render.h - zse-info render: conversations to text by a chat template. */
+#ifndef ZSE_CMD_INFO_RENDER_H
+#define ZSE_CMD_INFO_RENDER_H
+
+/* argv[0] is "render".  Returns the exit code. */
+int info_render(int argc, char **argv);
+
+#endif
