@@ -51,6 +51,13 @@ INLINE void widen_lines(int8_t *out, const uint8_t *in, int n_k) { (void)out, (v
 
 #include "libcommon/kernels/matmul.inc"
 
+INLINE __m512i bcast4(const int8_t *p)
+{
+    int32_t four;
+    memcpy(&four, p, 4);
+    return _mm512_set1_epi32(four);
+}
+
 /* One panel of T tokens through an unpacked block: c [T][32] += weights * activations.
  * one: an act group is one step.  Then the running sums stay in registers; else `inner` does, and c takes an act group at a time. */
 INLINE void dot_panel(const int T, const int one, const struct weights *w, const struct scratch *s, int n_groups, struct act_panel a, float *c)
@@ -75,9 +82,7 @@ INLINE void dot_panel(const int T, const int one, const struct weights *w, const
                 UNROLL for (int j = 0; j < 8; j++) {
                     __m512i w0 = _mm512_load_si512(line), w1 = _mm512_load_si512(line + 64);
                     UNROLL for (int t = 0; t < T; t++) {
-                        int32_t four;
-                        memcpy(&four, a.code + 4 * t, 4);
-                        __m512i q = vi_set(four);
+                        __m512i q = bcast4(a.code + 4 * t);
                         d[t][0] = _mm512_dpbusd_epi32(d[t][0], w0, q);
                         d[t][1] = _mm512_dpbusd_epi32(d[t][1], w1, q);
                     }
@@ -119,28 +124,30 @@ INLINE void dot_panel(const int T, const int one, const struct weights *w, const
 /* The same straight from a tile's 4- or 8-bit codes, for the few tokens of one panel: pure streaming, PREFETCH bytes ahead. */
 enum { PREFETCH = 6144 };
 
-INLINE void dot_stream(const int T, const int bits, const struct weights *w, const uint8_t *tile, int k0, int n_k, struct act_panel a, float *c)
+INLINE void dot_stream(const int T, const int bits, const struct qtype_info type, const struct weights *w, const uint8_t *tile, int k0, int n_k, struct act_panel a, float *c)
 {
     const struct mat *m = w->m;
     const int split = T <= 2;                           /* two sums each, or the chain of dot products would be too long */
     const __m512i table = vi_load(w->table);
-    const int n_lines = w->step * bits / 32;
+    /* steps of a group, or groups of a step */
+    const int n_lines = w->step * bits / 32, n_steps = m->group_size > w->step ? m->group_size / w->step : 1, skip = m->group_size < w->step ? w->step / m->group_size : 1;
     __m512 f[PANEL_MAX][2], inner[PANEL_MAX][2];
     UNROLL for (int t = 0; t < T; t++) {
         f[t][0] = vf_load(c + 32 * t), f[t][1] = vf_load(c + 32 * t + 16);
         inner[t][0] = inner[t][1] = vf_set(0);
     }
-    int group = k0 / m->group_size, steps_left = w->n_steps;
-    const int steps_of_group = m->group_size > w->step ? m->group_size / w->step : 1, skip = m->group_size < w->step ? w->step / m->group_size : 1;
-    for (int end = (k0 + n_k) / m->group_size; group < end; ) {
-        const int unit = group / m->unit_groups, n = skip > 1 ? skip : mat_unit_n(m, unit);
-        const uint8_t *p = tile + mat_unit_offset(m, unit), *line = tile + mat_group_offset(m, group);
-        for (const uint8_t *q = p; q < line; q += 64)
-            prefetch(q + PREFETCH);
+    int steps_left = w->n_steps, group = k0 / m->group_size;
+    const uint8_t *line = unit_at(m, tile, group);
+    for (const int end = (k0 + n_k) / m->group_size; group < end; ) {
+        const int n = skip > 1 ? skip : unit_n(m, group);
+        const uint8_t *p = line;
+        for (line += areas(&type, n); p < line; p += 64)
+            prefetch(p + PREFETCH);
+        p = line - areas(&type, n);
         for (int g = 0; g < n; g += skip) {
             __m512 s[2], x[2];
-            group_scales(w->type, p, n, g, s, x);
-            for (int i = 0; i < steps_of_group; i++) {
+            group_scales(&type, p, n, g, s, x);
+            for (int i = 0; i < n_steps; i++) {
                 __m512i d[PANEL_MAX][2], e[PANEL_MAX][2];
                 UNROLL for (int t = 0; t < T; t++) {
                     d[t][0] = d[t][1] = vi_set(a.seed[t]);
@@ -153,20 +160,17 @@ INLINE void dot_stream(const int T, const int bits, const struct weights *w, con
                         __m512i w0 = vi_load(line), w1 = vi_load(line + 64);
                         __m512i v0 = bits == 4 ? _mm512_permutexvar_epi8(w0, table) : vbytes_flip(w0), v1 = bits == 4 ? _mm512_permutexvar_epi8(w1, table) : vbytes_flip(w1);
                         UNROLL for (int t = 0; t < T; t++) {
-                            int32_t four;
-                            memcpy(&four, a.code + 4 * t, 4);
-                            d[t][0] = _mm512_dpbusd_epi32(d[t][0], v0, vi_set(four));
-                            d[t][1] = _mm512_dpbusd_epi32(d[t][1], v1, vi_set(four));
+                            __m512i q = bcast4(a.code + 4 * t);
+                            d[t][0] = _mm512_dpbusd_epi32(d[t][0], v0, q);
+                            d[t][1] = _mm512_dpbusd_epi32(d[t][1], v1, q);
                         }
                         a.code += 4 * T;
                         if (bits == 4) {
                             v0 = _mm512_permutexvar_epi8(vbytes_shr(w0, 4), table), v1 = _mm512_permutexvar_epi8(vbytes_shr(w1, 4), table);
                             UNROLL for (int t = 0; t < T; t++) {
-                                int32_t four;
-                                memcpy(&four, a.code + 4 * t, 4);
-                                __m512i *to = split ? e[t] : d[t];
-                                to[0] = _mm512_dpbusd_epi32(to[0], v0, vi_set(four));
-                                to[1] = _mm512_dpbusd_epi32(to[1], v1, vi_set(four));
+                                __m512i q = bcast4(a.code + 4 * t), *to = split ? e[t] : d[t];
+                                to[0] = _mm512_dpbusd_epi32(to[0], v0, q);
+                                to[1] = _mm512_dpbusd_epi32(to[1], v1, q);
                             }
                             a.code += 4 * T;
                         }
@@ -176,7 +180,7 @@ INLINE void dot_stream(const int T, const int bits, const struct weights *w, con
                     UNROLL for (int r = 0; r < 2; r++) {
                         __m512 v = vf_from_i32(split ? vi_add(d[t][r], e[t][r]) : d[t][r]);
                         inner[t][r] = vf_fma(v, s[r], inner[t][r]);
-                        if (w->type->extra != EXTRA_NONE)
+                        if (type.extra != EXTRA_NONE)
                             inner[t][r] = vf_fma(x[r], vf_set(a.sum[t]), inner[t][r]);
                     }
                 a.sum += T;
@@ -197,44 +201,45 @@ INLINE void dot_stream(const int T, const int bits, const struct weights *w, con
         vf_store(c + 32 * t, f[t][0]), vf_store(c + 32 * t + 16, f[t][1]);
 }
 
-#define DOT(T) \
-    static void dot_many_##T(const struct weights *w, const struct scratch *s, int n_groups, struct act_panel a, float *c) \
-    { \
-        dot_panel(T, 0, w, s, n_groups, a, c); \
-    } \
-    static void dot_one_##T(const struct weights *w, const struct scratch *s, int n_groups, struct act_panel a, float *c) \
-    { \
-        dot_panel(T, 1, w, s, n_groups, a, c); \
-    } \
-    static void stream_4_##T(const struct weights *w, const uint8_t *tile, int k0, int n_k, struct act_panel a, float *c) \
-    { \
-        dot_stream(T, 4, w, tile, k0, n_k, a, c); \
-    } \
-    static void stream_8_##T(const struct weights *w, const uint8_t *tile, int k0, int n_k, struct act_panel a, float *c) \
-    { \
-        dot_stream(T, 8, w, tile, k0, n_k, a, c); \
-    }
-DOT(1) DOT(2) DOT(3) DOT(4) DOT(5) DOT(6)
+/* What the most used types are is known when these are compiled: S is nl4, m; F is i4, i8; X is any. */
+#define STREAM_S(T, bits) dot_stream(T, bits, (struct qtype_info){ .scale = SCALE_S8 }, w, tile, k0, n_k, a, c)
+#define STREAM_F(T, bits) dot_stream(T, bits, (struct qtype_info){ .scale = SCALE_F16 }, w, tile, k0, n_k, a, c)
+#define STREAM_X(T, bits) dot_stream(T, bits, *w->type, w, tile, k0, n_k, a, c)
+#define STREAM(name, T, bits, kind) \
+    static void name##_##T(const struct weights *w, const uint8_t *tile, int k0, int n_k, struct act_panel a, float *c) { kind(T, bits); }
+#define STREAMS(T) STREAM(stream_nl4, T, 4, STREAM_S) STREAM(stream_i4, T, 4, STREAM_F) STREAM(stream_4, T, 4, STREAM_X) STREAM(stream_i8, T, 8, STREAM_F) STREAM(stream_8, T, 8, STREAM_X)
+STREAMS(1) STREAMS(2) STREAMS(3) STREAMS(4) STREAMS(5) STREAMS(6)
 
-static void (*const dots[2][6])(const struct weights *, const struct scratch *, int, struct act_panel, float *) = {
-    { dot_many_1, dot_many_2, dot_many_3, dot_many_4, dot_many_5, dot_many_6 }, { dot_one_1, dot_one_2, dot_one_3, dot_one_4, dot_one_5, dot_one_6 },
-};
-static void (*const streams[2][6])(const struct weights *, const uint8_t *, int, int, struct act_panel, float *) = {
-    { stream_4_1, stream_4_2, stream_4_3, stream_4_4, stream_4_5, stream_4_6 }, { stream_8_1, stream_8_2, stream_8_3, stream_8_4, stream_8_5, stream_8_6 },
-};
+#define SIX(name) { name##_1, name##_2, name##_3, name##_4, name##_5, name##_6 }
+typedef void stream_fn(const struct weights *, const uint8_t *, int, int, struct act_panel, float *);
+static stream_fn *const stream_nl4[] = SIX(stream_nl4), *const stream_i4[] = SIX(stream_i4), *const stream_4[] = SIX(stream_4),
+                 *const stream_i8[] = SIX(stream_i8), *const stream_8[] = SIX(stream_8);
+
+static stream_fn *stream_of(const struct qtype_info *t, int n_tokens)
+{
+    stream_fn *const *s = t->type == QT_NL4 ? stream_nl4 : t->type == QT_I4 ? stream_i4 : t->type == QT_I8 ? stream_i8 : t->bits == 4 ? stream_4 : t->bits == 8 ? stream_8 : NULL;
+    return s && n_tokens <= PANEL_MAX ? s[n_tokens - 1] : NULL;
+}
+
+#define DOT(name, T, one) \
+    static void name##_##T(const struct weights *w, const struct scratch *s, int n_groups, struct act_panel a, float *c) { dot_panel(T, one, w, s, n_groups, a, c); }
+#define DOTS(T) DOT(dot_many, T, 0) DOT(dot_one, T, 1)
+DOTS(1) DOTS(2) DOTS(3) DOTS(4) DOTS(5) DOTS(6)
+static void (*const dots[2][6])(const struct weights *, const struct scratch *, int, struct act_panel, float *) = { SIX(dot_many), SIX(dot_one) };
 
 static void matmul(float *out, size_t ldo, const struct mat *m, int tile0, int tile1, const void *act, int n_tokens, void *scratch)
 {
     struct scratch *s = scratch;
     const struct weights w = weights_init(m, BIAS);
-    const int panels = n_panels(n_tokens, PANEL_MAX), streaming = panels == 1 && (w.bits == 4 || w.bits == 8);
+    const int panels = n_panels(n_tokens, PANEL_MAX);
+    stream_fn *stream = stream_of(w.type, n_tokens);
     for (int i = tile0; i < tile1; i++) {
         const uint8_t *tile = m->data + (size_t)i * m->tile_bytes;
         memset(s->c, 0, (size_t)n_tokens * TILE_ROWS * sizeof(float));
         for (int k0 = 0; k0 < m->cols_padded; k0 += BLOCK_K) {
             const int n_k = m->cols_padded - k0 < BLOCK_K ? m->cols_padded - k0 : BLOCK_K;
-            if (streaming) {
-                streams[w.bits / 8][n_tokens - 1](&w, tile, k0, n_k, act_panel(act, n_tokens, k0, n_k, 0, n_tokens, m->act_group, w.step), s->c);
+            if (stream) {
+                stream(&w, tile, k0, n_k, act_panel(act, n_tokens, k0, n_k, 0, n_tokens, m->act_group, w.step), s->c);
                 continue;
             }
             unpack_block(&w, tile, k0, n_k, s);

@@ -1,0 +1,136 @@
+/* kernels.c - how near the kernels are to this machine's limits: one thread, shares of a plain read loop (few tokens) or of the
+ * multiply-add peak (many).  Everything is cut into slices of about a millisecond, and the best slice counts: the machine may be shared.
+ *     build/tests/bench/kernels [SET [TYPE ...]] */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "libcommon/base/clock.h"
+#include "libcommon/base/rng.h"
+#include "libcommon/kernels/kernels.h"
+
+enum { PEAK_LOOPS = 20000, ROWS = 8960, COLS = 1536, FOOTPRINT = 160 << 20 };
+
+static void *big(size_t n)
+{
+    n = (n + (2 << 20) - 1) & ~(size_t)((2 << 20) - 1);
+    void *p = aligned_alloc(2 << 20, n);
+    if (!p)
+        exit(1);
+    madvise(p, n, MADV_HUGEPAGE);
+    return memset(p, 1, n);
+}
+
+/* Vectors of 64 bytes whatever the set: the compiler splits them. */
+typedef uint64_t v8 __attribute__((vector_size(64)));
+__attribute__((target("avx512f"), noinline)) static double read_512(const uint8_t *p, size_t n)
+{
+    v8 a = { 0 }, b = { 0 };
+    uint64_t t = clock_ns();
+    for (size_t i = 0; i < n; i += 128) {
+        __builtin_prefetch(p + i + 6144), __builtin_prefetch(p + i + 6208);
+        a ^= *(const v8 *)(p + i), b ^= *(const v8 *)(p + i + 64);
+    }
+    t = clock_ns() - t;
+    volatile v8 sink = a ^ b;
+    (void)sink;
+    return (double)n / (double)t;
+}
+
+/* Multiply-adds per ns of vpdpbusd on 64 bytes. */
+__attribute__((target("avx512f,avx512vnni"), noinline)) static double dot_peak(void)
+{
+    long n = PEAK_LOOPS;
+    uint64_t t = clock_ns();
+#define D(i) "vpdpbusd %%zmm0, %%zmm1, %%zmm" #i "\n"
+    __asm__ volatile(".p2align 6\n1:\n" D(8) D(9) D(10) D(11) D(12) D(13) D(14) D(15) D(16) D(17) D(18) D(19) D(20) D(21) D(22) D(23) "dec %0\njnz 1b\n"
+                     : "+r"(n) : : "zmm8", "zmm9", "zmm10", "zmm11", "zmm12", "zmm13", "zmm14", "zmm15", "zmm16", "zmm17", "zmm18", "zmm19", "zmm20", "zmm21",
+                     "zmm22", "zmm23", "cc");
+    return 64.0 * 16 * PEAK_LOOPS / (double)(clock_ns() - t);
+}
+__attribute__((target("avx512f"), noinline)) static double fma_peak(void)
+{
+    long n = PEAK_LOOPS;
+    uint64_t t = clock_ns();
+#define F(i) "vfmadd231ps %%zmm0, %%zmm1, %%zmm" #i "\n"
+    __asm__ volatile("vpxord %%zmm0, %%zmm0, %%zmm0\nvpxord %%zmm1, %%zmm1, %%zmm1\n.p2align 6\n1:\n" F(8) F(9) F(10) F(11) F(12) F(13) F(14) F(15) F(16) F(17) F(18) F(19) F(20) F(21) F(22)
+                     F(23) "dec %0\njnz 1b\n" : "+r"(n) : : "zmm0", "zmm1", "zmm8", "zmm9", "zmm10", "zmm11", "zmm12", "zmm13", "zmm14", "zmm15", "zmm16", "zmm17",
+                     "zmm18", "zmm19", "zmm20", "zmm21", "zmm22", "zmm23", "cc");
+    return 16.0 * 16 * PEAK_LOOPS / (double)(clock_ns() - t);
+}
+
+static uint8_t *memory;
+
+static void bench_type(const struct kernels *k, enum qtype type, int group, int act_group, const int *tokens)
+{
+    struct mat m;
+    struct err e;
+    struct rng r = { 1 };
+    if (mat_init(&m, type, group, act_group, ROWS, COLS, &e))
+        exit(1);
+    int copies = (int)(FOOTPRINT / m.size);
+    for (size_t i = 0; i < m.size * (size_t)copies; i += 8) {
+        uint64_t v = rng_u64(&r) & (qtype_info(type)->is_float || qtype_info(type)->scale == SCALE_F16 ? 0x3bff3bff3bff3bff : UINT64_MAX);
+        memcpy(memory + i, &v, 8);
+    }
+    double one = 0;
+    for (; *tokens; tokens++) {
+        const int n = *tokens, exact = act_group == 0;
+        float *x = big((size_t)n * COLS * 4), *out = big((size_t)n * ROWS * 4);
+        void *act = exact ? NULL : big(k->act_bytes(n, m.cols_padded, act_group)), *scratch = big(k->scratch_bytes(n, m.cols_padded));
+        for (int i = 0; i < n * COLS; i++)
+            x[i] = (float)rng_double(&r) - 0.5f;
+        double best = 1e30, packing = 1e30, bandwidth = 0, peak = 0;
+        const int slice = n <= 8 ? m.n_tiles : n <= 64 ? 32 : 4, total = m.n_tiles * copies;
+        for (int i = 0; i < 60; i++) {
+            double v = exact ? fma_peak() : dot_peak(), b = read_512(memory + (size_t)((i + copies / 2) % copies) * m.size, m.size);
+            peak = v > peak ? v : peak, bandwidth = b > bandwidth ? b : bandwidth;
+            uint64_t t = clock_ns();
+            if (!exact && i < 10)
+                for (int p = 0; p < k->act_parts(n); p++)
+                    k->act_pack(act, x, COLS, n, COLS, m.cols_padded, act_group, p);
+            uint64_t t1 = clock_ns();
+            int c = (int)((int64_t)i * slice % total);
+            m.data = memory + m.size * (size_t)(c / m.n_tiles);
+            int t0 = c % m.n_tiles / slice * slice;
+            if (t0 + slice > m.n_tiles)
+                t0 = 0;
+            if (exact)
+                k->matmul_f32(out, ROWS, &m, t0, t0 + slice, x, COLS, n, scratch);
+            else
+                k->matmul(out, ROWS, &m, t0, t0 + slice, act, n, scratch);
+            double d = (double)(clock_ns() - t1) * m.n_tiles / slice;
+            best = d < best ? d : best;
+            packing = i < 10 && (double)(t1 - t) < packing ? (double)(t1 - t) : packing;
+        }
+        one = n == 1 ? best : one;
+        printf("%-7s %-5s g%-3d a%-3d n %-4d %8.3f ms  %5.1f GB/s = %.2f of reading  %6.0f Gop/s = %.2f of peak  %5.2f x one  (pack %.3f ms)\n", k->name, qtype_info(type)->name, group,
+               act_group, n, best / 1e6, (double)m.size / best, (double)m.size / best / bandwidth, 2.0 * ROWS * COLS * n / best, (double)ROWS * COLS * n / best / peak,
+               one > 0 ? best / one : 0, packing / 1e6);
+        fflush(stdout);
+        free(x), free(out), free(act), free(scratch);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    static const int tokens[] = { 1, 2, 4, 6, 8, 16, 64, 512, 0 }, f32_tokens[] = { 1, 4, 16, 256, 0 };
+    static const struct { enum qtype type; int group, act_group; } cases[] = {
+        { QT_NL4, 32, 128 }, { QT_I4, 128, 128 }, { QT_I4, 32, 32 }, { QT_I4M, 32, 64 }, { QT_I8, 64, 64 }, { QT_M6, 32, 64 }, { QT_F16, 32, 0 }, { QT_F32, 32, 0 },
+    };
+    struct err e;
+    const struct kernels *k = kernels_pick(argc > 1 ? argv[1] : NULL, &e);
+    if (!k)
+        return fprintf(stderr, "%s\n", e.msg), 1;
+    memory = big((size_t)FOOTPRINT + 65536);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int wanted = argc <= 2;
+        for (int j = 2; j < argc; j++)
+            wanted |= strcmp(argv[j], qtype_info(cases[i].type)->name) == 0;
+        if (wanted)
+            bench_type(k, cases[i].type, cases[i].group, cases[i].act_group, cases[i].act_group ? tokens : f32_tokens);
+    }
+    free(memory);
+    return 0;
+}

@@ -1,0 +1,257 @@
+/* t-kernels-attention.c - attention over KV blocks: the plain kernels against softmax in double, the sets bit for bit against the plain
+ * ones, however the queries are cut into calls.  Slots that hold no token yet are full of NaN. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "libcommon/base/rng.h"
+#include "libcommon/kernels/kernels.h"
+#include "libcommon/quant/half.h"
+
+#define FOR_SETS(k) for (const struct kernels *const *k = kernels_all(); *k; k++) if ((*k)->supported())
+
+enum { LEN = 150, BLOCKS = (LEN + KV_BLOCK - 1) / KV_BLOCK };
+
+static float uniform(struct rng *r, float from, float to) { return from + (to - from) * (float)rng_double(r); }
+static void *aligned(size_t n) { void *p = aligned_alloc(64, (n + 127) / 64 * 64); assert_non_null(p); return memset(p, 0xff, (n + 127) / 64 * 64); }
+
+/* One sequence: keys and values of LEN positions, as given and as they come back from their stored form. */
+struct sequence {
+    enum kv_type type;
+    int head_dim, n_heads;
+    float *key, *value, *q;                             /* [LEN][head_dim], [LEN][n_heads][head_dim] */
+    double *key_back, *value_back;
+    uint8_t *bytes;                                     /* blocks in an order of their own, other data between */
+    int32_t table[BLOCKS];
+    size_t stride;
+    struct attn a;
+};
+
+static void store(struct sequence *s, const struct kernels *k)
+{
+    const size_t block = kv_block_bytes(s->type, s->head_dim);
+    memset(s->bytes, 0xff, BLOCKS * s->stride);
+    for (int p = 0; p < LEN; p++) {
+        uint8_t *b = s->bytes + (size_t)s->table[p / KV_BLOCK] * s->stride;
+        k->kv_store_key(s->type, b + 64, p % KV_BLOCK, s->key + p * s->head_dim, s->head_dim);
+        k->kv_store_value(s->type, b + 128 + block, p % KV_BLOCK, s->value + p * s->head_dim, s->head_dim);
+    }
+}
+
+static double read_back(const struct sequence *s, const uint8_t *block, size_t i, int slot)
+{
+    float scale;
+    memcpy(&scale, block + (size_t)KV_BLOCK * (size_t)s->head_dim + 4 * (size_t)slot, 4);
+    return s->type == KV_F32 ? ((const float *)block)[i] : s->type == KV_F16 ? f16_to_f32(((const f16 *)block)[i]) : (double)((const int8_t *)block)[i] * scale;
+}
+
+static void sequence_open(struct sequence *s, enum kv_type type, int head_dim, int n_heads, struct rng *r)
+{
+    const size_t hd = (size_t)head_dim, block = kv_block_bytes(type, head_dim);
+    *s = (struct sequence){ .type = type, .head_dim = head_dim, .n_heads = n_heads, .stride = 2 * block + 192 };
+    s->key = malloc(LEN * hd * 4), s->value = malloc(LEN * hd * 4), s->q = malloc(LEN * (size_t)n_heads * hd * 4);
+    s->key_back = malloc(LEN * hd * 8), s->value_back = malloc(LEN * hd * 8);
+    s->bytes = aligned(BLOCKS * s->stride);
+    for (int i = 0; i < LEN * head_dim; i++)
+        s->key[i] = uniform(r, -1, 1), s->value[i] = uniform(r, -1, 1);
+    for (int i = 0; i < LEN * n_heads * head_dim; i++)
+        s->q[i] = uniform(r, -2, 2);
+    for (int b = 0; b < BLOCKS; b++)
+        s->table[b] = (b * 7 + 3) % BLOCKS;             /* BLOCKS is 10: a permutation */
+    store(s, &kernels_ref);
+    for (int p = 0; p < LEN; p++)
+        for (int d = 0; d < head_dim; d++) {
+            const uint8_t *b = s->bytes + (size_t)s->table[p / KV_BLOCK] * s->stride;
+            s->key_back[p * head_dim + d] = read_back(s, b + 64, (size_t)d * KV_BLOCK + (size_t)(p % KV_BLOCK), p % KV_BLOCK);
+            s->value_back[p * head_dim + d] = read_back(s, b + 128 + block, (size_t)(p % KV_BLOCK) * hd + (size_t)d, p % KV_BLOCK);
+        }
+    s->a = (struct attn){
+        .q_token_stride = (size_t)n_heads * hd, .q_head_stride = hd, .out_token_stride = (size_t)n_heads * (hd + 3), .out_head_stride = hd + 3, .n_q_heads = n_heads,
+        .head_dim = head_dim, .base = s->bytes, .table = s->table, .stride = s->stride, .k_offset = 64, .v_offset = 128 + block, .kv_type = type,
+        .scale = 1.0f / sqrtf((float)head_dim),
+    };
+}
+
+static void sequence_close(struct sequence *s)
+{
+    free(s->key), free(s->value), free(s->q), free(s->key_back), free(s->value_back), free(s->bytes);
+}
+
+/* All positions from `from` on, in calls of at most `step` queries; out [LEN][n_heads][head_dim + 3]. */
+static float *attend(const struct sequence *s, const struct kernels *k, int from, int step)
+{
+    struct attn a = s->a;
+    const size_t size = LEN * a.out_token_stride;
+    float *out = malloc(size * sizeof *out);
+    memset(out, 0xff, size * sizeof *out);
+    for (int p = from; p < LEN; p += step) {
+        a.pos = p;
+        a.n_tokens = LEN - p < step ? LEN - p : step;
+        a.q = s->q + (size_t)p * a.q_token_stride;
+        a.out = out + (size_t)p * a.out_token_stride;
+        void *scratch = aligned(k->attention_scratch(a.n_tokens, a.n_q_heads, a.head_dim));
+        k->attention(&a, scratch);
+        free(scratch);
+    }
+    return out;
+}
+
+static void check_ref(const struct sequence *s, const float *got)
+{
+    const struct attn *a = &s->a;
+    const int hd = s->head_dim;
+    double p[LEN];
+    for (int at = 0; at < LEN; at++)
+        for (int h = 0; h < s->n_heads; h++) {
+            const float *q = s->q + ((size_t)at * (size_t)s->n_heads + (size_t)h) * (size_t)hd, *o = got + (size_t)at * a->out_token_stride + (size_t)h * a->out_head_stride;
+            int first = a->window && at - a->window + 1 > 0 ? at - a->window + 1 : 0;
+            double max = -1e300, sum = 0;
+            for (int j = first; j <= at; j++) {
+                double v = 0;
+                for (int d = 0; d < hd; d++)
+                    v += q[d] * s->key_back[j * hd + d];
+                v *= (double)a->scale;
+                if (a->softcap > 0)
+                    v = (double)a->softcap * tanh(v / (double)a->softcap);
+                if (a->alibi)
+                    v += (double)a->alibi[h] * (j - at);
+                p[j] = v;
+                max = v > max ? v : max;
+            }
+            for (int j = first; j <= at; j++)
+                sum += p[j] = exp(p[j] - max);
+            for (int d = 0; d < hd; d++) {
+                double v = 0;
+                for (int j = first; j <= at; j++)
+                    v += p[j] * s->value_back[j * hd + d];
+                /* scores of size 6 with some 2^-24 each, turned into relative errors of the weights; values up to 1 */
+                if (!(fabs(v / sum - (double)o[d]) <= 4e-6))
+                    fail_msg("kv type %d head_dim %d window %d softcap %g alibi %d: position %d head %d element %d is %.9g, not %.9g", s->type, hd, a->window,
+                             (double)a->softcap, a->alibi != NULL, at, h, d, (double)o[d], v / sum);
+            }
+        }
+}
+
+static void check(struct sequence *s)
+{
+    static const int steps[] = { 1, 3, 50, LEN };
+    const size_t size = LEN * s->a.out_token_stride;
+    store(s, &kernels_ref);
+    float *want = attend(s, &kernels_ref, 0, LEN);
+    check_ref(s, want);
+    FOR_SETS(k) {
+        store(s, *k);
+        for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
+            float *got = attend(s, *k, 0, steps[i]);
+            for (size_t j = 0; j < size; j++)
+                if (f32_bits(got[j]) != f32_bits(want[j]))
+                    fail_msg("%s kv type %d head_dim %d heads %d window %d, %d queries at once: position %zu element %zu is %.9g, not %.9g", (*k)->name, s->type, s->head_dim,
+                             s->n_heads, s->a.window, steps[i], j / s->a.out_token_stride, j % s->a.out_token_stride, (double)got[j], (double)want[j]);
+            free(got);
+        }
+    }
+    free(want);
+}
+
+static void shapes(void **state)
+{
+    (void)state;
+    static const int dims[] = { 1, 15, 16, 32, 64, 80, 96, 100, 128, 256 };
+    struct rng r = { 1 };
+    for (size_t i = 0; i < sizeof dims / sizeof *dims; i++)
+        for (int type = KV_F32; type <= KV_I8; type++) {
+            struct sequence s;
+            sequence_open(&s, (enum kv_type)type, dims[i], 1 + (int)i % 4, &r);
+            check(&s);
+            sequence_close(&s);
+        }
+}
+
+static void many_heads(void **state)
+{
+    (void)state;
+    struct rng r = { 2 };
+    static const int heads[] = { 5, 6, 7, 8, 13, 100 };
+    for (size_t i = 0; i < sizeof heads / sizeof *heads; i++) {
+        struct sequence s;
+        sequence_open(&s, KV_F16, 32, heads[i], &r);
+        check(&s);
+        sequence_close(&s);
+    }
+}
+
+static void variants(void **state)
+{
+    (void)state;
+    static const int windows[] = { 0, 1, 5, 16, 33, 64, 100, 149, 1000 };
+    static const float slopes[3] = { 0.5f, 0.0625f, 0.01f };
+    struct rng r = { 3 };
+    for (int type = KV_F32; type <= KV_I8; type++) {
+        struct sequence s;
+        sequence_open(&s, (enum kv_type)type, 48, 3, &r);
+        for (size_t i = 0; i < sizeof windows / sizeof *windows; i++) {
+            s.a.window = windows[i];
+            s.a.softcap = i % 2 ? 5 : 0;
+            s.a.alibi = i % 3 ? NULL : slopes;
+            check(&s);
+        }
+        sequence_close(&s);
+    }
+}
+
+/* Blocks that lie wholly before every query's window may be gone: their table entries are never followed. */
+static void old_blocks(void **state)
+{
+    (void)state;
+    struct rng r = { 4 };
+    struct sequence s;
+    sequence_open(&s, KV_F16, 64, 2, &r);
+    s.a.window = 20;
+    float *want = attend(&s, &kernels_ref, 100, LEN);
+    for (int b = 0; b < (100 - 19) / KV_BLOCK; b++)
+        s.table[b] = -1000000000;
+    FOR_SETS(k) {
+        float *got = attend(&s, *k, 100, LEN);
+        assert_memory_equal(got, want, LEN * s.a.out_token_stride * sizeof *got);
+        free(got);
+    }
+    free(want);
+    sequence_close(&s);
+}
+
+/* A score far above or below the others, and a NaN key, which reaches exactly the queries that see it. */
+static void extremes(void **state)
+{
+    (void)state;
+    struct rng r = { 5 };
+    struct sequence s;
+    sequence_open(&s, KV_F32, 16, 1, &r);
+    for (int d = 0; d < 16; d++)
+        s.key[70 * 16 + d] = s.q[80 * 16 + d] * 1e4f;
+    s.key[120 * 16 + 2] = NAN;
+    FOR_SETS(k) {
+        store(&s, *k);
+        float *got = attend(&s, *k, 0, 120);
+        for (int p = 0; p < LEN; p++)
+            assert_true((got[(size_t)p * s.a.out_token_stride] == got[(size_t)p * s.a.out_token_stride]) == (p < 120));
+        for (int d = 0; d < 16; d++)
+            assert_float_equal(got[80 * s.a.out_token_stride + (size_t)d], s.value[70 * 16 + d], 0);
+        free(got);
+    }
+    sequence_close(&s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(shapes), cmocka_unit_test(many_heads), cmocka_unit_test(variants), cmocka_unit_test(old_blocks), cmocka_unit_test(extremes),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,217 @@
+/* t-kernels-rows.c - norms, activation functions, additions, rotary embeddings: the plain kernels against double, the sets bit for bit against the plain ones. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "libcommon/base/rng.h"
+#include "libcommon/kernels/approx.h"
+#include "libcommon/kernels/kernels.h"
+#include "libcommon/quant/half.h"
+
+static const int sizes[] = { 1, 2, 7, 15, 16, 17, 31, 33, 64, 100, 576, 1537 };
+enum { N_SIZES = sizeof sizes / sizeof *sizes, MAX = 1600 };
+
+#define FOR_SETS(k) for (const struct kernels *const *k = kernels_all(); *k; k++) if ((*k)->supported())
+
+static float uniform(struct rng *r, float from, float to) { return from + (to - from) * (float)rng_double(r); }
+
+static void fill(float *x, int n, float size, struct rng *r)
+{
+    for (int i = 0; i < n; i++)
+        x[i] = uniform(r, -size, size);
+}
+
+static void equal(const char *what, const char *set, int n, const float *got, const float *want)
+{
+    for (int i = 0; i < n; i++)
+        if (f32_bits(got[i]) != f32_bits(want[i]) && !(got[i] != got[i] && want[i] != want[i]))
+            fail_msg("%s %s n=%d: element %d is %.9g, not %.9g", set, what, n, i, (double)got[i], (double)want[i]);
+}
+
+static void norms(void **state)
+{
+    (void)state;
+    struct rng r = { 1 };
+    float x[MAX + 1], w[MAX], b[MAX], want[MAX], got[MAX + 1];
+    for (int s = 0; s < N_SIZES; s++) {
+        const int n = sizes[s];
+        fill(x, n, 3, &r), fill(w, n, 1, &r), fill(b, n, 1, &r);
+        for (int i = 0; i < n; i++)
+            x[i] += 0.5f;                               /* a mean that layer_norm has to take away */
+        double square = 0, mean = 0, var = 0;
+        for (int i = 0; i < n; i++)
+            square += (double)x[i] * x[i], mean += x[i];
+        mean /= n;
+        for (int i = 0; i < n; i++)
+            var += (x[i] - mean) * (x[i] - mean);
+        kernels_ref.rms_norm(want, x, w, n, 1e-5f, 1);
+        for (int i = 0; i < n; i++) {
+            double v = x[i] / sqrt(square / n + 1e-5f) * (w[i] + 1.0);
+            if (fabs(v - (double)want[i]) > 1e-6 * (fabs(v) + 1e-3))       /* six roundings, and n / 16 in the sum */
+                fail_msg("rms_norm n=%d: %.9g, not %.9g", n, (double)want[i], v);
+        }
+        FOR_SETS(k) {
+            memset(got, 0xff, sizeof got);
+            (*k)->rms_norm(got, x, w, n, 1e-5f, 1);
+            equal("rms_norm", (*k)->name, n, got, want);
+            assert_int_equal(f32_bits(got[n]), 0xffffffff);
+            memcpy(got, x, sizeof x);
+            (*k)->rms_norm(got, got, w, n, 1e-5f, 1);
+            equal("rms_norm in place", (*k)->name, n, got, want);
+        }
+        kernels_ref.rms_norm(want, x, NULL, n, 1e-5f, 0);
+        FOR_SETS(k) {
+            (*k)->rms_norm(got, x, NULL, n, 1e-5f, 0);
+            equal("rms_norm without weights", (*k)->name, n, got, want);
+        }
+        for (int with = 0; with < 2; with++) {
+            const float *wp = with ? w : NULL, *bp = with ? b : NULL;
+            kernels_ref.layer_norm(want, x, wp, bp, n, 1e-5f);
+            for (int i = 0; i < n; i++) {
+                double v = (x[i] - mean) / sqrt(var / n + 1e-5f) * (with ? w[i] : 1.0) + (with ? b[i] : 0.0);
+                if (fabs(v - (double)want[i]) > 4e-6 * (1 + fabs(v)) * (n == 2 ? 10 : 1))      /* x - mean cancels; worst for two elements */
+                    fail_msg("layer_norm n=%d: %.9g, not %.9g", n, (double)want[i], v);
+            }
+            FOR_SETS(k) {
+                memset(got, 0xff, sizeof got);
+                (*k)->layer_norm(got, x, wp, bp, n, 1e-5f);
+                equal("layer_norm", (*k)->name, n, got, want);
+                assert_int_equal(f32_bits(got[n]), 0xffffffff);
+            }
+        }
+    }
+}
+
+/* Distance in units of the last place of the true value. */
+static double ulps(float got, double want)
+{
+    int e;
+    frexp(want, &e);
+    return fabs(got - want) / ldexp(1, (e < -125 ? -125 : e) - 24);
+}
+
+static void approximations(void **state)
+{
+    (void)state;
+    double worst_exp = 0, worst_tanh = 0, worst_erf = 0;
+    for (uint32_t u = 0; u < 0x43000000; u += 997)       /* 0 to 128, both signs */
+        for (int sign = 0; sign < 2; sign++) {
+            float x = f32_from_bits(u | (uint32_t)sign << 31);
+            double e = x >= EXP_MIN && x <= EXP_MAX ? ulps(approx_exp(x), exp(x)) : 0, t = ulps(approx_tanh(x), tanh(x)), f = ulps(approx_erf(x), erf(x));
+            worst_exp = e > worst_exp ? e : worst_exp;
+            worst_tanh = t > worst_tanh ? t : worst_tanh;
+            worst_erf = f > worst_erf ? f : worst_erf;
+        }
+    print_message("# worst errors in ulp: exp %.2f tanh %.2f erf %.2f\n", worst_exp, worst_tanh, worst_erf);
+    assert_true(worst_exp <= 1 && worst_tanh <= 2 && worst_erf <= 2);        /* what approx.h promises */
+    assert_true(approx_exp(0) == 1 && approx_exp(-88) == 0 && approx_exp(-INFINITY) == 0 && approx_exp(NAN) != approx_exp(NAN));
+    assert_true(approx_tanh(100) == 1 && approx_tanh(-100) == -1 && approx_tanh(NAN) != approx_tanh(NAN));
+    assert_true(approx_erf(100) == 1 && approx_erf(-100) == -1 && approx_erf(NAN) != approx_erf(NAN));
+}
+
+static double act_double(double x, int act)
+{
+    switch (act) {
+    case ACT_SILU:      return x / (1 + exp(-x));
+    case ACT_GELU:      return 0.5 * x * (1 + erf(x * sqrt(0.5)));
+    case ACT_GELU_TANH: return x / (1 + exp(-2 * sqrt(2 / 3.14159265358979323846) * (x + 0.044715 * x * x * x)));      /* 0.5 x (1 + tanh(..)) */
+    case ACT_RELU:      return x > 0 ? x : 0;
+    case ACT_RELU2:     return x > 0 ? x * x : 0;
+    default:            return x / (1 + exp(-1.702 * x));
+    }
+}
+
+static void activations(void **state)
+{
+    (void)state;
+    struct rng r = { 2 };
+    float x[MAX + 1], up[MAX], want[MAX], got[MAX + 1];
+    for (int act = ACT_SILU; act <= ACT_GELU_QUICK; act++)
+        for (int s = 0; s < N_SIZES; s++)
+            for (int with_up = 0; with_up < 2; with_up++) {
+                const int n = sizes[s];
+                fill(x, n, s % 2 ? 4.0f : 30.0f, &r), fill(up, n, 2, &r);
+                if (n > 20)
+                    x[3] = NAN, x[4] = -0.0f, x[5] = 0, x[6] = 200, x[7] = -200, x[8] = 1e-30f;
+                const float *u = with_up ? up : NULL;
+                kernels_ref.act_mul(want, x, u, n, act);
+                for (int i = 0; i < n; i++) {
+                    double v = act_double(x[i], act) * (u ? up[i] : 1);
+                    /* a few roundings; exp multiplies those of its argument; gelu's 1 + erf cancels, as it does in the f32 of others */
+                    if (x[i] == x[i] && fabs(v - (double)want[i]) > (act == ACT_GELU_TANH ? 4e-6 : 1e-6) * fabs(v) + (act == ACT_GELU ? 2e-7 : 1e-10) * fabs((double)x[i]))
+                        fail_msg("act %d: f(%.9g) is %.9g, not %.9g", act, (double)x[i], (double)want[i], v);
+                    assert_true(x[i] == x[i] || want[i] != want[i]);
+                }
+                FOR_SETS(k) {
+                    memset(got, 0xff, sizeof got);
+                    (*k)->act_mul(got, x, u, n, act);
+                    equal("act_mul", (*k)->name, n, got, want);
+                    assert_int_equal(f32_bits(got[n]), 0xffffffff);
+                }
+            }
+}
+
+static void additions(void **state)
+{
+    (void)state;
+    struct rng r = { 3 };
+    float a[MAX], b[MAX], want[MAX], got[MAX + 1];
+    for (int s = 0; s < N_SIZES; s++) {
+        fill(a, sizes[s], 1, &r), fill(b, sizes[s], 1, &r);
+        for (int i = 0; i < sizes[s]; i++)
+            want[i] = fmaf(0.22f, b[i], a[i]);
+        FOR_SETS(k) {
+            memset(got, 0xff, sizeof got);
+            (*k)->add(got, a, b, 0.22f, sizes[s]);
+            equal("add", (*k)->name, sizes[s], got, want);
+            assert_int_equal(f32_bits(got[sizes[s]]), 0xffffffff);
+        }
+    }
+}
+
+static void rotations(void **state)
+{
+    (void)state;
+    static const int dims[] = { 2, 4, 6, 16, 20, 32, 64, 80, 96, 128, 256 };
+    struct rng r = { 4 };
+    float x[3 * 260], want[3 * 260], got[3 * 260], c[128], s[128];
+    for (size_t i = 0; i < sizeof dims / sizeof *dims; i++)
+        for (int pairs = 0; pairs < 2; pairs++) {
+            const int dim = dims[i];
+            fill(x, 3 * 260, 2, &r);
+            for (int j = 0; j < dim / 2; j++) {
+                float angle = uniform(&r, 0, 6.28f);
+                c[j] = cosf(angle), s[j] = sinf(angle);
+            }
+            memcpy(want, x, sizeof x);
+            kernels_ref.rope(want, c, s, 3, 260, dim, pairs);
+            for (int h = 0; h < 3; h++)
+                for (int j = 0; j < 260; j++) {
+                    int low = pairs ? j % 2 == 0 : j < dim / 2, k = pairs ? j / 2 : low ? j : j - dim / 2, other = pairs ? j ^ 1 : low ? j + dim / 2 : j - dim / 2;
+                    const float *v = x + h * 260;
+                    double y = j >= dim ? v[j] : (double)v[j] * c[k] + (low ? -1 : 1) * (double)v[other] * s[k];
+                    if (fabs(y - (double)want[h * 260 + j]) > 3e-7 * 2)         /* two roundings of terms up to 2 */
+                        fail_msg("rope dim %d pairs %d: element %d is %.9g, not %.9g", dim, pairs, j, (double)want[h * 260 + j], y);
+                }
+            FOR_SETS(k) {
+                memcpy(got, x, sizeof x);
+                (*k)->rope(got, c, s, 3, 260, dim, pairs);
+                equal("rope", (*k)->name, 3 * 260, got, want);
+            }
+        }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(approximations), cmocka_unit_test(norms), cmocka_unit_test(activations), cmocka_unit_test(additions), cmocka_unit_test(rotations),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

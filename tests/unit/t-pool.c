@@ -1,0 +1,168 @@
+/* t-pool.c - every item exactly once, on every number of threads, with loops so small and so many that threads come late, fall asleep and wake. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+#include "libcommon/base/pool.h"
+#include "libcommon/base/rng.h"
+
+enum { MOST = 4, ITEMS = 3000 };
+
+struct counts {
+    unsigned char seen[ITEMS];                          /* written by one thread each: TSan sees a second one */
+    int n, pool_size;
+    atomic_int bad;
+};
+
+static void count(void *arg, int i, int thread)
+{
+    struct counts *c = arg;
+    if (i < 0 || i >= c->n || thread < 0 || thread >= c->pool_size)
+        atomic_fetch_add(&c->bad, 1);
+    else
+        c->seen[i]++;
+}
+
+static void run_once(struct pool *p, struct counts *c, int n)
+{
+    memset(c->seen, 0, (size_t)n);
+    c->n = n;
+    pool_run(p, n, count, c);
+    for (int i = 0; i < n; i++)
+        if (c->seen[i] != 1)
+            fail_msg("%d threads, %d items: item %d ran %d times", c->pool_size, n, i, c->seen[i]);
+    assert_int_equal(atomic_load(&c->bad), 0);
+}
+
+static struct pool *open_pool(int n)
+{
+    struct err e;
+    struct pool *p = pool_open(n, &e);
+    if (!p)
+        fail_msg("%s", e.msg);
+    assert_int_equal(pool_size(p), n);
+    return p;
+}
+
+static void every_item_once(void **state)
+{
+    (void)state;
+    static const int sizes[] = { 0, 1, 2, 3, 4, 5, 17, 100, ITEMS };
+    static struct counts c;
+    for (int n = 1; n <= MOST; n++) {
+        struct pool *p = open_pool(n);
+        c.pool_size = n;
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+            run_once(p, &c, sizes[i]);
+        pool_close(p);
+    }
+}
+
+static void many_tiny_loops(void **state)
+{
+    (void)state;
+    static struct counts c;
+    struct rng r = { 1 };
+    for (int n = 2; n <= MOST; n++) {
+        struct pool *p = open_pool(n);
+        c.pool_size = n;
+        for (int i = 0; i < 5000; i++)
+            run_once(p, &c, 1 + (int)(rng_double(&r) * 6));
+        pool_close(p);
+    }
+}
+
+/* Pauses around the time after which workers sleep. */
+static void loops_with_pauses(void **state)
+{
+    (void)state;
+    static struct counts c;
+    struct rng r = { 2 };
+    struct pool *p = open_pool(3);
+    c.pool_size = 3;
+    for (int i = 0; i < 300; i++) {
+        run_once(p, &c, 2 + i % 9);
+        nanosleep(&(struct timespec){ 0, (long)(rng_double(&r) * 200000) }, NULL);
+    }
+    pool_close(p);
+}
+
+/* What an item wrote is there for the caller after the loop, and for every item of the next. */
+struct chain { int n; int64_t a[64], b[64]; };
+static void sum_all(void *arg, int i, int thread)
+{
+    struct chain *c = arg;
+    (void)thread;
+    int64_t sum = i;
+    for (int j = 0; j < c->n; j++)
+        sum += c->a[j];
+    c->b[i] = sum & 0xffffff;
+}
+
+static void loops_see_each_other(void **state)
+{
+    (void)state;
+    struct chain c = { .n = 64 }, d = { .n = 64 };
+    struct pool *p = open_pool(MOST);
+    for (int i = 0; i < 1000; i++) {
+        pool_run(p, 64, sum_all, &c);
+        memcpy(c.a, c.b, sizeof c.a);
+        for (int j = 0; j < 64; j++)
+            sum_all(&d, j, 0);
+        memcpy(d.a, d.b, sizeof d.a);
+    }
+    assert_memory_equal(c.a, d.a, sizeof c.a);
+    pool_close(p);
+}
+
+static void slow_items(void *arg, int i, int thread)
+{
+    (void)thread;
+    nanosleep(&(struct timespec){ 0, i == 0 ? 3000000 : 200000 }, NULL);
+    atomic_fetch_add((atomic_int *)arg, 1);
+}
+
+/* The caller runs out of items long before a worker is done: it has to sleep and be woken. */
+static void caller_waits(void **state)
+{
+    (void)state;
+    struct pool *p = open_pool(2);
+    for (int i = 0; i < 20; i++) {
+        atomic_int done = 0;
+        pool_run(p, 3, slow_items, &done);
+        assert_int_equal(atomic_load(&done), 3);
+    }
+    pool_close(p);
+}
+
+static void opening(void **state)
+{
+    (void)state;
+    struct err e = { 0 };
+    assert_true(pool_n_cpus() >= 1);
+    assert_null(pool_open(-1, &e));
+    assert_int_equal(e.code, ERR_SHAPE);
+    assert_null(pool_open(5000, &e));
+    pool_close(NULL);
+    struct pool *p = pool_open(0, &e);
+    assert_int_equal(pool_size(p), pool_n_cpus());
+    pool_close(p);
+    for (int i = 0; i < 50; i++)                        /* closed before the workers have come up */
+        pool_close(open_pool(MOST));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(opening), cmocka_unit_test(every_item_once), cmocka_unit_test(many_tiny_loops), cmocka_unit_test(loops_with_pauses),
+        cmocka_unit_test(loops_see_each_other), cmocka_unit_test(caller_waits),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
