@@ -319,11 +319,11 @@ static int t5(struct tok_spec *s, const struct tokenizer_gguf *g, struct err *e)
     return escape_spaces(s, e) ? -1 : tok_spec_spm_decoders(s, prefix, 1, e);
 }
 
-/* The converter of llama.cpp writes "##ing" as "ing" and "the" as U+2581 "the". */
+/* The converter of llama.cpp writes "##ing" as "ing" and "the" as U+2581 "the".  Embeddings made with it and with us must agree, so this
+ * is its way with marks (all are dropped), Hangul (the first letter stays) and long words (no limit), not the Hugging Face library's. */
 static int bert(struct tok_spec *s, const struct tokenizer_gguf *g, struct err *e)
 {
     s->model = MODEL_WORDPIECE;
-    s->max_word_chars = 100;
     s->word_prefix = tok_spec_str(s, "\xE2\x96\x81", 3);
     if (vocabulary(s, g, e))
         return -1;
@@ -333,9 +333,9 @@ static int bert(struct tok_spec *s, const struct tokenizer_gguf *g, struct err *
     int32_t sep = valid(g, g->sep >= 0 ? g->sep : g->eos, 102);
     if (tok_spec_eos(s, g->eos < g->n_tokens ? g->eos : -1, e) || edges(s, g, s->bos >= 0, sep, e))
         return -1;
-    static const enum tokb_op_type norm[] = { NORM_BERT_CLEAN, NORM_BERT_CHINESE, NORM_NFD, NORM_REMOVE_MN, NORM_LOWERCASE };
+    static const enum tokb_op_type norm[] = { NORM_BERT_CLEAN, NORM_BERT_CHINESE, NORM_LEADING_JAMO, NORM_NFD, NORM_STRIP_ACCENTS, NORM_LOWERCASE };
     for (size_t i = 0; i < sizeof norm / sizeof *norm; i++)
-        if (op(s, SPEC_NORM, norm[i], 0, e))
+        if (op(s, SPEC_NORM, norm[i], norm[i] == NORM_BERT_CLEAN, e))
             return -1;
     if (tok_spec_split(s, "\\s", SPLIT_REMOVED, e) || tok_spec_split(s, "[\\p{P}!-/:-@\\[-`{-~]", SPLIT_ISOLATED, e))
         return -1;

@@ -165,7 +165,7 @@ static void spaces(struct tbuf *out, const char *s, size_t n, uint32_t how)
 }
 
 /* Normalizers that look at one character at a time. */
-static void each_char(struct tbuf *out, uint32_t type, const char *s, size_t n)
+static void each_char(struct tbuf *out, uint32_t type, uint32_t number, const char *s, size_t n)
 {
     for (size_t i = 0; i < n;) {
         int len;
@@ -179,8 +179,14 @@ static void each_char(struct tbuf *out, uint32_t type, const char *s, size_t n)
             keep = !text_is_nonspacing(c);
             break;
         case NORM_BERT_CLEAN:
-            keep = c != 0 && c != 0xFFFD && !text_is_control(c);
             space = text_is_space(c);
+            keep = (space && number == 1) || (c != 0 && c != 0xFFFD && !text_is_control(c));
+            break;
+        case NORM_LEADING_JAMO:
+            if (c >= 0xAC00 && c <= 0xD7A3) {
+                tbuf_char(out, 0x1100 + (c - 0xAC00) / 588);
+                keep = 0;
+            }
             break;
         case NORM_NMT:
             keep = !((c >= 1 && c <= 8) || c == 0xB || (c >= 0xE && c <= 0x1F) || c == 0x7F || c == 0x8F || c == 0x9F);
@@ -251,7 +257,7 @@ int norm_text(const struct tokb_op *op, uint32_t n, const char *text, struct reg
             else
                 charsmap_longest(&out, &map, s, io->n);
             break;
-        default: each_char(&out, op[i].type, s, io->n); break;
+        default: each_char(&out, op[i].type, op[i].number, s, io->n); break;
         }
         out.failed |= io->failed;
         tbuf_swap(&out, io);

@@ -126,7 +126,7 @@ int text_is_control(uint32_t c)
     if (c < 0x80)
         return (c < 0x20 && c != '\t' && c != '\n' && c != '\r') || c == 0x7F;
     switch (utf8proc_category((utf8proc_int32_t)c)) {
-    case UTF8PROC_CATEGORY_CC: case UTF8PROC_CATEGORY_CF: case UTF8PROC_CATEGORY_CN: case UTF8PROC_CATEGORY_CO: case UTF8PROC_CATEGORY_CS:
+    case UTF8PROC_CATEGORY_CC: case UTF8PROC_CATEGORY_CF: case UTF8PROC_CATEGORY_CO: case UTF8PROC_CATEGORY_CS:
         return 1;
     default:
         return 0;

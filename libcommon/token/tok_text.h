@@ -45,7 +45,7 @@ uint32_t text_prev(const char *s, size_t at, int *n);
 
 int text_is_space(uint32_t c);          /* White_Space */
 int text_is_word(uint32_t c);           /* \w of Unicode: Alphabetic, M, Nd, Pc, joiners */
-int text_is_control(uint32_t c);        /* category C but tab, LF, CR */
+int text_is_control(uint32_t c);        /* Cc, Cf, Co, Cs but tab, LF, CR */
 int text_is_mark(uint32_t c);           /* M */
 int text_is_nonspacing(uint32_t c);     /* Mn */
 int text_is_chinese(uint32_t c);        /* BERT's blocks of ideographs */

@@ -62,7 +62,8 @@ enum tokb_op_type {
     /* normalizers */
     NORM_NFC = 1, NORM_NFD, NORM_NFKC, NORM_NFKD, NORM_LOWERCASE, NORM_STRIP_ACCENTS, NORM_STRIP /* number: 1 left, 2 right */,
     NORM_REPLACE /* a: pattern, b: content */, NORM_REPLACE_REGEX, NORM_PREPEND /* a */, NORM_APPEND /* a */,
-    NORM_BERT_CLEAN, NORM_BERT_CHINESE, NORM_REMOVE_MN, NORM_NMT, NORM_BYTES,
+    NORM_BERT_CLEAN /* number 1: white space that is a control character stays a space */, NORM_BERT_CHINESE, NORM_REMOVE_MN, NORM_NMT, NORM_BYTES,
+    NORM_LEADING_JAMO /* a Hangul syllable becomes its first letter */,
     NORM_CHARSMAP /* a: map; number 1: by grapheme, 0: longest match anywhere */,
     NORM_SPACES /* SentencePiece: number 1: remove extra white space, 2: prefix a space */,
     NORM_LAST,

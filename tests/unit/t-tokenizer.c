@@ -284,8 +284,8 @@ static void gguf(const char *name, int how)
     snprintf(path, sizeof path, "%s/vocab-gguf/ggml-vocab-%s.gguf", oracles, name);
     snprintf(cases, sizeof cases, "%s.cases.jsonl", path);
     struct tokenizer *t = open_path(path, &blob);
-    run_cases(name, cases, t, how);
     run_inp(path, name, t);
+    run_cases(name, cases, t, how);
     tokenizer_close(t);
     free(blob);
 }
