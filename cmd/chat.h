@@ -33,9 +33,9 @@ struct prompter {
     const struct tokenizer *tokenizer;
     struct tmpl *tmpl;                  /* owned; NULL: text goes in as it is */
     const char *bos, *eos;              /* texts; owned */
-    int no_think;
+    int no_think, fallback;             /* fallback: ChatML, as the model brings no template */
 };
-/* The model's template, --template, or none with --raw.  fallback: a plain one where the model has none (else raw, with a note). */
+/* The model's template, --template, or none with --raw.  fallback: ChatML where the model has none (else raw, with a note). */
 int prompter_open(struct prompter *p, const struct opened_model *m, const struct chat_options *o, int fallback, struct err *e);
 void prompter_close(struct prompter *p);
 /* messages: an array of {role, content}.  *text is malloc'd. */

@@ -7,10 +7,7 @@
 #include "cmd/cli.h"
 #include "libcommon/base/file.h"
 #include "libcommon/base/json.h"
-
-static const char plain_template[] =
-    "{% for m in messages %}{{ m.role | capitalize }}: {{ m.content }}\n{% endfor %}"
-    "{% if add_generation_prompt %}Assistant:{% endif %}";
+#include "libcommon/token/chat.h"
 
 json_t *chat_message(const char *role, const char *text, size_t size)
 {
@@ -67,8 +64,9 @@ int prompter_open(struct prompter *p, const struct opened_model *m, const struct
     if (p->tmpl)
         return 0;
     if (fallback) {
-        cli_note("zse-chat", "%s has no chat template: a plain one is used", m->path);
-        p->tmpl = tmpl_parse(plain_template, sizeof plain_template - 1, "plain template", e);
+        cli_note("zse-chat", "%s has no chat template: ChatML is used", m->path);
+        p->tmpl = tmpl_parse(chat_fallback_template, strlen(chat_fallback_template), "ChatML", e);
+        p->fallback = 1;
         return p->tmpl ? 0 : -1;
     }
     if (o->system)
@@ -88,13 +86,8 @@ void prompter_close(struct prompter *p)
 
 int prompter_render(const struct prompter *p, const json_t *messages, char **text, size_t *size, struct err *e)
 {
-    json_t *vars = json_pack("{s:O, s:n, s:n, s:b, s:s, s:s}", "messages", messages, "tools", "documents", "add_generation_prompt", 1,
-                             "bos_token", p->bos, "eos_token", p->eos);
-    if (!vars)
-        return err_set(e, ERR_FORMAT, "the prompt is not UTF-8");
-    if (p->no_think)
-        json_object_set_new(vars, "enable_thinking", json_false());
-    int rc = tmpl_render(p->tmpl, vars, (int64_t)time(NULL), NULL, text, size, e);
+    json_t *vars = p->no_think ? json_pack("{s:b}", "enable_thinking", 0) : NULL;
+    int rc = chat_render(p->tmpl, messages, NULL, 1, p->bos, p->eos, (int64_t)time(NULL), vars, text, size, e);
     json_decref(vars);
     return rc;
 }

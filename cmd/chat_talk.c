@@ -355,6 +355,14 @@ int chat_talk(const struct chat_options *o, const struct opened_model *m, read_l
         json_decref(t.messages);
         return cli_fail(prog, &e);
     }
+    /* A model that knows no ChatML does not end its turn by a token. */
+    struct chat_options own = *o;
+    static const char *const turn_end[] = { "<|im_end|>" };
+    if (t.prompter.fallback && !own.n_stop) {
+        own.stop = (const char **)turn_end;
+        own.n_stop = 1;
+        t.o = &own;
+    }
     if (o->system)
         set_system(&t, o->system);
     sigaction(SIGINT, &action, &before);
