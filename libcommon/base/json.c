@@ -1,15 +1,53 @@
 #include "libcommon/base/json.h"
 
+#include <ctype.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "libcommon/base/file.h"
+
+/* The same text with "e0" behind every whole number of 19 digits or more, so that it is read as a real. Caller frees. */
+static char *reals_for_huge(const char *text, size_t size, size_t *new_size)
+{
+    char *out = malloc(size + size / 8 + 4);            /* two bytes for 19 */
+    size_t n = 0;
+    int in_string = 0;
+    for (size_t i = 0; out && i < size;) {
+        size_t digits = 0, length = 0;                  /* of a number that begins here */
+        if (!in_string && (text[i] == '-' || isdigit((unsigned char)text[i])))
+            for (; i + length < size && strchr("+-.eE0123456789", text[i + length]) && text[i + length]; length++)
+                digits += isdigit((unsigned char)text[i + length]) != 0;
+        if (length == 0) {
+            in_string ^= text[i] == '"';
+            if (in_string && text[i] == '\\' && i + 1 < size)
+                out[n++] = text[i++];
+            out[n++] = text[i++];
+            continue;
+        }
+        memcpy(out + n, text + i, length);
+        n += length;
+        i += length;
+        if (digits >= 19 && digits + (text[i - length] == '-') == length) {
+            memcpy(out + n, "e0", 2);
+            n += 2;
+        }
+    }
+    *new_size = n;
+    return out;
+}
 
 json_t *js_parse(const char *name, const void *text, size_t size, struct err *e)
 {
     json_error_t j;
     json_t *v = json_loadb(text, size, JSON_REJECT_DUPLICATES, &j);
+    if (!v && json_error_code(&j) == json_error_numeric_overflow) {     /* "model_max_length": 1000000000000000019884624838656 */
+        json_error_t again;
+        char *reals = reals_for_huge(text, size, &size);
+        v = reals ? json_loadb(reals, size, JSON_REJECT_DUPLICATES, &again) : NULL;
+        free(reals);
+    }
     if (!v)
         err_set(e, ERR_FORMAT, "%s: line %d, column %d: %s", name, j.line, j.column, j.text);
     return v;
