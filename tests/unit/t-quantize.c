@@ -1,0 +1,328 @@
+/* t-quantize.c - quantizers: nearest codes, scales that the types can hold, search against absmax, edges, the same bits everywhere. */
+#include <float.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "libcommon/base/rng.h"
+#include "libcommon/quant/half.h"
+#include "libcommon/quant/quantize.h"
+
+static const enum qtype types[] = { QT_I8, QT_I8R, QT_I4, QT_I4M, QT_I4Z, QT_NL4, QT_NF4, QT_M2, QT_M3, QT_M5, QT_M6 };
+enum { N_TYPES = sizeof types / sizeof *types, COLS = 576 };
+
+/* Nearly normal with exact arithmetic: the sum of 12 multiples of 2^-10, so that every machine has the same input. */
+static void normal_row(struct rng *r, float *x, int n)
+{
+    for (int i = 0; i < n; i++) {
+        int sum = 0;
+        for (int j = 0; j < 12; j++)
+            sum += (int)(rng_u64(r) >> 54);
+        x[i] = (float)(sum - 6 * 1024) / 1024;
+    }
+}
+
+struct fixture {
+    struct mat m;
+    struct qrow q;
+    float *out;
+};
+
+static void setup(struct fixture *f, enum qtype type, int act_group, int cols)
+{
+    int group_size = qtype_info(type)->group_sizes & 32 ? 32 : 64;
+    assert_int_equal(mat_init(&f->m, type, group_size, act_group, 1, cols, NULL), 0);
+    assert_int_equal(qrow_init(&f->q, &f->m, NULL), 0);
+    f->out = malloc((size_t)cols * sizeof *f->out);
+}
+
+static void teardown(struct fixture *f)
+{
+    qrow_release(&f->q);
+    free(f->out);
+}
+
+/* Quantize, decode, weighted squared error. */
+static double error_of(struct fixture *f, const float *x, const float *importance, enum quant_effort effort)
+{
+    double sum = 0;
+    quantize_row(&f->m, x, importance, effort, &f->q);
+    qrow_decode(&f->m, &f->q, f->out);
+    for (int k = 0; k < f->m.cols; k++) {
+        double d = (double)x[k] - (double)f->out[k];
+        sum += d * d * (importance ? (double)importance[k] : 1);
+    }
+    return sum;
+}
+
+/* Scales and extras are what the file can hold; padding is code_zero, groups of padding alone have scale 0. */
+static void check_storable(const struct fixture *f)
+{
+    const struct qtype_info *t = qtype_info(f->m.type);
+    assert_true(isfinite(f->q.row_scale) && f->q.row_scale >= 0 && (t->row_scale || f->q.row_scale == 1));
+    for (int g = 0; g < f->m.n_groups; g++) {
+        float s = f->q.scale[g], limit = t->scale == SCALE_S8 ? 127 : 255;
+        if (t->scale == SCALE_NONE)
+            assert_true(s == 1);
+        else if (t->scale == SCALE_F16)
+            assert_true(isfinite(s) && f16_to_f32(f32_to_f16(s)) == s);
+        else
+            assert_true(s == rintf(s) && fabsf(s) <= limit && (t->scale == SCALE_S8 || s >= 0));
+        if (t->extra == EXTRA_MIN_F16)
+            assert_true(isfinite(f->q.extra[g]) && f16_to_f32(f32_to_f16(f->q.extra[g])) == f->q.extra[g]);
+        if (t->extra == EXTRA_ZERO_U8)
+            assert_true(f->q.extra[g] == rintf(f->q.extra[g]) && f->q.extra[g] >= 0 && f->q.extra[g] <= 15);
+        if (g * f->m.group_size >= f->m.cols && t->scale != SCALE_NONE)
+            assert_true(s == 0);
+    }
+    for (int k = f->m.cols; k < f->m.cols_padded; k++)
+        assert_int_equal(f->q.code[k], t->code_zero);
+}
+
+/* No other code is nearer (but for the rounding of the comparison itself), and quantize_nearest agrees. */
+static void nearest(void **state)
+{
+    (void)state;
+    float x[100];
+    for (int i = 0; i < N_TYPES; i++) {
+        const struct qtype_info *t = qtype_info(types[i]);
+        struct rng r = { 5 };
+        struct fixture f;
+        setup(&f, types[i], 128, 100);
+        for (int n = 0; n < 20; n++) {
+            normal_row(&r, x, 100);
+            for (int effort = QUANT_ABSMAX; effort <= QUANT_SEARCH; effort++) {
+                error_of(&f, x, NULL, (enum quant_effort)effort);
+                check_storable(&f);
+                for (int k = 0; k < 100; k++) {
+                    int g = k / f.m.group_size;
+                    float extra = f.q.extra ? f.q.extra[g] : 0, s = t->row_scale ? f.q.row_scale * f.q.scale[g] : f.q.scale[g];
+                    float norm = t->extra == EXTRA_MIN_F16 ? (x[k] - extra) / s : x[k] / s + extra, best = INFINITY, y;
+                    for (int c = 0; c < 1 << t->bits; c++) {
+                        uint8_t code = (uint8_t)c;
+                        codes_decode(&f.m, &code, 1, f.q.row_scale, f.q.scale[g], extra, &y);
+                        if ((t->bits < 8 || c != 128) && fabsf(y - x[k]) < best)
+                            best = fabsf(y - x[k]);
+                    }
+                    assert_int_equal(quantize_nearest(&f.m, norm), f.q.code[k]);
+                    if (fabsf(f.out[k] - x[k]) > best + 4 * FLT_EPSILON * fabsf(x[k]))
+                        fail_msg("%s col %d: %a became %a, %a is possible", t->name, k, (double)x[k], (double)f.out[k], (double)best);
+                }
+            }
+        }
+        teardown(&f);
+    }
+}
+
+/* Mean squared error on normal data, absmax and search of each type.  The limits are the measured values and 5 %; they agree with
+ * step^2/12 where that applies: i4's step is about 2.1 (mean extreme of 32 normals) / 7.5, so .0065. */
+static void errors(void **state)
+{
+    (void)state;
+    static const double limit[N_TYPES][2] = {
+        { 2.835e-05, 2.31e-05 },   /* i8 */
+        { 5.25e-05, 5.145e-05 },   /* i8r */
+        { 0.007414, 0.006576 },   /* i4 */
+        { 0.006287, 0.004885 },   /* i4m */
+        { 0.0067, 0.006005 },   /* i4z */
+        { 0.006951, 0.005578 },   /* nl4 */
+        { 0.008821, 0.00745 },   /* nf4 */
+        { 0.1368, 0.09762 },   /* m2 */
+        { 0.02821, 0.0234 },   /* m3 */
+        { 0.001831, 0.00161 },   /* m5 */
+        { 0.0004536, 0.0003906 },   /* m6 */
+    };
+    enum { ROWS = 100 };
+    double mse[N_TYPES][2] = { { 0 } };
+    float x[COLS];
+    for (int i = 0; i < N_TYPES; i++) {
+        struct rng r = { 11 };
+        struct fixture f;
+        setup(&f, types[i], 64, COLS);
+        for (int n = 0; n < ROWS; n++) {
+            normal_row(&r, x, COLS);
+            double absmax = error_of(&f, x, NULL, QUANT_ABSMAX), search = error_of(&f, x, NULL, QUANT_SEARCH);
+            if (search > absmax)
+                fail_msg("%s row %d: search leaves %g, absmax %g", qtype_info(types[i])->name, n, search, absmax);
+            mse[i][0] += absmax / ROWS / COLS;
+            mse[i][1] += search / ROWS / COLS;
+        }
+        teardown(&f);
+        for (int e = 0; e < 2; e++)
+            if (mse[i][e] > limit[i][e])
+                fail_msg("%s: mean squared error %g, limit %g", qtype_info(types[i])->name, mse[i][e], limit[i][e]);
+    }
+    /* the codebook earns its place: at the same bits of a code it leaves an eighth less error than the linear grid */
+    assert_true(mse[5][1] < 0.875 * mse[2][1]);
+}
+
+/* Importance: columns that matter more come out better, by the measure it defines. */
+static void importance_counts(void **state)
+{
+    (void)state;
+    float x[COLS], w[COLS], none[COLS] = { 0 };
+    for (int k = 0; k < COLS; k++)
+        w[k] = k % 7 == 0 ? 100 : 1;
+    for (int i = 0; i < N_TYPES; i++) {
+        double with = 0, without = 0;
+        struct rng r = { 17 };
+        struct fixture f;
+        setup(&f, types[i], 64, COLS);
+        for (int n = 0; n < 20; n++) {
+            normal_row(&r, x, COLS);
+            with += error_of(&f, x, w, QUANT_SEARCH);
+            quantize_row(&f.m, x, NULL, QUANT_SEARCH, &f.q);
+            qrow_decode(&f.m, &f.q, f.out);
+            for (int k = 0; k < COLS; k++)
+                without += pow((double)x[k] - (double)f.out[k], 2) * (double)w[k];
+        }
+        if (with > without)
+            fail_msg("%s: weighted error %g with importance, %g without", qtype_info(types[i])->name, with, without);
+        /* all zero counts as all equal; a common factor changes nothing */
+        double equal = error_of(&f, x, NULL, QUANT_SEARCH);
+        error_of(&f, x, none, QUANT_SEARCH);
+        for (int k = 0; k < COLS; k++)
+            equal -= pow((double)x[k] - (double)f.out[k], 2);
+        assert_true(fabs(equal) < 1e-9);
+        teardown(&f);
+    }
+}
+
+/* Zero rows are exactly zero; a constant row keeps its value to the precision of its scale (f16: 2^-11 half to even, min and scale). */
+static void zero_and_constant(void **state)
+{
+    (void)state;
+    static const float constants[] = { 1, -1, 0.1f, -3.7e-3f, 123.456f };
+    float x[100];
+    for (int i = 0; i < N_TYPES; i++)
+        for (int effort = QUANT_ABSMAX; effort <= QUANT_SEARCH; effort++) {
+            struct fixture f;
+            setup(&f, types[i], 64, 100);
+            memset(x, 0, sizeof x);
+            assert_true(error_of(&f, x, NULL, (enum quant_effort)effort) == 0);
+            check_storable(&f);
+            for (size_t c = 0; c < sizeof constants / sizeof *constants; c++) {
+                for (int k = 0; k < 100; k++)
+                    x[k] = constants[c];
+                error_of(&f, x, NULL, (enum quant_effort)effort);
+                check_storable(&f);
+                for (int k = 0; k < 100; k++)
+                    if (fabsf(f.out[k] - x[k]) > fabsf(x[k]) * 0x1p-11f)
+                        fail_msg("%s: %g became %g", qtype_info(types[i])->name, (double)x[k], (double)f.out[k]);
+            }
+            teardown(&f);
+        }
+}
+
+/* From subnormal to the largest floats, as values and as importance, everything stays finite and the error within the row's largest
+ * magnitude (and half the least f16, to which a minimum rounds). */
+static void extremes(void **state)
+{
+    (void)state;
+    static const float unit[] = { 1e-45f, 1e-42f, 1e-38f, 1e-30f, 1e-7f, 1e4f, 1e20f, 1e37f };
+    float x[COLS], size[COLS];
+    for (int i = 0; i < N_TYPES; i++)
+        for (size_t u = 0; u < sizeof unit / sizeof *unit; u++)
+            for (int effort = QUANT_ABSMAX; effort <= QUANT_SEARCH; effort++) {
+                struct rng r = { 23 };
+                struct fixture f;
+                setup(&f, types[i], 64, COLS);
+                normal_row(&r, x, COLS);
+                float amax = 0;
+                for (int k = 0; k < COLS; k++) {
+                    x[k] *= unit[u];
+                    amax = fabsf(x[k]) > amax ? fabsf(x[k]) : amax;
+                }
+                if (u + 1 == sizeof unit / sizeof *unit)
+                    x[3] = FLT_MAX, x[70] = -FLT_MAX, amax = FLT_MAX;
+                for (int k = 0; k < COLS; k++)
+                    size[k] = fabsf(x[k]);
+                error_of(&f, x, size, (enum quant_effort)effort);
+                check_storable(&f);
+                error_of(&f, x, NULL, (enum quant_effort)effort);
+                check_storable(&f);
+                for (int k = 0; k < COLS; k++)
+                    if (!isfinite(f.out[k]) || fabsf(f.out[k] - x[k]) > amax + 0x1p-25f)
+                        fail_msg("%s: %g became %g", qtype_info(types[i])->name, (double)x[k], (double)f.out[k]);
+                teardown(&f);
+            }
+}
+
+/* One large value in a row must not reach other groups than its own by more than the 8-bit scales allow. */
+static void outlier(void **state)
+{
+    (void)state;
+    float x[COLS];
+    struct rng r = { 29 };
+    struct fixture f;
+    setup(&f, QT_NL4, 64, COLS);
+    normal_row(&r, x, COLS);
+    double plain = error_of(&f, x, NULL, QUANT_SEARCH) / COLS;
+    x[5] = 50;          /* row scale 50/127/127: a group of extreme 2 has scale 5, rounded within 10 % */
+    error_of(&f, x, NULL, QUANT_SEARCH);
+    double sum = 0;
+    for (int k = 32; k < COLS; k++)
+        sum += pow((double)x[k] - (double)f.out[k], 2) / (COLS - 32);
+    assert_true(sum < 3 * plain);
+    teardown(&f);
+}
+
+/* The bytes do not depend on compiler, options or machine: FNV-1a of all codes and scales. */
+static void same_bits(void **state)
+{
+    (void)state;
+    static const uint64_t want[N_TYPES][2] = {
+        { 0xa859edda869220adu, 0xa0d73e77c93dba45u },   /* i8 */
+        { 0xf1fa1a767acc4571u, 0xd37535c09d5f127fu },   /* i8r */
+        { 0xf3fc0e86ce07cda1u, 0x061d185b0ebfebbau },   /* i4 */
+        { 0x8a218f7213f57c77u, 0x5247637047e322ceu },   /* i4m */
+        { 0x8a7649c0228ffb4du, 0xf2fd03281fe89734u },   /* i4z */
+        { 0x3f986050e888550bu, 0x5c6374a2e922f7edu },   /* nl4 */
+        { 0xf9bc8ee1008829a4u, 0xf9f3bbe5939631c3u },   /* nf4 */
+        { 0x0ebafea5174edf07u, 0x03740b285532ee9au },   /* m2 */
+        { 0x4f6fa06d99d9551du, 0x5fbcc689a265ad07u },   /* m3 */
+        { 0xb4cb2b3552ca9ef2u, 0xf6052ef8aa166d4eu },   /* m5 */
+        { 0xb29fc3af993ef69bu, 0xc0cc25c9506cf294u },   /* m6 */
+    };
+    float x[COLS], w[COLS];
+    for (int i = 0; i < N_TYPES; i++)
+        for (int effort = QUANT_ABSMAX; effort <= QUANT_SEARCH; effort++) {
+            struct rng r = { 31 };
+            struct fixture f;
+            uint64_t h = 0xcbf29ce484222325u;
+            setup(&f, types[i], 64, COLS);
+            for (int n = 0; n < 10; n++) {
+                normal_row(&r, x, COLS);
+                normal_row(&r, w, COLS);
+                for (int k = 0; k < COLS; k++)
+                    w[k] *= w[k];
+                quantize_row(&f.m, x, w, (enum quant_effort)effort, &f.q);
+                const struct { const void *p; size_t n; } part[] = {
+                    { f.q.code, (size_t)f.m.cols_padded }, { &f.q.row_scale, 4 },
+                    { f.q.scale, 4 * (size_t)f.m.n_groups }, { f.q.extra, f.q.extra ? 4 * (size_t)f.m.n_groups : 0 },
+                };
+                for (int p = 0; p < 4; p++)
+                    for (size_t b = 0; b < part[p].n; b++)
+                        h = (h ^ ((const uint8_t *)part[p].p)[b]) * 0x100000001b3u;
+            }
+            if (h != want[i][effort])
+                fail_msg("%s effort %d: hash 0x%016llxu", qtype_info(types[i])->name, effort, (unsigned long long)h);
+            teardown(&f);
+        }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(nearest), cmocka_unit_test(errors), cmocka_unit_test(importance_counts),
+        cmocka_unit_test(zero_and_constant), cmocka_unit_test(extremes), cmocka_unit_test(outlier), cmocka_unit_test(same_bits),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
