@@ -569,6 +569,7 @@ static enum flow exec_for(struct vm *vm, const struct node *n, struct val sequen
     struct scope *outer = vm->scope, *inner = NULL;
     struct loop *l = vm_alloc(vm, sizeof *l);
     enum flow flow = FLOW_NEXT;
+    int completed = 0;
     deeper(vm);
     vm->line = n->line;
     if (n->c)
@@ -587,8 +588,9 @@ static enum flow exec_for(struct vm *vm, const struct node *n, struct val sequen
         bind(vm, inner, vm->t->loop, VAL(K_LOOP, loop, l));
         assign(vm, n->a, l->now);
         flow = exec_all(vm, &n->items);
+        completed |= flow == FLOW_NEXT;
     }
-    if (l->index0 < 0 && n->orelse.n) {
+    if (!completed && n->orelse.n) {            /* as in Jinja, also after nothing but break and continue */
         vm->scope = push_scope(vm, outer);
         exec_all(vm, &n->orelse);
     }

@@ -230,7 +230,7 @@ static struct val percent_one(struct percent *f)
         }
         if (sp.type == 'c' && (v.kind != K_STR || v.s->n_chars != 1))
             fail(vm, "%%c requires int or char");
-        return lay_out_text(vm, &sp, sp.type == 's' || sp.type == 'c' ? val_str(vm, v) : val_repr(vm, v));
+        return lay_out_text(vm, &sp, sp.type == 's' || sp.type == 'c' ? val_str(vm, v) : sp.type == 'a' ? val_ascii(vm, v) : val_repr(vm, v));
     }
     if (left || sp.zero) {
         sp.align = left ? '<' : '=';
@@ -253,7 +253,7 @@ struct val fmt_percent(struct vm *vm, struct val format, struct val arg)
         struct val piece = percent_one(&f);
         sb_str(&b, format.flag && mark[1] != '%' ? val_escape(vm, piece) : piece);
     }
-    if (arg.kind == K_TUPLE ? f.used < arg.l->n : !f.used && !f.mapped && arg.kind != K_DICT && arg.kind != K_LIST)
+    if (arg.kind == K_TUPLE ? f.used < arg.l->n : !f.used && !f.mapped && arg.kind != K_DICT && arg.kind != K_LIST && arg.kind != K_UNDEF)
         fail(vm, "not all arguments converted during string formatting");
     return val_safe(sb_done(&b), format.flag);
 }
@@ -343,6 +343,14 @@ struct braces { struct vm *vm; const struct args *args; int auto_index, manual, 
 
 static struct val braces_text(struct braces *f, const char *p, const char *end, int depth);
 
+static int all_digits(const char *s, size_t size, int64_t *out)
+{
+    for (size_t i = 0; i < size; i++)
+        if (!isdigit((unsigned char)s[i]))
+            return 0;
+    return str_to_int(s, size, 10, out) == 1;
+}
+
 /* name, then .attribute and [index] */
 static struct val field_value(struct braces *f, const char *p, const char *end)
 {
@@ -352,7 +360,7 @@ static struct val field_value(struct braces *f, const char *p, const char *end)
     while (p < end && *p != '.' && *p != '[')
         p++;
     struct val v = val_missing();
-    if (p == name || str_to_int(name, (size_t)(p - name), 10, &index) == 1) {
+    if (p == name || all_digits(name, (size_t)(p - name), &index)) {
         int manual = p != name;
         if (!manual)
             index = f->auto_index++;
@@ -379,14 +387,12 @@ static struct val field_value(struct braces *f, const char *p, const char *end)
             const char *from = ++p, *close = memchr(p, ']', (size_t)(end - p));
             if (!close)
                 fail(vm, "Missing ']' in format string");
-            int number = str_to_int(from, (size_t)(close - from), 10, &index) == 1;
+            int number = all_digits(from, (size_t)(close - from), &index);
             v = op_getitem(vm, v, number ? val_int(index) : val_text(vm, from, (size_t)(close - from)));
             p = close + 1;
             if (p < end && *p != '.' && *p != '[')
                 fail(vm, "Only '.' or '[' may follow ']' in format field specifier");
         }
-        if (v.kind == K_UNDEF)
-            val_fail_undef(vm, v);
     }
     return v;
 }
@@ -406,7 +412,7 @@ static struct val braces_field(struct braces *f, const char *p, const char *end,
         p += 2;
     }
     if (conversion)
-        v = conversion == 's' ? val_str(vm, v) : val_repr(vm, v);
+        v = conversion == 's' ? val_str(vm, v) : conversion == 'a' ? val_ascii(vm, v) : val_repr(vm, v);
     struct val spec = p < end ? braces_text(f, p + 1, end, depth + 1) : val_cstr(vm, "");
     v = format_value(vm, v, spec);
     return f->safe && !depth ? val_escape(vm, v) : v;

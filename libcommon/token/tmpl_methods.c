@@ -125,7 +125,8 @@ static FILTER(s_join)           /* iterable */
 
 static FILTER(s_pad)            /* width, fillchar; variant: alignment */
 {
-    return str_pad(vm, in, arg_int(vm, a[0], 0), arg_str(vm, a[1], " "), variant);
+    struct val fill = arg_str(vm, a[1], " ");
+    return str_pad(vm, in, arg_int(vm, a[0], 0), in.flag ? val_escape(vm, fill) : fill, variant);
 }
 
 static FILTER(s_zfill)          /* width */
@@ -162,7 +163,7 @@ static FILTER(s_partition)      /* sep; variant 1: rpartition */
     int found = parts.l->n == 2;
     r.kind = K_TUPLE;
     list_push(vm, r.l, !found && variant ? empty : parts.l->v[0]);
-    list_push(vm, r.l, found ? sep : empty);
+    list_push(vm, r.l, found ? val_safe(sep, in.flag) : empty);
     list_push(vm, r.l, found ? parts.l->v[1] : variant ? parts.l->v[0] : empty);
     return r;
 }

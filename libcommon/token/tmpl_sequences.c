@@ -215,7 +215,9 @@ static FILTER(f_batch)          /* linecount, fill_with */
     struct val items = val_to_list(vm, in), rows = val_list(vm, 0);
     int64_t size = arg_int(vm, a[0], 0);
     for (size_t i = 0; i < items.l->n; i++) {
-        if (!rows.l->n || (int64_t)rows.l->v[rows.l->n - 1].l->n == size)
+        if (!rows.l->n)
+            list_push(vm, rows.l, val_list(vm, 0));
+        if ((int64_t)rows.l->v[rows.l->n - 1].l->n == size)
             list_push(vm, rows.l, val_list(vm, 0));
         list_push(vm, rows.l->v[rows.l->n - 1].l, items.l->v[i]);
     }
@@ -294,6 +296,8 @@ static int next_map(struct vm *vm, struct gen *g, struct val *out)
 static FILTER(f_map)            /* filter name and its arguments, or attribute= and default= */
 {
     struct val r = new_gen(vm, "generator", next_map, val_truth(in) ? in : val_list(vm, 0));
+    if (!val_truth(in))
+        return r;
     if (!args->n_pos && args->n_kw) {
         for (int i = 0; i < args->n_kw; i++) {
             struct val name = VAL(K_STR, s, args->kw[i].name);
@@ -334,6 +338,8 @@ static FILTER(f_select)         /* [attribute,] test name and its arguments */
     struct val r = new_gen(vm, "generator", next_select, val_truth(in) ? in : val_list(vm, 0));
     int off = variant & BY_ATTR ? 1 : 0;
     r.g->keep = variant & SELECT;
+    if (!val_truth(in))
+        return r;
     if (off) {
         if (!args->n_pos)
             fail(vm, "Missing parameter for attribute name");

@@ -139,9 +139,15 @@ int str_to_float(const char *s, size_t size, double *out)
 
 static void add_text(struct sb *b, const char *s) { sb_add(b, s, strlen(s)); }
 
+static void add_code(struct sb *b, uint32_t c)
+{
+    char esc[16];
+    sb_add(b, esc, (size_t)snprintf(esc, sizeof esc, c < 0x100 ? "\\x%02" PRIx32 : c < 0x10000 ? "\\u%04" PRIx32 : "\\U%08" PRIx32, c));
+}
+
 static void repr_str(struct sb *b, const struct str *s)
 {
-    char quote = memchr(s->data, '\'', s->size) && !memchr(s->data, '"', s->size) ? '"' : '\'', esc[16];
+    char quote = memchr(s->data, '\'', s->size) && !memchr(s->data, '"', s->size) ? '"' : '\'', esc[2] = { '\\', quote };
     int n;
     sb_add(b, &quote, 1);
     for (size_t i = 0; i < s->size; i += (size_t)n) {
@@ -150,11 +156,11 @@ static void repr_str(struct sb *b, const struct str *s)
         if (short_form)
             add_text(b, short_form);
         else if (c == (uint32_t)quote)
-            sb_add(b, esc, (size_t)snprintf(esc, sizeof esc, "\\%c", quote));
+            sb_add(b, esc, 2);
         else if (char_printable(c))
             sb_add(b, s->data + i, (size_t)n);
         else
-            sb_add(b, esc, (size_t)snprintf(esc, sizeof esc, c < 0x100 ? "\\x%02" PRIx32 : c < 0x10000 ? "\\u%04" PRIx32 : "\\U%08" PRIx32, c));
+            add_code(b, c);
     }
     sb_add(b, &quote, 1);
     vm_step(b->vm, s->size / 16);
@@ -253,6 +259,21 @@ struct val val_repr(struct vm *vm, struct val v)
 {
     struct sb b = { .vm = vm };
     repr(&b, v, 0);
+    return sb_done(&b);
+}
+
+struct val val_ascii(struct vm *vm, struct val v)
+{
+    struct val s = val_repr(vm, v);
+    struct sb b = { .vm = vm };
+    int n;
+    for (size_t i = 0; i < s.s->size; i += (size_t)n) {
+        uint32_t c = utf8_next(s.s->data + i, s.s->size - i, &n);
+        if (c < 0x80)
+            sb_add(&b, s.s->data + i, 1);
+        else
+            add_code(&b, c);
+    }
     return sb_done(&b);
 }
 

@@ -602,7 +602,7 @@ int iter_next(struct vm *vm, struct iter *it, struct val *out)
         if (it->i >= v.s->size)
             return 0;
         utf8_next(v.s->data + it->i, v.s->size - it->i, &n);
-        *out = val_slice(vm, v, it->i, (size_t)n);
+        *out = val_safe(val_slice(vm, v, it->i, (size_t)n), 0);     /* as in Python, the characters of markup are plain */
         it->i += (size_t)n;
         return 1;
     }

@@ -169,6 +169,7 @@ struct val val_to_list(struct vm *vm, struct val v);            /* a fresh list 
 /* ---- text of values (tmpl_text.c) */
 struct val val_str(struct vm *vm, struct val v);                /* str(v); K_STR comes back as it is */
 struct val val_repr(struct vm *vm, struct val v);
+struct val val_ascii(struct vm *vm, struct val v);               /* repr with escapes for all that is not ASCII */
 struct val val_json(struct vm *vm, struct val v, int ensure_ascii, struct val indent, struct val separators, int sort_keys);
 struct val val_pprint(struct vm *vm, struct val v);
 struct val val_escape(struct vm *vm, struct val v);             /* &, <, >, ', " as HTML; the result is safe */
