@@ -13,7 +13,7 @@ struct tokenizer {
     const char *text, *tokens;          /* the rest is borrowed from the block */
     size_t n_token_bytes;
     const uint32_t *offsets;
-    const uint8_t *flags;
+    const uint8_t *flags, *pairs;
     const struct tokb_slot *vocab;
     const struct tokb_merge *merges;
     const double *scores;
@@ -40,15 +40,16 @@ void tok_ids_add(struct tok_ids *v, int32_t id);
 /* What encoding a word needs besides the tokenizer; one for each call of tokenizer_encode. */
 struct model_work {
     struct model_symbol *sym;
-    size_t sym_room;
-    struct model_pair *heap;
+    struct model_span *span;
+    size_t sym_room, span_room;
+    uint64_t *heap;
     size_t n_heap, heap_room;
     struct model_node *node;
     size_t node_room;
     int failed;
 };
-/* Ids of one word (valid UTF-8, not empty). */
-int model_word(const struct tokenizer *t, struct model_work *w, const char *s, size_t n, struct tok_ids *out, struct err *e);
+/* Ids of one word (valid UTF-8, not empty).  whole: not a part of a longer one that was cut by PAIRS. */
+int model_word(const struct tokenizer *t, struct model_work *w, const char *s, size_t n, int whole, struct tok_ids *out, struct err *e);
 void model_work_release(struct model_work *w);
 
 #endif

@@ -9,14 +9,12 @@
 #include "libcommon/token/tok_impl.h"
 
 struct model_symbol {
-    int32_t id;                     /* -1: dead; by score: unknown until the end */
+    int32_t id;                     /* by scores: -1 if the text is no token */
     uint32_t prev, next;            /* NONE at the ends */
-    uint32_t at, size;              /* its bytes (by score only) */
+    uint32_t rank;                  /* of joining this one and the next; NONE: they do not join, or this one is gone */
+    int32_t joined;                 /* what they become */
 };
-struct model_pair {
-    uint64_t key;                   /* rank, then position: the smallest comes first */
-    uint32_t a, b;                  /* ids of both symbols; by score: the right symbol and the bytes of both */
-};
+struct model_span { uint32_t at, size; };       /* a symbol's bytes (by scores only) */
 struct model_node { double score; uint32_t from; int32_t id; };
 #define NONE 0xFFFFFFFFu
 
@@ -77,13 +75,13 @@ static const struct tokb_merge *find_merge(const struct tokenizer *t, uint32_t l
     return NULL;
 }
 
-/* ---- heap of pairs ---- */
+/* ---- heap of places where symbols join: rank, then position; four children a node, so that they share a cache line ---- */
 
-static void heap_push(struct model_work *w, struct model_pair x)
+static void heap_push(struct model_work *w, uint64_t key)
 {
     if (w->n_heap == w->heap_room) {
         size_t room = w->heap_room ? 2 * w->heap_room : 256;
-        struct model_pair *p = realloc(w->heap, room * sizeof *p);
+        uint64_t *p = realloc(w->heap, room * sizeof *p);
         if (!p) {
             w->failed = 1;
             return;
@@ -92,24 +90,25 @@ static void heap_push(struct model_work *w, struct model_pair x)
         w->heap_room = room;
     }
     size_t i = w->n_heap++;
-    for (; i && w->heap[(i - 1) / 2].key > x.key; i = (i - 1) / 2)
-        w->heap[i] = w->heap[(i - 1) / 2];
-    w->heap[i] = x;
+    for (; i && w->heap[(i - 1) / 4] > key; i = (i - 1) / 4)
+        w->heap[i] = w->heap[(i - 1) / 4];
+    w->heap[i] = key;
 }
 
-static struct model_pair heap_pop(struct model_work *w)
+static uint64_t heap_pop(struct model_work *w)
 {
-    struct model_pair top = w->heap[0], x = w->heap[--w->n_heap];
-    size_t i = 0, k;
-    while ((k = 2 * i + 1) < w->n_heap) {
-        if (k + 1 < w->n_heap && w->heap[k + 1].key < w->heap[k].key)
-            k++;
-        if (w->heap[k].key >= x.key)
+    uint64_t *h = w->heap, top = h[0], x = h[--w->n_heap];
+    size_t i = 0, n = w->n_heap, k;
+    while ((k = 4 * i + 1) < n) {
+        size_t least = k, stop = k + 4 < n ? k + 4 : n;
+        for (k++; k < stop; k++)
+            least = h[k] < h[least] ? k : least;
+        if (h[least] >= x)
             break;
-        w->heap[i] = w->heap[k];
-        i = k;
+        h[i] = h[least];
+        i = least;
     }
-    w->heap[i] = x;
+    h[i] = x;
     return top;
 }
 
@@ -196,30 +195,65 @@ static uint32_t first_symbols(const struct tokenizer *t, struct model_work *w, c
     return k;
 }
 
-static void try_pair(const struct tokenizer *t, struct model_work *w, uint32_t left, uint32_t right)
+/* How the symbol at `left` joins with the next one, by merges or (s not NULL) by the score of their common text. */
+static void rate(const struct tokenizer *t, struct model_work *w, const char *s, uint32_t left)
 {
-    if (left == NONE || right == NONE)
+    struct model_symbol *l = &w->sym[left];
+    l->rank = NONE;
+    if (l->next == NONE)
         return;
-    uint32_t a = (uint32_t)w->sym[left].id, b = (uint32_t)w->sym[right].id;
-    const struct tokb_merge *m = find_merge(t, a, b);
-    if (m)
-        heap_push(w, (struct model_pair){ (uint64_t)m->rank << 32 | left, a, b });
+    if (s) {
+        l->joined = tok_lookup_text(t, s + w->span[left].at, (size_t)w->span[left].size + w->span[l->next].size);
+        if (l->joined < 0)
+            return;
+        float score = (float)t->scores[l->joined];
+        uint32_t bits;
+        memcpy(&bits, &score, 4);       /* ascending as unsigned numbers, then turned round */
+        l->rank = ~(bits ^ (bits >> 31 ? 0xFFFFFFFFu : 0x80000000u));
+    } else {
+        const struct tokb_merge *m = find_merge(t, (uint32_t)l->id, (uint32_t)w->sym[l->next].id);
+        if (!m)
+            return;
+        l->rank = m->rank;
+        l->joined = (int32_t)m->id;
+    }
+    if (l->rank != NONE)
+        heap_push(w, (uint64_t)l->rank << 32 | left);
 }
 
-/* The right neighbour goes into the left one. */
-static void join(struct model_work *w, uint32_t left, uint32_t right)
+/* Join neighbours, best first and of equal ones the leftmost, until none join.  sym[0..k) have their ids; s and span: by scores. */
+static void join_all(const struct tokenizer *t, struct model_work *w, const char *s, uint32_t k)
 {
-    struct model_symbol *s = w->sym;
-    s[left].next = s[right].next;
-    if (s[right].next != NONE)
-        s[s[right].next].prev = left;
-    s[right].id = -1;
-    s[right].size = 0;
+    w->n_heap = 0;
+    for (uint32_t i = 0; i < k; i++) {
+        w->sym[i].prev = i ? i - 1 : NONE;
+        w->sym[i].next = i + 1 < k ? i + 1 : NONE;
+    }
+    for (uint32_t i = 0; i < k; i++)
+        rate(t, w, s, i);
+    while (w->n_heap && !w->failed) {
+        uint64_t top = heap_pop(w);
+        uint32_t at = (uint32_t)top;
+        struct model_symbol *l = &w->sym[at];
+        if (l->rank != top >> 32 || l->rank == NONE)
+            continue;                   /* it has changed since */
+        struct model_symbol *r = &w->sym[l->next];
+        if (s)
+            w->span[at].size += w->span[l->next].size;
+        l->id = l->joined;
+        l->next = r->next;
+        r->rank = NONE;
+        if (l->next != NONE)
+            w->sym[l->next].prev = at;
+        rate(t, w, s, at);
+        if (l->prev != NONE)
+            rate(t, w, s, l->prev);
+    }
 }
 
-static int bpe(const struct tokenizer *t, struct model_work *w, const char *s, size_t n, struct tok_ids *out, struct err *e)
+static int bpe(const struct tokenizer *t, struct model_work *w, const char *s, size_t n, int whole, struct tok_ids *out, struct err *e)
 {
-    if (t->h.flags & MODEL_IGNORE_MERGES) {
+    if (whole && t->h.flags & MODEL_IGNORE_MERGES) {
         int32_t id = tok_lookup_text(t, s, n);
         if (id >= 0) {
             tok_ids_add(out, id);
@@ -229,79 +263,40 @@ static int bpe(const struct tokenizer *t, struct model_work *w, const char *s, s
     if (room_for(w, n + 1, e))
         return -1;
     uint32_t k = first_symbols(t, w, s, n);
-    w->n_heap = 0;
-    for (uint32_t i = 0; i < k; i++) {
-        w->sym[i].prev = i ? i - 1 : NONE;
-        w->sym[i].next = i + 1 < k ? i + 1 : NONE;
-    }
-    for (uint32_t i = 0; i + 1 < k; i++)
-        try_pair(t, w, i, i + 1);
-    while (w->n_heap && !w->failed) {
-        struct model_pair top = heap_pop(w);
-        uint32_t left = (uint32_t)top.key, right = w->sym[left].next;
-        if ((uint32_t)w->sym[left].id != top.a || right == NONE || (uint32_t)w->sym[right].id != top.b)
-            continue;               /* one of them has changed since */
-        const struct tokb_merge *m = find_merge(t, top.a, top.b);
-        if (!m)
-            continue;
-        join(w, left, right);
-        w->sym[left].id = (int32_t)m->id;
-        try_pair(t, w, w->sym[left].prev, left);
-        try_pair(t, w, left, w->sym[left].next);
-    }
+    join_all(t, w, NULL, k);
     for (uint32_t i = k ? 0 : NONE; i != NONE; i = w->sym[i].next)
         tok_ids_add(out, w->sym[i].id);
     return 0;
 }
 
-/* ---- BPE by scores: neighbours join if their text is a token, best score first (SentencePiece) ---- */
-
-static void try_pair_score(const struct tokenizer *t, struct model_work *w, const char *s, uint32_t left, uint32_t right)
-{
-    if (left == NONE || right == NONE)
-        return;
-    uint32_t size = w->sym[left].size + w->sym[right].size;
-    int32_t id = tok_lookup_text(t, s + w->sym[left].at, size);
-    if (id < 0)
-        return;
-    float score = (float)t->scores[id];
-    uint32_t bits;
-    memcpy(&bits, &score, 4);       /* ascending as unsigned numbers, then turned round */
-    bits = ~(bits ^ (bits >> 31 ? 0xFFFFFFFFu : 0x80000000u));
-    heap_push(w, (struct model_pair){ (uint64_t)bits << 32 | left, right, size });
-}
-
+/* SentencePiece: neighbours join if their text is a token, best score first; what is no token in the end becomes bytes. */
 static int bpe_score(const struct tokenizer *t, struct model_work *w, const char *s, size_t n, struct tok_ids *out, struct err *e)
 {
     if (room_for(w, n + 1, e))
         return -1;
+    if (n + 1 > w->span_room) {
+        struct model_span *p = realloc(w->span, w->sym_room * sizeof *p);
+        if (!p)
+            return err_nomem(e, "symbols of a word");
+        w->span = p;
+        w->span_room = w->sym_room;
+    }
     uint32_t k = 0;
     for (size_t i = 0; i < n; k++) {
         int len;
-        text_next(s + i, &len);
-        w->sym[k] = (struct model_symbol){ 0, k ? k - 1 : NONE, k + 1, (uint32_t)i, (uint32_t)len };
+        uint32_t c = text_next(s + i, &len);
+        w->sym[k].id = char_id(t, s + i, (size_t)len, c, 1, 0);
+        w->span[k] = (struct model_span){ (uint32_t)i, (uint32_t)len };
         i += (size_t)len;
     }
-    w->sym[k - 1].next = NONE;
-    w->n_heap = 0;
-    for (uint32_t i = 0; i + 1 < k; i++)
-        try_pair_score(t, w, s, i, i + 1);
-    while (w->n_heap && !w->failed) {
-        struct model_pair top = heap_pop(w);
-        uint32_t left = (uint32_t)top.key;
-        if (!w->sym[left].size || !w->sym[top.a].size || w->sym[left].size + w->sym[top.a].size != top.b)
-            continue;
-        w->sym[left].size = top.b;
-        join(w, left, top.a);
-        try_pair_score(t, w, s, w->sym[left].prev, left);
-        try_pair_score(t, w, s, left, w->sym[left].next);
-    }
+    join_all(t, w, s, k);
     int unknown = 0;
     for (uint32_t i = 0; i != NONE; i = w->sym[i].next) {
-        const char *p = s + w->sym[i].at;
-        int32_t bytes[4], id = tok_lookup_text(t, p, w->sym[i].size);
-        if (id < 0 && t->h.flags & MODEL_BYTE_FALLBACK && byte_ids(t, p, w->sym[i].size, bytes)) {
-            for (uint32_t j = 0; j < w->sym[i].size; j++)
+        const char *p = s + w->span[i].at;
+        uint32_t size = w->span[i].size;
+        int32_t bytes[4], id = w->sym[i].id;
+        if (id < 0 && t->h.flags & MODEL_BYTE_FALLBACK && byte_ids(t, p, size, bytes)) {
+            for (uint32_t j = 0; j < size; j++)
                 tok_ids_add(out, bytes[j]);
             unknown = 0;
             continue;
@@ -432,12 +427,12 @@ static int wordpiece(const struct tokenizer *t, const char *s, size_t n, struct 
     return failed;
 }
 
-int model_word(const struct tokenizer *t, struct model_work *w, const char *s, size_t n, struct tok_ids *out, struct err *e)
+int model_word(const struct tokenizer *t, struct model_work *w, const char *s, size_t n, int whole, struct tok_ids *out, struct err *e)
 {
     int rc = 0;
     int32_t id;
     switch (t->h.model) {
-    case MODEL_BPE: rc = bpe(t, w, s, n, out, e); break;
+    case MODEL_BPE: rc = bpe(t, w, s, n, whole, out, e); break;
     case MODEL_BPE_SCORE: rc = bpe_score(t, w, s, n, out, e); break;
     case MODEL_UNIGRAM: rc = unigram(t, w, s, n, out, e); break;
     case MODEL_WORDPIECE: w->failed |= wordpiece(t, s, n, out); break;
@@ -452,6 +447,7 @@ int model_word(const struct tokenizer *t, struct model_work *w, const char *s, s
 void model_work_release(struct model_work *w)
 {
     free(w->sym);
+    free(w->span);
     free(w->heap);
     free(w->node);
     memset(w, 0, sizeof *w);

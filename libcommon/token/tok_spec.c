@@ -333,6 +333,36 @@ static void accelerators(const struct tok_spec *s, int32_t chars[TOKB_CHARS], in
     }
 }
 
+/* May a word be cut where no token spans?  Only if each character gives symbols of its own whatever stands beside it: all bytes have
+ * tokens, and none of these takes part in a merge under a name that is not its text. */
+static int may_cut(const struct tok_spec *s, const int32_t chars[TOKB_CHARS], const int32_t bytes[256])
+{
+    if ((s->model != MODEL_BPE && s->model != MODEL_BPE_SCORE) || s->next_prefix.size || s->end_suffix.size)
+        return 0;
+    int all_bytes = (s->flags & MODEL_BYTE_FALLBACK) != 0, all_chars = 1;
+    for (unsigned i = 0; i < 256; i++) {
+        all_bytes &= bytes[i] >= 0;
+        all_chars &= chars[text_byte_char((unsigned char)i)] >= 0;
+    }
+    for (uint32_t i = 0; all_bytes && i < s->n_merges; i++)
+        for (int side = 0; side < 2; side++) {
+            const struct spec_token *t = &s->token[side ? s->merge[i].right : s->merge[i].left];
+            all_bytes &= t->str.size != 6 || memcmp(s->text.p + t->str.at, "<0x", 3);
+        }
+    uint32_t n = s->n_ops[SPEC_PRE], m = s->n_ops[SPEC_NORM];
+    int byte_level = (n && s->op[SPEC_PRE][n - 1].type == PRE_BYTES) || (m && s->op[SPEC_NORM][m - 1].type == NORM_BYTES);
+    return all_bytes || (all_chars && byte_level);
+}
+
+static void byte_pairs(const struct tok_spec *s, uint8_t pairs[8192])
+{
+    for (uint32_t i = 0; i < s->n_tokens; i++) {
+        const unsigned char *p = (const unsigned char *)s->text.p + s->token[i].str.at;
+        for (uint32_t k = 1; s->token[i].in_vocab && k < s->token[i].str.size; k++)
+            pairs[p[k - 1] * 32 + p[k] / 8] |= (uint8_t)(1 << p[k] % 8);
+    }
+}
+
 static void *section(char *blob, struct tokb_header *h, enum tokb_section i, const void *data, size_t n, size_t *at)
 {
     h->section[i].offset = *at;
@@ -374,6 +404,7 @@ int tok_spec_pack(struct tok_spec *s, void **blob, size_t *size, struct err *e)
     struct tokb_merge *merges = NULL;
     uint32_t first[2][257] = { { 0 } };
     int32_t chars[TOKB_CHARS], bytes[256];
+    uint8_t pairs[8192] = { 0 };
     char *out = NULL;
     int rc = -1;
     if (!s->n_tokens)
@@ -383,8 +414,9 @@ int tok_spec_pack(struct tok_spec *s, void **blob, size_t *size, struct err *e)
     if ((!s->slots && tok_spec_index(s, e)) || pack_added(s, &h, &added, first, e) || !(merges = pack_merges(s, &h, e)))
         goto done;
     accelerators(s, chars, bytes);
+    byte_pairs(s, pairs);
     h.model = s->model;
-    h.flags = s->flags | (s->n_prefix && s->prefix[0] == s->bos ? MODEL_ADDS_BOS : 0);
+    h.flags = s->flags | (s->n_prefix && s->prefix[0] == s->bos ? MODEL_ADDS_BOS : 0u) | (may_cut(s, chars, bytes) ? MODEL_CUTS : 0u);
     h.n_tokens = s->n_tokens;
     h.n_vocab_slots = s->n_slots;
     h.vocab_probes = s->probes;
@@ -434,6 +466,7 @@ int tok_spec_pack(struct tok_spec *s, void **blob, size_t *size, struct err *e)
         int32_t *edges = section(out, &h, TOKB_EDGES, NULL, (s->n_prefix + s->n_suffix + s->n_eos) * sizeof(int32_t), &at);
         section(out, &h, TOKB_CHAR_IDS, chars, sizeof chars, &at);
         section(out, &h, TOKB_BYTES, bytes, sizeof bytes, &at);
+        section(out, &h, TOKB_PAIRS, pairs, sizeof pairs, &at);
         uint8_t *flags = section(out, &h, TOKB_FLAGS, NULL, s->n_tokens, &at);
         uint32_t *offsets = section(out, &h, TOKB_OFFSETS, NULL, (s->n_tokens + 1) * sizeof(uint32_t), &at);
         char *tokens = section(out, &h, TOKB_TOKENS, NULL, n_token_bytes, &at);

@@ -59,6 +59,7 @@ static int check_sections(const struct tokb_header *h, size_t size, struct err *
         [TOKB_SCORES] = x->model == MODEL_UNIGRAM || x->model == MODEL_BPE_SCORE ? (uint64_t)x->n_tokens * 8 : 0,
         [TOKB_CHAR_IDS] = TOKB_CHARS * 4,
         [TOKB_BYTES] = 256 * 4,
+        [TOKB_PAIRS] = 8192,
         [TOKB_ADDED] = ((uint64_t)x->n_added[0] + x->n_added[1]) * sizeof(struct tokb_added),
         [TOKB_ADDED_FIRST] = 2 * 257 * 4,
         [TOKB_OPS] = ((uint64_t)x->n_ops[0] + x->n_ops[1] + x->n_ops[2]) * sizeof(struct tokb_op),
@@ -188,6 +189,7 @@ struct tokenizer *tokenizer_open(const void *blob, size_t size, struct err *e)
     t->n_token_bytes = (size_t)h->section[TOKB_TOKENS].size;
     t->offsets = AT(TOKB_OFFSETS);
     t->flags = AT(TOKB_FLAGS);
+    t->pairs = AT(TOKB_PAIRS);
     t->vocab = AT(TOKB_VOCAB);
     t->merges = AT(TOKB_MERGES);
     t->scores = AT(TOKB_SCORES);
@@ -231,7 +233,7 @@ void tokenizer_close(struct tokenizer *t)
 /* ---- encoding ---- */
 
 /* A word that came before, and where its ids are in the output. */
-struct seen { uint32_t hash, generation; size_t at, n, ids, n_ids; };
+struct seen { uint32_t hash, generation; int whole; size_t at, n, ids, n_ids; };
 enum { SEEN = 4096, SEEN_FROM = 2048 /* bytes of text worth a table */, SEEN_LONGEST = 128 };
 
 struct encoder {
@@ -247,32 +249,50 @@ struct encoder {
     struct err *e;
 };
 
+/* whole: not a part that was cut off a longer word. */
+static int add_word(struct encoder *x, size_t at, size_t n, int whole)
+{
+    const char *s = x->word.p + at;
+    struct seen *seen = NULL;
+    if (x->seen && n <= SEEN_LONGEST) {
+        uint64_t h = TOK_HASH_START;
+        for (size_t k = 0; k < n; k++)
+            h = tok_hash_step(h, (unsigned char)s[k]);
+        uint32_t hash = tok_hash_end(h);
+        seen = &x->seen[hash % SEEN];
+        if (seen->generation == x->generation && seen->hash == hash && seen->whole == whole && seen->n == n && !memcmp(x->word.p + seen->at, s, n)) {
+            for (size_t k = 0; k < seen->n_ids; k++)
+                tok_ids_add(&x->ids, x->ids.p[seen->ids + k]);
+            return 0;
+        }
+        *seen = (struct seen){ hash, x->generation, whole, at, n, x->ids.n, 0 };
+    }
+    size_t before = x->ids.n;
+    if (model_word(x->t, &x->model, s, n, whole, &x->ids, x->e))
+        return -1;
+    if (seen)
+        seen->n_ids = x->ids.n - before;
+    return 0;
+}
+
 static int add_words(struct encoder *x)
 {
     const struct tokenizer *t = x->t;
     x->generation++;
     for (size_t i = 0; i < x->pieces.n; i++) {
         const struct piece *p = &x->pieces.p[i];
-        const char *s = x->word.p + p->at;
-        struct seen *seen = NULL;
-        if (x->seen && p->n <= SEEN_LONGEST) {
-            uint64_t h = TOK_HASH_START;
-            for (size_t k = 0; k < p->n; k++)
-                h = tok_hash_step(h, (unsigned char)s[k]);
-            uint32_t hash = tok_hash_end(h);
-            seen = &x->seen[hash % SEEN];
-            if (seen->generation == x->generation && seen->hash == hash && seen->n == p->n && !memcmp(x->word.p + seen->at, s, p->n)) {
-                for (size_t k = 0; k < seen->n_ids; k++)
-                    tok_ids_add(&x->ids, x->ids.p[seen->ids + k]);
+        const unsigned char *s = (const unsigned char *)x->word.p + p->at;
+        size_t done = 0;
+        /* cut where no token spans: a word that is a token as a whole has no such place */
+        for (size_t k = 1; t->h.flags & MODEL_CUTS && k < p->n; k++) {
+            if ((s[k] & 0xC0) == 0x80 || t->pairs[s[k - 1] * 32 + s[k] / 8] >> s[k] % 8 & 1)
                 continue;
-            }
-            *seen = (struct seen){ hash, x->generation, p->at, p->n, x->ids.n, 0 };
+            if (add_word(x, p->at + done, k - done, 0))
+                return -1;
+            done = k;
         }
-        size_t before = x->ids.n;
-        if (model_word(t, &x->model, s, p->n, &x->ids, x->e))
+        if (add_word(x, p->at + done, p->n - done, done == 0))
             return -1;
-        if (seen)
-            seen->n_ids = x->ids.n - before;
     }
     return 0;
 }

@@ -19,6 +19,8 @@
  *               the first half is looked for in the text as given, the second in the normalized text
  *   ADDED_FIRST u32 [2][257]: patterns of half h that begin with byte b are [ADDED_FIRST[h][b], ADDED_FIRST[h][b + 1])
  *   OPS         struct tokb_op [n_ops[0] + n_ops[1] + n_ops[2]]: normalizers, pre-tokenizers, decoders, in order of application
+ *   PAIRS       u8 [8192]: bit b1 * 256 + b2 (lowest first) is set if some text of the vocabulary has these two bytes next to each other;
+ *               else no token spans them, and a word may be cut between (if MODEL_CUTS is set)
  *   EDGES       i32 [n_prefix + n_suffix + n_eos]: ids put before and after a text, ids that end an answer
  */
 #ifndef ZSE_TOKEN_TOKENIZER_BLOB_H
@@ -31,7 +33,7 @@ enum { TOKB_VERSION = 1, TOKB_CHARS = 512, TOKB_MAX_IDS = 1 << 24, TOKB_MAX_OPS 
 
 enum tokb_section {
     TOKB_TEXT, TOKB_TOKENS, TOKB_OFFSETS, TOKB_FLAGS, TOKB_VOCAB, TOKB_MERGES, TOKB_SCORES, TOKB_CHAR_IDS, TOKB_BYTES,
-    TOKB_ADDED, TOKB_ADDED_FIRST, TOKB_OPS, TOKB_EDGES, TOKB_N_SECTIONS
+    TOKB_ADDED, TOKB_ADDED_FIRST, TOKB_OPS, TOKB_PAIRS, TOKB_EDGES, TOKB_N_SECTIONS
 };
 
 enum tokb_model { MODEL_BPE = 1, MODEL_BPE_SCORE, MODEL_UNIGRAM, MODEL_WORDPIECE, MODEL_WORDLEVEL };
@@ -41,6 +43,7 @@ enum {      /* tokb_header.flags */
     MODEL_BYTE_FALLBACK = 2,        /* what has no token becomes <0x..> tokens */
     MODEL_FUSE_UNK = 4,             /* neighbouring unknowns are one */
     MODEL_ADDS_BOS = 8,             /* the first prefix id is BOS */
+    MODEL_CUTS = 16,                /* BPE whose symbols are never unknown: PAIRS may be used */
 };
 
 enum {      /* FLAGS */
