@@ -125,6 +125,7 @@ static void codebook_values(const struct grid *g, const struct group *d, float s
         v[0] = v[1] = v[2] = v[3] = (v8){ 0 } + g->first;
         for (int j = 0; j < g->n - 1; j++) {
             v8 t = (v8){ 0 } + threshold[j], step = (v8){ 0 } + g->step[j];
+#pragma GCC unroll 4
             for (int l = 0; l < 4; l++)
                 v[l] += (in[l] > t) & step;
         }
@@ -134,25 +135,46 @@ static void codebook_values(const struct grid *g, const struct group *d, float s
     }
 }
 
-static inline float sum16(float *s)
+typedef float f4 __attribute__((vector_size(16)));
+
+/* The 16 lanes of four vectors, in pairs: l with l + 8, then l + 4, l + 2, l + 1. */
+static inline float lanes(const f4 *s)
 {
-    for (int half = LANES / 2; half; half /= 2)
-        for (int l = 0; l < half; l++)
-            s[l] += s[l + half];
-    return s[0];
+    f4 v = (s[0] + s[2]) + (s[1] + s[3]);
+    return (v[0] + v[2]) + (v[1] + v[3]);
 }
 
 /* Sums over the values q: a = sum w x q, b = sum w q^2. */
-static void sums(const struct group *d, const float *restrict q, float *a, float *b)
+static void sums(const struct group *d, const float *q, float *a, float *b)
 {
-    float sa[LANES] = { 0 }, sb[LANES] = { 0 };
-    for (int i = 0; i < d->n; i += LANES)
-        for (int l = 0; l < LANES; l++) {
-            sa[l] += d->wx[i + l] * q[i + l];
-            sb[l] += d->w[i + l] * (q[i + l] * q[i + l]);
+    f4 sa[4] = { { 0 } }, sb[4] = { { 0 } };
+    for (int i = 0; i < d->n; i += LANES) {
+        f4 w[4], wx[4], v[4];
+        memcpy(w, d->w + i, sizeof w);
+        memcpy(wx, d->wx + i, sizeof wx);
+        memcpy(v, q + i, sizeof v);
+#pragma GCC unroll 4
+        for (int l = 0; l < 4; l++) {
+            sa[l] += wx[l] * v[l];
+            sb[l] += w[l] * (v[l] * v[l]);
         }
-    *a = sum16(sa);
-    *b = sum16(sb);
+    }
+    *a = lanes(sa);
+    *b = lanes(sb);
+}
+
+/* sum w q */
+static float weighted(const struct group *d, const float *q)
+{
+    f4 s[4] = { { 0 } };
+    for (int i = 0; i < d->n; i += LANES)
+        for (int l = 0; l < 4; l++) {
+            f4 w, v;
+            memcpy(&w, d->w + i + 4 * l, sizeof w);
+            memcpy(&v, q + i + 4 * l, sizeof v);
+            s[l] += w * v;
+        }
+    return lanes(s);
 }
 
 /* The sums for the codes that one scale gives; returns a^2 / b. */
@@ -249,7 +271,7 @@ static float search_zero(const struct group *d, enum quant_effort effort, float 
     *zero = (float)z0;
     if (effort == QUANT_ABSMAX)
         return scale;
-    for (int z = z0 < 2 ? 0 : z0 - 2; z <= 15 && z <= z0 + 2; z++) {
+    for (int z = z0 < 1 ? 0 : z0 - 1; z <= 15 && z <= z0 + 1; z++) {
         struct grid g = { .low = (float)-z, .high = (float)(15 - z), .trial_low = .64f, .trial_high = 1.1f };
         for (int k = 0; k <= N_TRIALS; k++)
             if (improve(&g, d, (high - low) / 15, k, &best, &scale))
@@ -258,12 +280,12 @@ static float search_zero(const struct group *d, enum quant_effort effort, float 
     return scale;
 }
 
-/* Scale and minimum: trial codes from several spans and centres, each refitted twice by weighted least squares.
+/* Scale and minimum: trial codes from several spans and centres, each refitted three times by weighted least squares.
  * x becomes 0..1 here; results in units of the group's span above its least value. */
 static void search_min(struct group *d, enum quant_effort effort, float *scale, float *min)
 {
     static const struct grid g = { .low = 0, .high = 15 };
-    float span = d->high - d->low, w_sum[LANES] = { 0 }, wx_sum[LANES] = { 0 };
+    float span = d->high - d->low, q[MAX_GROUP], a, b;
     *scale = 1.0f / 15;
     *min = 0;
     if (effort == QUANT_ABSMAX)
@@ -271,30 +293,24 @@ static void search_min(struct group *d, enum quant_effort effort, float *scale, 
     for (int i = 0; i < d->n; i++) {
         d->x[i] = (d->x[i] - d->low) / span;
         d->wx[i] = d->w[i] * d->x[i];
-        w_sum[i % LANES] += d->w[i];
-        wx_sum[i % LANES] += d->wx[i];
+        q[i] = 1;
     }
-    double sw = (double)sum16(w_sum), sx = (double)sum16(wx_sum), best = 0;
-    for (int k = -3; k <= 9; k++)
+    sums(d, q, &a, &b);
+    double sw = (double)b, swx = (double)a, best = 0;
+    for (int k = -2; k <= 8; k += 2)
         for (int p = -1; p <= 1; p++) {
             float s = (1 - 0.04f * (float)k) / 15, z = 0.5f + (float)p * (k > 0 ? (float)k : 1) / 120 - 7.5f * s;
-            for (int refit = 0; refit < 2; refit++) {
-                float q1[LANES] = { 0 }, q[MAX_GROUP], sq, sqq;
+            for (int refit = 0; refit < 3; refit++) {
                 linear_values(&g, d->x, d->n, z, s, q);
-                for (int i = 0; i < d->n; i += LANES)
-                    for (int l = 0; l < LANES; l++)
-                        q1[l] += d->w[i + l] * q[i + l];
-                sums(d, q, &sq, &sqq);
-                double a1 = (double)sum16(q1), a2 = (double)sqq, ax = (double)sq, det = sw * a2 - a1 * a1;
-                if (!(det > 1e-9 * sw * a2))
-                    break;
-                double slope = (sw * ax - a1 * sx) / det, base = (sx - slope * a1) / sw, gain = slope * ax + base * sx;
-                if (slope <= 0)
+                sums(d, q, &a, &b);
+                double wq = (double)weighted(d, q), wxq = (double)a, wqq = (double)b, det = sw * wqq - wq * wq;
+                double slope = det > 1e-9 * sw * wqq ? (sw * wxq - wq * swx) / det : 0, base = (swx - slope * wq) / sw;
+                if (!(slope > 0))
                     break;
                 s = (float)slope;
                 z = (float)base;
-                if (gain > best) {              /* sum w x^2 less the error */
-                    best = gain;
+                if (slope * wxq + base * swx > best) {          /* sum w x^2 less the error */
+                    best = slope * wxq + base * swx;
                     *scale = s;
                     *min = z;
                 }
@@ -421,7 +437,6 @@ uint8_t quantize_nearest(const struct mat *m, float t)
 /* The same for n columns of a group. */
 static void group_codes(const struct grid *g, const float *x, int n, float scale, float min, float zero, float base, uint8_t *code)
 {
-    typedef float f4 __attribute__((vector_size(16)));
     typedef int32_t i4 __attribute__((vector_size(16)));
     float t[MAX_GROUP] = { 0 };
     int32_t c[MAX_GROUP];
