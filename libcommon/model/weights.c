@@ -324,6 +324,8 @@ int weight_specs(const struct config *c, const struct weight_source *s, struct w
         b.n.attn_norm = "attn_norm_2";          /* falcon: the norm that both older and newer models have is the MLP's in the newer */
         b.n.mlp_norm = "attn_norm";
     }
+    if (c->gguf && c->names->mlp_norm && !c->names->attn_post_norm && exists(&b, "blk.0.post_attention_norm.weight"))
+        b.n.mlp_norm = gguf_names.attn_post_norm;       /* seed_oss: called by its place, not by what reads it */
     if ((c->gguf ? 0 : find_prefix(&b)) < 0 || add_embed(&b) < 0)
         goto fail;
     for (int i = 0; i < c->n_layers; i++)
