@@ -1,0 +1,304 @@
+/* best.c - a layer quantized with error feedback, on the inputs that the quantized layers before it produce (gptq.h says how).
+ *
+ * The inputs of o, of gate and up, and of down depend on what was quantized just before within the layer, so the layer runs four times up to
+ * the matrix in question, and a fifth time to its end. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "libcommon/convert/assemble.h"
+#include "libcommon/convert/calibrate.h"
+#include "libcommon/convert/gptq.h"
+
+static const float alpha = 0.25f;
+
+/* ---- what does not need feedback: into memory as encode.c makes it ---- */
+
+struct memory { uint8_t *data; size_t at; };
+
+static int remember(void *user, const void *data, size_t n, struct err *e)
+{
+    struct memory *m = user;
+    (void)e;
+    memcpy(m->data + m->at, data, n);
+    m->at += n;
+    return 0;
+}
+
+/* Put p->data in its place in the quantized twin. */
+static void place(struct job *j, struct calibration *c, struct plan *p)
+{
+    struct weight_place to = weight_place(&c->q, p->spec);
+    float *v = (float *)(void *)p->data;
+    if (!p->spec->is_vector) {
+        to.linear->w = p->m;
+        to.linear->w.data = p->data;
+        return;
+    }
+    *to.plain = v;
+    if (to.norm && to.plain == &to.norm->w && j->config.norm == NORM_LAYER && j->config.norm_offset != 0 && p->spec->cols == j->config.hidden_size) {
+        float *w = calibrate_alloc(c, p->m.size, NULL);
+        for (int64_t i = 0; w && i < p->spec->cols; i++)
+            w[i] = v[i] + j->config.norm_offset;
+        *to.plain = w;
+    }
+}
+
+static int encode_rest(struct job *j, struct calibration *c, int layer, struct err *e)
+{
+    for (int i = 0; i < j->n_plans; i++) {
+        struct plan *p = &j->plans[i];
+        if (p->spec->layer != layer || (p->make == MAKE_QUANT && p->input >= 0))
+            continue;
+        struct memory m = { .data = aligned_alloc(64, (p->m.size + 63) / 64 * 64 + 64) };
+        uint64_t done = j->done;
+        if (!m.data)
+            return err_nomem(e, p->source->name);
+        int rc = encode_tensor(j, p, remember, &m, e);
+        j->done = done;
+        p->data = m.data;
+        if (rc)
+            return -1;
+        place(j, c, p);
+    }
+    return 0;
+}
+
+/* ---- Gram matrices ---- */
+
+struct watch {
+    struct job *j;
+    struct calibration *c;
+    int input, window, seen;
+    const struct inputs *kept;          /* of the float model */
+    const float *scale;                 /* channels of x~ are the float model's divided by this, or NULL */
+    float *h, *cross;                   /* [N][N] */
+    float *x, *diff;                    /* [window_len][N] */
+};
+
+static int watch_input(void *user, int layer, int role, const float *x, size_t ldx, int n_tokens, int cols)
+{
+    struct watch *w = user;
+    (void)layer;
+    if ((int)calibrate_input(role) != w->input)
+        return 0;
+    size_t N = (size_t)w->kept->ld;
+    for (int t = 0; t < n_tokens; t++) {
+        const float *f = w->kept->x + ((size_t)w->window * (size_t)w->c->window_len + (size_t)t) * N;
+        float *to = w->x + (size_t)t * N, *diff = w->diff + (size_t)t * N;
+        memcpy(to, x + (size_t)t * ldx, (size_t)cols * sizeof *x);
+        for (int k = 0; k < cols; k++)
+            diff[k] = (w->scale ? f[k] / w->scale[k] : f[k]) - to[k];
+    }
+    linalg_gram(w->c->ops, w->j->pool, w->h, (int)N, w->x, N, n_tokens);
+    linalg_cross(w->c->ops, w->j->pool, w->cross, (int)N, w->diff, w->x, N, n_tokens);
+    w->seen = 1;
+    return 1;                           /* the rest of the layer is of no interest now */
+}
+
+/* H and C of one input of the layer, from all windows; both malloc'd. */
+static int measure(struct job *j, struct calibration *c, int layer, int input, const struct inputs *kept, float **h, float **cross, struct err *e)
+{
+    size_t N = (size_t)kept->ld, hidden = (size_t)j->config.hidden_size, window = (size_t)c->window_len * hidden;
+    struct watch w = { .j = j, .c = c, .input = input, .kept = kept, .scale = j->calib[layer].scale[input] };
+    struct cpu_tap tap = { watch_input, &w };
+    float *x = malloc(window * sizeof *x);
+    w.h = calloc(N * N, sizeof *w.h);
+    w.cross = calloc(N * N, sizeof *w.cross);
+    w.x = calloc((size_t)c->window_len * N, sizeof *w.x);
+    w.diff = calloc((size_t)c->window_len * N, sizeof *w.diff);
+    int rc = x && w.h && w.cross && w.x && w.diff ? 0 : err_nomem(e, "the covariance of inputs");
+    for (w.window = 0; w.window < c->n_windows && rc == 0; w.window++) {
+        memcpy(x, c->xq + (size_t)w.window * window, window * sizeof *x);
+        rc = cpu_layers_run(c->run, layer, &c->q.layers[layer], 0, x, &tap, e);
+        if (rc == 0)
+            rc = calibrate_progress(j, c, "Quantizing", layer, c->n_windows, e);
+    }
+    free(x);
+    free(w.x);
+    free(w.diff);
+    *h = w.h;
+    *cross = w.cross;
+    if (rc == 0 && !w.seen)
+        rc = err_set(e, ERR_UNSUPPORTED, "layer %d: its inputs cannot be watched", layer);
+    if (rc) {
+        free(w.h);
+        free(w.cross);
+        *h = *cross = NULL;
+    }
+    return rc;
+}
+
+/* ---- one matrix ---- */
+
+struct stats { double max, err2, sum2; };
+
+struct tiles {
+    struct plan *p;
+    const struct gptq *g;
+    const struct linalg_ops *ops;
+    struct grid grid;
+    struct rows rows;
+    struct fold fold;
+    struct worker { float *w, *source; struct qrow q; void *scratch; } *workers;
+    struct stats *stats;
+    struct err *errors;
+};
+
+static void quantize_tile(void *arg, int i, int thread)
+{
+    struct tiles *s = arg;
+    struct worker *w = &s->workers[thread];
+    const struct mat *m = &s->p->m;
+    size_t cols = (size_t)m->cols;
+    int row = i * TILE_ROWS, n = m->rows - row < TILE_ROWS ? m->rows - row : TILE_ROWS;
+    if (rows_read(&s->rows, row, n, w->w, &s->errors[i]))
+        return;
+    for (int r = 0; r < n; r++)
+        fold_row(&s->fold, row + r, w->w + (size_t)r * cols, m->cols);
+    memcpy(w->source, w->w, (size_t)n * cols * sizeof *w->w);
+    uint8_t *tile = s->p->data + (size_t)i * m->tile_bytes;
+    gptq_tile(s->g, s->ops, m, &s->grid, w->w, cols, n, &w->q, tile, w->scratch);
+    for (int r = 0; r < n; r++) {
+        const float *x = w->source + (size_t)r * cols;
+        tile_get(m, tile, r, &w->q);
+        qrow_decode(m, &w->q, w->w);
+        for (size_t k = 0; k < cols; k++) {
+            double d = fabs((double)x[k] - (double)w->w[k]);
+            s->stats[i].max = d > s->stats[i].max ? d : s->stats[i].max;
+            s->stats[i].err2 += d * d;
+            s->stats[i].sum2 += (double)x[k] * (double)x[k];
+        }
+    }
+}
+
+static int open_workers(struct tiles *s, int n, struct err *e)
+{
+    const struct mat *m = &s->p->m;
+    s->workers = calloc((size_t)n, sizeof *s->workers);
+    s->stats = calloc((size_t)m->n_tiles, sizeof *s->stats);
+    s->errors = calloc((size_t)m->n_tiles, sizeof *s->errors);
+    s->p->data = aligned_alloc(64, (m->size + 63) / 64 * 64);
+    if (!s->workers || !s->stats || !s->errors || !s->p->data)
+        return err_nomem(e, s->p->source->name);
+    for (int i = 0; i < n; i++) {
+        struct worker *w = &s->workers[i];
+        w->w = malloc(2 * TILE_ROWS * (size_t)m->cols * sizeof *w->w);
+        w->source = w->w ? w->w + TILE_ROWS * (size_t)m->cols : NULL;
+        w->scratch = aligned_alloc(64, (gptq_scratch(s->g) + 63) / 64 * 64);
+        if (!w->w || !w->scratch)
+            return err_nomem(e, s->p->source->name);
+        if (qrow_init(&w->q, m, e))
+            return -1;
+    }
+    return 0;
+}
+
+static int quantize_matrix(struct job *j, struct calibration *c, const struct gptq *g, struct plan *p, struct err *e)
+{
+    struct tiles s = { .p = p, .g = g, .ops = c->ops, .fold = fold_of(j, p) };
+    struct stats sum = { 0 };
+    int n_threads = pool_size(j->pool);
+    grid_of(&p->m, &s.grid);
+    int rc = rows_open(&s.rows, j->source, p->source, &p->spec->map, p->spec->rows, p->spec->cols, 0, e);
+    if (rc == 0)
+        rc = open_workers(&s, n_threads, e);
+    if (rc == 0)
+        pool_run(j->pool, p->m.n_tiles, quantize_tile, &s);
+    for (int i = 0; rc == 0 && i < p->m.n_tiles; i++) {
+        if (s.errors[i].code) {
+            *e = s.errors[i];
+            rc = -1;
+        }
+        sum.max = fmax(sum.max, s.stats[i].max);
+        sum.err2 += s.stats[i].err2;
+        sum.sum2 += s.stats[i].sum2;
+    }
+    p->report->max_error = sum.max;
+    p->report->rel_error = sum.sum2 > 0 ? sqrt(sum.err2 / sum.sum2) : 0;
+    p->report->exact = sum.max == 0;
+    for (int i = 0; s.workers && i < n_threads; i++) {
+        free(s.workers[i].w);
+        free(s.workers[i].scratch);
+        qrow_release(&s.workers[i].q);
+    }
+    free(s.workers);
+    free(s.stats);
+    free(s.errors);
+    rows_close(&s.rows);
+    return rc;
+}
+
+static int wants(const struct plan *p, int layer, int input)
+{
+    return p->spec->layer == layer && p->make == MAKE_QUANT && p->input == input;
+}
+
+static int quantize_input(struct job *j, struct calibration *c, int layer, int input, const struct inputs *kept, struct err *e)
+{
+    struct gptq g;
+    float *h, *cross;
+    int any = 0, rc = 0;
+    for (int i = 0; i < j->n_plans; i++)
+        any |= wants(&j->plans[i], layer, input);
+    if (!any)
+        return 0;
+    if (measure(j, c, layer, input, kept, &h, &cross, e) || gptq_init(&g, c->ops, j->pool, kept->n, h, cross, e))
+        return -1;
+    if (g.damping > 0.011) {
+        j->report->n_damped++;
+        job_note(j, "layer %d: damping raised to %g %% for the inputs of %s", layer, g.damping * 100,
+                 (const char *const[]){ "q, k, v", "o", "gate and up", "down" }[input]);
+    }
+    for (int i = 0; i < j->n_plans && rc == 0; i++)
+        if (wants(&j->plans[i], layer, input)) {
+            rc = quantize_matrix(j, c, &g, &j->plans[i], e);
+            if (rc == 0)
+                place(j, c, &j->plans[i]);
+        }
+    gptq_release(&g);
+    return rc;
+}
+
+/* ---- a layer ---- */
+
+static int advance(struct job *j, struct calibration *c, int layer, struct err *e)
+{
+    size_t window = (size_t)c->window_len * (size_t)j->config.hidden_size;
+    for (int i = 0; i < c->n_windows; i++)
+        if (cpu_layers_run(c->run, layer, &c->q.layers[layer], 0, c->xq + (size_t)i * window, NULL, e))
+            return -1;
+    return 0;
+}
+
+int best_layer(struct job *j, struct calibration *c, int layer, struct err *e)
+{
+    const struct config *f = &j->config;
+    const int width[N_INPUTS] = { f->hidden_size, f->n_heads * f->head_dim, f->hidden_size, f->intermediate_size };
+    struct inputs kept[N_INPUTS] = { { 0 } };
+    size_t n_tokens = (size_t)c->n_windows * (size_t)c->window_len;
+    int rc = calibrate_load(j, c, layer, e);
+    for (int i = 0; i < N_INPUTS && rc == 0; i++) {
+        kept[i] = (struct inputs){ .n = width[i], .ld = linalg_pad(width[i]) };
+        kept[i].x = calloc(n_tokens * (size_t)kept[i].ld, sizeof *kept[i].x);
+        if (!kept[i].x)
+            rc = err_nomem(e, "the inputs of a layer");
+    }
+    if (rc == 0)
+        rc = calibrate_layer(j, c, layer, kept, e);
+    if (rc == 0)
+        rc = fold_layer(j, layer, alpha, e);
+    if (rc == 0)
+        rc = plan_activations(j, e);
+    c->q.layers[layer] = c->m.layers[layer];            /* what is not quantized yet */
+    if (rc == 0)
+        rc = encode_rest(j, c, layer, e);
+    for (int i = 0; i < N_INPUTS && rc == 0; i++)
+        rc = quantize_input(j, c, layer, i, &kept[i], e);
+    if (rc == 0)
+        rc = advance(j, c, layer, e);
+    calibrate_unload(c);
+    for (int i = 0; i < N_INPUTS; i++)
+        free(kept[i].x);
+    return rc;
+}

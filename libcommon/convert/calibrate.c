@@ -1,0 +1,473 @@
+#include "libcommon/convert/calibrate.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "libcommon/base/file.h"
+#include "libcommon/convert/assemble.h"
+#include "libcommon/convert/tokenizer_source.h"
+#include "libcommon/quant/ggml.h"
+#include "libcommon/quant/quantize.h"
+#include "libcommon/token/tokenizer.h"
+
+enum { WINDOW = 512, GOOD_WINDOWS = 6, BEST_WINDOWS = 32, LEAST_TOKENS = 64, MAX_TEXT = 64 << 20 };
+
+/* ---- text ---- */
+
+static int read_tokens(struct job *j, int32_t **ids, size_t *n, struct err *e)
+{
+    void *blob = NULL;
+    char *own = NULL;
+    const char *text = calibration_text;
+    size_t blob_size, size = calibration_text_size;
+    struct tokenizer *t = NULL;
+    int rc = -1;
+    int found = tokenizer_from_source(j->source, &blob, &blob_size, e);
+    if (found <= 0)
+        return found ? -1 : err_set(e, ERR_FORMAT, "%s: has no tokenizer; calibration needs one, --quality fast does without", j->source->path);
+    if (j->o->calibration && !(text = own = file_read(j->o->calibration, MAX_TEXT, &size, e)))
+        goto done;
+    t = tokenizer_open(blob, blob_size, e);
+    if (t)
+        rc = tokenizer_encode(t, text, size, 0, ids, n, e);
+done:
+    tokenizer_close(t);
+    free(own);
+    free(blob);
+    return rc;
+}
+
+static int by_id(const void *a, const void *b)
+{
+    int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* Windows spread evenly over the text. */
+static int choose_windows(struct job *j, struct calibration *c, struct err *e)
+{
+    int32_t *all = NULL;
+    size_t n;
+    if (read_tokens(j, &all, &n, e))
+        return -1;
+    int want = j->effort == CONVERT_BEST ? BEST_WINDOWS : GOOD_WINDOWS, len = j->config.max_len > 0 && j->config.max_len < WINDOW ? j->config.max_len : WINDOW;
+    if (n < (size_t)len)
+        len = (int)n;
+    size_t have = len ? n / (size_t)len : 0;
+    c->n_windows = have < (size_t)want ? (int)have : want;
+    c->window_len = len;
+    int rc = -1;
+    if (n < LEAST_TOKENS || len < 1) {
+        err_set(e, ERR_FORMAT, "%s: has %zu tokens, calibration needs at least %d", j->o->calibration ? j->o->calibration : "calibration text", n, LEAST_TOKENS);
+        goto done;
+    }
+    c->ids = malloc((size_t)c->n_windows * (size_t)len * sizeof *c->ids);
+    if (!c->ids) {
+        err_nomem(e, "calibration text");
+        goto done;
+    }
+    for (int i = 0; i < c->n_windows; i++) {
+        size_t from = c->n_windows > 1 ? (have - 1) * (size_t)i / (size_t)(c->n_windows - 1) : 0;
+        memcpy(c->ids + (size_t)i * (size_t)len, all + from * (size_t)len, (size_t)len * sizeof *all);
+    }
+    j->report->n_calibration_tokens = c->n_windows * len;
+    rc = 0;
+done:
+    free(all);
+    return rc;
+}
+
+/* ---- weights ---- */
+
+void *calibrate_alloc(struct calibration *c, size_t size, struct err *e)
+{
+    if (c->n_blocks == c->room) {
+        int room = c->room ? 2 * c->room : 64;
+        void **blocks = realloc(c->blocks, (size_t)room * sizeof *blocks);
+        if (!blocks) {
+            err_nomem(e, "weights for calibration");
+            return NULL;
+        }
+        c->blocks = blocks;
+        c->room = room;
+    }
+    void *p = size > SIZE_MAX - 63 ? NULL : aligned_alloc(64, (size + 63) / 64 * 64 + 64);
+    if (!p)
+        err_nomem(e, "weights for calibration");
+    else
+        c->blocks[c->n_blocks++] = p;
+    return p;
+}
+
+void calibrate_unload(struct calibration *c)
+{
+    while (c->n_blocks > 0)
+        free(c->blocks[--c->n_blocks]);
+}
+
+struct loader { const struct rows *rows; struct mat m; uint8_t *to; float *x; struct err *errors; };
+
+static void load_tile(void *arg, int i, int thread)
+{
+    const struct loader *l = arg;
+    float *x = l->x + (size_t)thread * (size_t)l->m.cols;
+    uint8_t *tile = l->to + (size_t)i * l->m.tile_bytes;
+    tile_clear(&l->m, tile);
+    for (int r = 0; r < TILE_ROWS && i * TILE_ROWS + r < l->m.rows && !l->errors[thread].code; r++)
+        if (rows_read(l->rows, i * TILE_ROWS + r, 1, x, &l->errors[thread]) == 0)
+            tile_put_float(&l->m, tile, r, x);
+}
+
+static int load_matrix(struct job *j, struct calibration *c, const struct rows *rows, const struct plan *p, struct linear *to, struct err *e)
+{
+    int source = p->source->type, n_threads = pool_size(j->pool), rc = 0;
+    struct loader l = { .rows = rows };
+    if (mat_init(&l.m, source == GGML_BF16 ? QT_BF16 : source == GGML_F16 ? QT_F16 : QT_F32, 32, 0, p->spec->rows, p->spec->cols, e))
+        return -1;
+    l.to = calibrate_alloc(c, l.m.size, e);
+    l.x = malloc((size_t)n_threads * (size_t)l.m.cols * sizeof *l.x);
+    l.errors = calloc((size_t)n_threads, sizeof *l.errors);
+    if (!l.to || !l.x || !l.errors)
+        rc = l.to ? err_nomem(e, "weights for calibration") : -1;
+    else
+        pool_run(j->pool, l.m.n_tiles, load_tile, &l);
+    for (int i = 0; rc == 0 && i < n_threads; i++)
+        if (l.errors[i].code) {
+            *e = l.errors[i];
+            rc = -1;
+        }
+    to->w = l.m;
+    to->w.data = l.to;
+    free(l.x);
+    free(l.errors);
+    return rc;
+}
+
+static int load_weight(struct job *j, struct calibration *c, const struct plan *p, struct err *e)
+{
+    const struct weight_spec *s = p->spec;
+    struct weight_place place = weight_place(&c->m, s);
+    struct rows rows;
+    if (rows_open(&rows, j->source, p->source, &s->map, s->rows, s->cols, s->is_vector && s->rows == 1, e))
+        return -1;
+    int rc = -1;
+    if (!s->is_vector) {
+        rc = load_matrix(j, c, &rows, p, place.linear, e);
+    } else {
+        float *x = calibrate_alloc(c, (size_t)s->rows * (size_t)s->cols * sizeof *x, e);
+        rc = x ? rows_read(&rows, 0, s->rows, x, e) : -1;
+        if (rc == 0 && place.norm && place.plain == &place.norm->w && j->config.norm == NORM_LAYER && s->cols == j->config.hidden_size)
+            for (int64_t i = 0; i < s->cols; i++)
+                x[i] += j->config.norm_offset;
+        *place.plain = x;
+    }
+    rows_close(&rows);
+    return rc;
+}
+
+int calibrate_load(struct job *j, struct calibration *c, int index, struct err *e)
+{
+    for (int i = 0; i < j->n_plans; i++) {
+        const struct weight_spec *s = j->plans[i].spec;
+        int ends = s->role == ROLE_POS || strncmp(s->name, "embed_norm.", 11) == 0 || strncmp(s->name, "embed_in.", 9) == 0;
+        if (s->layer == index && (index >= 0 || ends) && load_weight(j, c, &j->plans[i], e))
+            return -1;
+    }
+    return 0;
+}
+
+/* ---- the beginning: embeddings of the tokens that occur, numbered anew ---- */
+
+static const struct plan *embedding(const struct job *j)
+{
+    for (int i = 0; i < j->n_plans; i++)
+        if (strcmp(j->plans[i].spec->name, "embed.weight") == 0)
+            return &j->plans[i];
+    return NULL;
+}
+
+/* Rows ids[n] of the embedding as an f32 matrix; rounded: as the new file will hold them. */
+static int embed_rows(struct job *j, struct calibration *c, const int32_t *ids, int n, int rounded, struct mat *m, struct err *e)
+{
+    const struct plan *p = embedding(j);
+    const struct weight_spec *s = p->spec;
+    struct rows rows;
+    struct qrow q = { 0 };
+    float *x = NULL;
+    int rc = -1;
+    if (mat_init(m, QT_F32, 32, 0, n, s->cols, e) || rows_open(&rows, j->source, p->source, &s->map, s->rows, s->cols, 0, e))
+        return -1;
+    uint8_t *to = calibrate_alloc(c, m->size, e);
+    x = malloc((size_t)s->cols * sizeof *x);
+    if (!to || !x || (p->make == MAKE_QUANT && qrow_init(&q, &p->m, e))) {
+        if (to && !x)
+            err_nomem(e, "embeddings");
+        goto done;
+    }
+    for (int i = 0; i < n; i++) {
+        uint8_t *tile = to + (size_t)(i / TILE_ROWS) * m->tile_bytes;
+        if (i % TILE_ROWS == 0)
+            tile_clear(m, tile);
+        if (ids[i] < 0 || ids[i] >= s->rows) {
+            err_set(e, ERR_FORMAT, "%s: the tokenizer gives token %" PRId32 ", the embedding has %" PRId64 " rows", j->source->path, ids[i], s->rows);
+            goto done;
+        }
+        if (rows_read(&rows, ids[i], 1, x, e))
+            goto done;
+        if (rounded && p->make == MAKE_QUANT) {
+            quantize_row(&p->m, x, NULL, QUANT_SEARCH, &q);
+            qrow_decode(&p->m, &q, x);
+        }
+        tile_put_float(m, tile, i % TILE_ROWS, x);
+    }
+    m->data = to;
+    rc = 0;
+done:
+    qrow_release(&q);
+    free(x);
+    rows_close(&rows);
+    return rc;
+}
+
+static int embed_all(struct job *j, struct calibration *c, const int32_t *unique, int n_unique, int rounded, float *x, struct err *e)
+{
+    size_t stride = (size_t)c->window_len * (size_t)j->config.hidden_size;
+    if (embed_rows(j, c, unique, n_unique, rounded, &c->m.embed.w, e))
+        return -1;
+    for (int i = 0; i < c->n_windows; i++)
+        if (cpu_layers_embed(c->run, &c->m, c->ids + (size_t)i * (size_t)c->window_len, x + (size_t)i * stride, e))
+            return -1;
+    return 0;
+}
+
+static int begin(struct job *j, struct calibration *c, struct err *e)
+{
+    int n = c->n_windows * c->window_len, n_unique = 0, rc = -1;
+    size_t floats = (size_t)n * (size_t)j->config.hidden_size;
+    int32_t *unique = malloc((size_t)n * sizeof *unique);
+    c->x = malloc(floats * sizeof *c->x);
+    c->xq = j->effort == CONVERT_BEST ? malloc(floats * sizeof *c->xq) : NULL;
+    if (!unique || !c->x || (j->effort == CONVERT_BEST && !c->xq)) {
+        err_nomem(e, "calibration");
+        goto done;
+    }
+    memcpy(unique, c->ids, (size_t)n * sizeof *unique);
+    qsort(unique, (size_t)n, sizeof *unique, by_id);
+    for (int i = 0; i < n; i++)
+        if (n_unique == 0 || unique[n_unique - 1] != unique[i])
+            unique[n_unique++] = unique[i];
+    for (int i = 0; i < n; i++)
+        c->ids[i] = (int32_t)((int32_t *)bsearch(&c->ids[i], unique, (size_t)n_unique, sizeof *unique, by_id) - unique);
+    c->m.config.vocab_size = n_unique;
+    if (calibrate_load(j, c, -1, e) || embed_all(j, c, unique, n_unique, 0, c->x, e))
+        goto done;
+    if (c->xq && embed_all(j, c, unique, n_unique, 1, c->xq, e))
+        goto done;
+    rc = 0;
+done:
+    calibrate_unload(c);
+    free(unique);
+    return rc;
+}
+
+/* ---- running ---- */
+
+enum input calibrate_input(int role)
+{
+    return role == ROLE_Q ? INPUT_QKV : role == ROLE_O ? INPUT_O : role == ROLE_DOWN ? INPUT_DOWN : INPUT_MLP;
+}
+
+int calibrate_progress(const struct job *j, const struct calibration *c, const char *what, int layer, int window, struct err *e)
+{
+    uint64_t n = (uint64_t)c->n_windows, done = (uint64_t)layer * n + (uint64_t)window;
+    if (progress_report(j->o->progress, what, done, (uint64_t)j->config.n_layers * n, "windows"))
+        return err_set(e, ERR_CANCELLED, "cancelled");
+    return 0;
+}
+
+struct watch {
+    const struct calibration *c;
+    double *sum[N_INPUTS];              /* [cols] */
+    struct inputs *keep;
+    int window;
+};
+
+static int watch_input(void *user, int layer, int role, const float *x, size_t ldx, int n_tokens, int cols)
+{
+    struct watch *w = user;
+    enum input input = calibrate_input(role);
+    (void)layer;
+    for (int t = 0; t < n_tokens && w->sum[input]; t++)
+        for (int k = 0; k < cols; k++)
+            w->sum[input][k] += (double)x[(size_t)t * ldx + (size_t)k] * (double)x[(size_t)t * ldx + (size_t)k];
+    if (w->keep && w->keep[input].x) {
+        struct inputs *in = &w->keep[input];
+        for (int t = 0; t < n_tokens; t++)
+            memcpy(in->x + ((size_t)w->window * (size_t)w->c->window_len + (size_t)t) * (size_t)in->ld, x + (size_t)t * ldx, (size_t)cols * sizeof *x);
+    }
+    return 0;
+}
+
+static int input_width(const struct config *c, int input)
+{
+    return input == INPUT_O ? c->n_heads * c->head_dim : input == INPUT_DOWN ? c->intermediate_size : c->hidden_size;
+}
+
+int calibrate_layer(struct job *j, struct calibration *c, int index, struct inputs keep[N_INPUTS], struct err *e)
+{
+    const struct config *config = &j->config;
+    struct watch w = { .c = c, .keep = keep };
+    struct cpu_tap tap = { watch_input, &w };
+    struct layer_calib *l = &j->calib[index];
+    size_t n_tokens = (size_t)c->n_windows * (size_t)c->window_len;
+    int rc = 0;
+    for (int i = 0; i < N_INPUTS && rc == 0; i++) {
+        if (i == INPUT_MLP && config->block == BLOCK_PARALLEL && !keep)
+            continue;                   /* the input of q, k, v once more */
+        free(l->strength[i]);
+        w.sum[i] = calloc((size_t)input_width(config, i), sizeof *w.sum[i]);
+        l->strength[i] = calloc((size_t)input_width(config, i), sizeof *l->strength[i]);
+        if (!w.sum[i] || !l->strength[i])
+            rc = err_nomem(e, "calibration");
+    }
+    for (int i = 0; i < c->n_windows && rc == 0; i++) {
+        w.window = i;
+        rc = cpu_layers_run(c->run, index, &c->m.layers[index], 1, c->x + (size_t)i * (size_t)c->window_len * (size_t)config->hidden_size, &tap, e);
+        if (rc == 0)
+            rc = calibrate_progress(j, c, keep ? "Quantizing" : "Calibrating", index, i + 1, e);
+    }
+    for (int i = 0; i < N_INPUTS; i++) {
+        for (int k = 0; k < input_width(config, i) && l->strength[i] && w.sum[i]; k++)
+            l->strength[i][k] = (float)(w.sum[i][k] / (double)n_tokens);
+        free(w.sum[i]);
+    }
+    if (rc == 0 && !l->strength[INPUT_MLP]) {
+        size_t bytes = (size_t)config->hidden_size * sizeof(float);
+        l->strength[INPUT_MLP] = malloc(bytes);
+        if (!l->strength[INPUT_MLP])
+            return err_nomem(e, "calibration");
+        memcpy(l->strength[INPUT_MLP], l->strength[INPUT_QKV], bytes);
+    }
+    return rc;
+}
+
+/* Strengths of the head's inputs: the final norm over the end of the stream. */
+static int head_strength(struct job *j, struct calibration *c, struct err *e)
+{
+    const struct config *f = &j->config;
+    const struct kernels *k = cpu_layers_kernels(c->run);
+    int n = c->n_windows * c->window_len, hidden = f->hidden_size, rc = 0;
+    float *y = malloc((size_t)hidden * sizeof *y);
+    double *sum = calloc((size_t)hidden, sizeof *sum);
+    j->head_strength = calloc((size_t)hidden, sizeof *j->head_strength);
+    if (!y || !sum || !j->head_strength)
+        rc = err_nomem(e, "calibration");
+    for (int i = 0; i < j->n_plans && rc == 0; i++)
+        if (strncmp(j->plans[i].spec->name, "final_norm.", 11) == 0)
+            rc = load_weight(j, c, &j->plans[i], e);
+    const struct norm *norm = &c->m.final_norm;
+    for (int t = 0; t < n && rc == 0; t++) {
+        const float *x = c->x + (size_t)t * (size_t)hidden;
+        if (!norm->present)
+            memcpy(y, x, (size_t)hidden * sizeof *y);
+        else if (f->norm == NORM_RMS)
+            k->rms_norm(y, x, norm->w, hidden, f->norm_eps, f->norm_offset);
+        else
+            k->layer_norm(y, x, norm->w, norm->b, hidden, f->norm_eps);
+        for (int i = 0; i < hidden; i++)
+            sum[i] += (double)y[i] * (double)y[i];
+    }
+    for (int i = 0; i < hidden && rc == 0; i++)
+        j->head_strength[i] = (float)(sum[i] / n);
+    calibrate_unload(c);
+    free(y);
+    free(sum);
+    return rc;
+}
+
+int calibrate_run(struct job *j, struct calibration *c, struct err *e)
+{
+    size_t bytes = (size_t)c->n_windows * (size_t)c->window_len * (size_t)j->config.hidden_size * sizeof *c->x;
+    float *first = j->effort == CONVERT_BEST ? malloc(bytes) : NULL;        /* what best_layer begins with, layer by layer */
+    if (j->effort == CONVERT_BEST && !first)
+        return err_nomem(e, "calibration");
+    if (first)
+        memcpy(first, c->x, bytes);
+    int rc = 0;
+    for (int i = 0; i < j->config.n_layers && rc == 0; i++) {
+        rc = calibrate_load(j, c, i, e);
+        if (rc == 0)
+            rc = calibrate_layer(j, c, i, NULL, e);
+        calibrate_unload(c);
+        if (rc == 0)
+            rc = fold_layer(j, i, 0.5f, e);
+    }
+    if (rc == 0)
+        rc = head_strength(j, c, e);
+    if (first)
+        memcpy(c->x, first, bytes);
+    free(first);
+    return rc;
+}
+
+/* ---- opening ---- */
+
+/* What calibration will hold at most, so that nobody is surprised. */
+static uint64_t memory_needed(const struct job *j, const struct calibration *c)
+{
+    const struct config *f = &j->config;
+    uint64_t tokens = (uint64_t)c->n_windows * (uint64_t)c->window_len, layer = 0, most = 0, width = 0;
+    for (int i = 0; i < j->n_plans; i++) {
+        const struct plan *p = &j->plans[i];
+        if (p->spec->layer == 0)
+            layer += (uint64_t)p->spec->rows * (uint64_t)p->spec->cols * (p->source->type == GGML_BF16 || p->source->type == GGML_F16 ? 2 : 4);
+    }
+    for (int i = 0; i < N_INPUTS; i++) {
+        uint64_t n = (uint64_t)linalg_pad(input_width(f, i));
+        most = n > most ? n : most;
+        width += n;
+    }
+    uint64_t window = (uint64_t)c->window_len * (2 * (uint64_t)f->hidden_size + 2 * most + (uint64_t)f->n_heads * (uint64_t)f->head_dim * 3) * 4;
+    if (j->effort != CONVERT_BEST)
+        return layer + tokens * (uint64_t)f->hidden_size * 4 + window;
+    return 2 * layer + 2 * tokens * (uint64_t)f->hidden_size * 4 + window + tokens * width * 4 + 3 * most * most * 4;
+}
+
+int calibrate_open(struct job *j, struct calibration **out, struct err *e)
+{
+    struct calibration *c = calloc(1, sizeof *c);
+    *out = c;
+    if (!c)
+        return err_nomem(e, "calibration");
+    c->ops = linalg_pick();
+    c->m.config = c->q.config = j->config;
+    c->m.layers = calloc((size_t)j->config.n_layers, sizeof *c->m.layers);
+    c->q.layers = calloc((size_t)j->config.n_layers, sizeof *c->q.layers);
+    if (!c->m.layers || !c->q.layers)
+        return err_nomem(e, "calibration");
+    model_norms(&c->m);
+    model_norms(&c->q);
+    if (choose_windows(j, c, e))
+        return -1;
+    j->report->private_bytes = memory_needed(j, c);
+    if (j->report->private_bytes > 256u << 20)
+        job_note(j, "calibration will take up to %" PRIu64 " MB of memory", j->report->private_bytes / 1000000);
+    c->run = cpu_layers_open(&j->config, 1, c->window_len, j->o->n_threads, j->o->kernels, e);
+    return c->run ? begin(j, c, e) : -1;
+}
+
+void calibrate_close(struct calibration *c)
+{
+    if (!c)
+        return;
+    calibrate_unload(c);
+    cpu_layers_close(c->run);
+    free(c->blocks);
+    free(c->m.layers);
+    free(c->q.layers);
+    free(c->ids);
+    free(c->x);
+    free(c->xq);
+    free(c);
+}

@@ -1,0 +1,362 @@
+#include "libcommon/convert/convert.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "libcommon/base/clock.h"
+#include "libcommon/convert/assemble.h"
+#include "libcommon/convert/describe.h"
+#include "libcommon/convert/job.h"
+#include "libcommon/format/zfile.h"
+#include "libcommon/quant/ggml.h"
+
+void convert_defaults(struct convert_options *o)
+{
+    *o = (struct convert_options){ .type = { CONVERT_TYPE, QT_NL4 }, .effort = CONVERT_GOOD };
+}
+
+void convert_report_release(struct convert_report *r)
+{
+    for (int i = 0; i < r->n_tensors; i++) {
+        free(r->tensors[i].name);
+        free(r->tensors[i].source_name);
+    }
+    free(r->tensors);
+    r->tensors = NULL;
+    r->n_tensors = 0;
+}
+
+void job_note(const struct job *j, const char *fmt, ...)
+{
+    char text[512];
+    va_list ap;
+    if (!j->o->note)
+        return;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    j->o->note(j->o->note_user, text);
+}
+
+/* ---- refusals before any work ---- */
+
+static int same_file(const struct stat *a, const struct stat *b) { return a->st_dev == b->st_dev && a->st_ino == b->st_ino; }
+
+/* Is out one of the files of the folder? */
+static int in_folder(const char *folder, const struct stat *out)
+{
+    DIR *d = opendir(folder);
+    int found = 0;
+    for (struct dirent *entry; d && !found && (entry = readdir(d));) {
+        struct stat s;
+        found = fstatat(dirfd(d), entry->d_name, &s, 0) == 0 && S_ISREG(s.st_mode) && same_file(&s, out);
+        size_t n = strlen(entry->d_name);
+        if (found && n > 4 && strcmp(entry->d_name + n - 4, ".zse") == 0)
+            found = 0;                      /* an earlier result kept beside its source */
+    }
+    if (d)
+        closedir(d);
+    return found;
+}
+
+static int is_zse(const char *path)
+{
+    unsigned char head[64];
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? -1 : read(fd, head, sizeof head);
+    if (fd >= 0)
+        close(fd);
+    return n == 0 || (n > 0 && zfile_is(head, (size_t)n));
+}
+
+static int check_output(const struct convert_options *o, struct err *e)
+{
+    struct stat in, out;
+    if (strcmp(o->output, "-") == 0)
+        return err_set(e, ERR_UNSUPPORTED, "a model cannot be written to standard output: its header is filled in last; name a file");
+    if (stat(o->output, &out))
+        return errno == ENOENT ? 0 : err_sys(e, "%s", o->output);
+    if (S_ISDIR(out.st_mode))
+        return err_set(e, ERR_IO, "%s: is a folder, expected the name of a file", o->output);
+    if (!S_ISREG(out.st_mode))
+        return err_set(e, ERR_IO, "%s: is no regular file", o->output);
+    if (stat(o->source, &in) == 0 && (same_file(&in, &out) || (S_ISDIR(in.st_mode) && in_folder(o->source, &out))))
+        return err_set(e, ERR_IO, "%s: is (part of) the source %s and would be overwritten", o->output, o->source);
+    if (!o->overwrite && !is_zse(o->output))
+        return err_set(e, ERR_IO, "%s: exists and is no .zse file; it is only replaced with --force", o->output);
+    return 0;
+}
+
+static int check_source(const char *path, struct err *e)
+{
+    struct stat s;
+    if (stat(path, &s) == 0)
+        return 0;
+    if (errno != ENOENT)
+        return err_sys(e, "%s", path);
+    const char *slash = strchr(path, '/');
+    if (slash && slash != path && slash[1] && !strchr(slash + 1, '/') && path[0] != '.')
+        return err_set(e, ERR_IO, "%s: no such file or folder; if it names a model on the Hugging Face hub: downloading comes in a later version, "
+                                  "fetch its files into a folder first", path);
+    return err_sys(e, "%s", path);
+}
+
+static int check_options(const struct convert_options *o, struct err *e)
+{
+    if (!o->group_size)
+        return 0;
+    const struct qtype_info *t = o->type.kind == CONVERT_TYPE ? qtype_info(o->type.qtype) : NULL;
+    unsigned sizes = t && !t->is_float ? t->group_sizes : 0;
+    if ((sizes & (sizes - 1)) == 0)
+        return err_set(e, ERR_UNSUPPORTED, "a group size can be chosen for int4 and int8, not for %s", plan_type_name(o->type));
+    if (o->group_size == -1 ? t->type != QT_I8 : o->group_size < 1 || (o->group_size & (o->group_size - 1)) || !((unsigned)o->group_size & sizes))
+        return err_set(e, ERR_UNSUPPORTED, "%s has groups of 32, 64 or 128%s, not %d", plan_type_name(o->type),
+                       t->type == QT_I8 ? " (or one scale a row)" : "", o->group_size);
+    return 0;
+}
+
+/* ---- what is in the source ---- */
+
+/* Elements of the source tensor that this one uses, in its bytes. */
+static uint64_t share_of(const struct source_tensor *t, const struct weight_spec *s)
+{
+    double n = 1;
+    for (int i = 0; i < t->n_dims; i++)
+        n *= (double)t->dim[i];
+    return n > 0 ? (uint64_t)((double)t->size * ((double)s->rows * (double)s->cols / n) + 0.5) : 0;
+}
+
+static int open_source(struct job *j, struct err *e)
+{
+    if (check_source(j->o->source, e))
+        return -1;
+    if (source_detect(j->o->source, e) == SOURCE_ZSE)
+        return err_set(e, ERR_UNSUPPORTED, "%s: is a .zse file already; convert from its source to get another type", j->o->source);
+    j->source = source_open(j->o->source, e);
+    if (!j->source)
+        return -1;
+    if (!j->source->config || j->source->n_tensors == 0)
+        return err_set(e, ERR_FORMAT, "%s: has no %s, so there is no model to convert", j->source->path, j->source->config ? "weights" : "configuration");
+    if (config_parse(&j->config, j->source->config, e))
+        return err_prefix(e, "%s", j->source->path);
+    int n_specs;
+    if (source_weights(&j->config, j->source, &j->specs, &n_specs, e)) {
+        j->specs = NULL;
+        return -1;
+    }
+    j->plans = calloc((size_t)n_specs + 1, sizeof *j->plans);
+    if (!j->plans)
+        return err_nomem(e, "the plan");
+    int head = 0;
+    for (int i = 0; i < n_specs; i++) {
+        const struct weight_spec *s = &j->specs[i];
+        const struct source_tensor *t = source_find(j->source, s->source);
+        head |= strcmp(s->name, "head.weight") == 0;
+        if (!t && s->optional)
+            continue;
+        if (!t)
+            return err_set(e, ERR_FORMAT, "%s: tensor '%s' is missing", j->source->path, s->source);
+        j->plans[j->n_plans++] = (struct plan){ .spec = s, .source = t, .source_bytes = share_of(t, s) };
+    }
+    j->config.tied = !head;
+    return 0;
+}
+
+static int open_report(struct job *j, struct err *e)
+{
+    struct convert_report *r = j->report;
+    snprintf(r->arch, sizeof r->arch, "%s", j->config.arch);
+    r->tensors = calloc((size_t)j->n_plans + 1, sizeof *r->tensors);
+    if (!r->tensors)
+        return err_nomem(e, "the report");
+    for (int i = 0; i < j->n_plans; i++) {
+        struct plan *p = &j->plans[i];
+        struct convert_tensor *t = &r->tensors[i];
+        r->n_tensors = i + 1;
+        *t = (struct convert_tensor){ .name = strdup(p->spec->name), .source_name = strdup(p->source->name), .source_type = p->source->type,
+                                      .rows = p->spec->rows, .cols = p->spec->cols, .vector = p->spec->is_vector, .source_bytes = p->source_bytes };
+        if (!t->name || !t->source_name)
+            return err_nomem(e, "the report");
+        p->report = t;
+        r->n_params += (uint64_t)t->rows * (uint64_t)t->cols;
+        r->bytes_in += p->source_bytes;
+    }
+    return 0;
+}
+
+/* Types and sizes, as finally planned. */
+static void fill_report(struct job *j)
+{
+    struct convert_report *r = j->report;
+    r->weight_bytes = j->total = plan_bytes(j);
+    r->effort = j->effort;
+    r->n_inexact = r->n_requantized = 0;
+    for (int i = 0; i < j->n_plans; i++) {
+        struct plan *p = &j->plans[i];
+        struct convert_tensor *t = p->report;
+        int quantized = !p->m.type || !qtype_info(p->m.type)->is_float;
+        t->type = p->m.type;
+        t->group_size = quantized && p->make != MAKE_VECTOR ? p->m.group_size : 0;
+        t->act_group = p->make == MAKE_VECTOR ? 0 : p->m.act_group;
+        t->bytes = p->m.size;
+        int s = p->source->type;
+        r->n_requantized += p->make == MAKE_QUANT && s != GGML_F32 && s != GGML_F16 && s != GGML_BF16 && s != GGML_F64;
+        r->n_inexact += p->make == MAKE_NEAR && !t->exact;
+    }
+}
+
+/* ---- writing ---- */
+
+static int sink(void *user, const void *data, size_t n, struct err *e) { return zwriter_data(user, data, n, e); }
+
+static int begin_tensor(struct zwriter *w, const struct plan *p, struct err *e)
+{
+    const struct weight_spec *s = p->spec;
+    const struct source_tensor *t = p->source;
+    struct zfile_tensor z = { .name = s->name, .source_name = t->name, .map = s->map, .tiled = p->make != MAKE_VECTOR, .m = p->m };
+    z.n_dims = s->is_vector && s->rows == 1 ? 1 : 2;
+    z.dim[0] = z.n_dims == 1 ? s->cols : s->rows;
+    z.dim[1] = z.n_dims == 1 ? 0 : s->cols;
+    z.source_rows = 1;
+    z.source_cols = t->n_dims ? t->dim[t->n_dims - 1] : 1;
+    for (int i = 0; i < t->n_dims - 1; i++)
+        z.source_rows *= t->dim[i];
+    return zwriter_tensor(w, &z, e);
+}
+
+static int write_tensors(struct job *j, struct zwriter *w, struct calibration *c, struct err *e)
+{
+    int group = -2, seen_layers = 0;                    /* layer of the group that is open */
+    for (int i = 0; i < j->n_plans; i++) {
+        struct plan *p = &j->plans[i];
+        int layer = p->spec->layer;
+        if (layer != group) {
+            if (layer >= 0 && j->effort == CONVERT_BEST && best_layer(j, c, layer, e))
+                return -1;
+            if (zwriter_group(w, layer >= 0 ? "layer" : seen_layers ? "head" : "embed", layer, e))
+                return -1;
+            group = layer;
+            seen_layers |= layer >= 0;
+        }
+        if (begin_tensor(w, p, e) || encode_tensor(j, p, sink, w, e))
+            return -1;
+        free(p->data);
+        p->data = NULL;
+    }
+    return 0;
+}
+
+static int write_file(struct job *j, struct calibration *c, struct err *e)
+{
+    struct zwriter *w = zwriter_open(j->o->output, e);
+    json_t *json = NULL;
+    int rc = -1;
+    if (!w)
+        return -1;
+    if (write_tensors(j, w, c, e) || describe_files(j, w, e) || !(json = describe_json(j, e)))
+        goto done;
+    rc = zwriter_commit(w, json, e);
+    w = NULL;
+    struct stat s;
+    if (rc == 0 && stat(j->o->output, &s) == 0)
+        j->report->file_bytes = (uint64_t)s.st_size;
+done:
+    zwriter_abort(w);
+    json_decref(json);
+    return rc;
+}
+
+/* ---- the whole ---- */
+
+static int wants_calibration(const struct job *j)
+{
+    if (j->o->effort == CONVERT_FAST && j->report->type.kind != CONVERT_MIXED)
+        return 0;
+    for (int i = 0; i < j->n_plans; i++)
+        if (j->plans[i].make == MAKE_QUANT && j->plans[i].input >= 0)
+            return 1;
+    return 0;
+}
+
+static int calibrate(struct job *j, struct calibration **c, struct err *e)
+{
+    double start = clock_s();
+    j->calib = calloc((size_t)j->config.n_layers, sizeof *j->calib);
+    if (!j->calib)
+        return err_nomem(e, "calibration");
+    if (calibrate_open(j, c, e))
+        return -1;
+    if ((j->effort != CONVERT_BEST || j->report->type.kind == CONVERT_MIXED) && calibrate_run(j, *c, e))
+        return -1;
+    if (j->report->type.kind == CONVERT_MIXED && mixed_assign(j, e))
+        return -1;
+    j->report->calibration_seconds = clock_s() - start;
+    return j->effort == CONVERT_BEST ? 0 : plan_activations(j, e);
+}
+
+static int run(struct job *j, struct err *e)
+{
+    struct calibration *c = NULL;
+    int rc = -1;
+    if (check_options(j->o, e) || (j->o->output && check_output(j->o, e)) || open_source(j, e) || open_report(j, e) || plan_make(j, e))
+        return -1;
+    j->pool = pool_open(j->o->n_threads, e);
+    if (!j->pool)
+        return -1;
+    j->effort = wants_calibration(j) ? j->o->effort : CONVERT_FAST;
+    fill_report(j);
+    if (!j->o->output)
+        return 0;
+    if (wants_calibration(j) && calibrate(j, &c, e))
+        goto done;
+    fill_report(j);
+    rc = write_file(j, c, e);
+    fill_report(j);
+done:
+    calibrate_close(c);
+    return rc;
+}
+
+static void release(struct job *j)
+{
+    for (int i = 0; i < j->n_plans; i++)
+        free(j->plans[i].data);
+    for (int i = 0; j->calib && i < j->config.n_layers; i++) {
+        for (int k = 0; k < N_INPUTS; k++) {
+            free(j->calib[i].strength[k]);
+            free(j->calib[i].scale[k]);
+        }
+        free(j->calib[i].v_scale);
+    }
+    free(j->calib);
+    free(j->head_strength);
+    free(j->plans);
+    free(j->specs);
+    pool_close(j->pool);
+    source_close(j->source);
+    config_release(&j->config);
+}
+
+int convert_run(const struct convert_options *o, struct convert_report *r, struct err *e)
+{
+    struct convert_report own;
+    if (!r)
+        r = &own;
+    memset(r, 0, sizeof *r);
+    struct job j = { .o = o, .report = r };
+    double start = clock_s();
+    int rc = run(&j, e);
+    r->seconds = clock_s() - start;
+    release(&j);
+    if (r == &own)
+        convert_report_release(r);
+    return rc;
+}

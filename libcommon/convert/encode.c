@@ -1,0 +1,309 @@
+/* encode.c - rows of a tensor to tiles, many tiles at a time, in order. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "libcommon/convert/job.h"
+#include "libcommon/quant/ggml.h"
+#include "libcommon/quant/half.h"
+#include "libcommon/quant/quantize.h"
+
+enum { BATCH_BYTES = 8 << 20 };
+
+struct stats { double max, err2, sum2; };
+
+struct worker { float *x, *decoded; struct qrow q; };      /* of one thread */
+
+struct encoder {
+    struct job *j;
+    struct plan *p;
+    struct rows rows;
+    struct fold fold;
+    const float *importance;
+    struct worker *workers; int n_workers;
+    uint8_t *tiles;                     /* of one batch */
+    int tile0, batch;
+    struct stats *stats;                /* [batch] */
+    struct err *errors;                 /* [batch] */
+};
+
+static void add_row(struct stats *s, const float *x, const float *decoded, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        double d = fabs((double)x[i] - (double)decoded[i]);
+        s->max = d > s->max ? d : s->max;
+        s->err2 += d * d;
+        s->sum2 += (double)x[i] * (double)x[i];
+    }
+}
+
+/* A scale with which every value of the group is a whole number of at most 127 steps, exactly; 0: there is none. */
+static float whole_step(const float *x, int n)
+{
+    float amax = 0;
+    for (int i = 0; i < n; i++)
+        amax = fmaxf(amax, fabsf(x[i]));
+    for (int steps = 1; steps <= 127 && amax > 0; steps++) {
+        float s = f16_to_f32(f32_to_f16(amax / (float)steps));
+        int i = 0;
+        while (i < n && s > 0 && s < INFINITY && s * rintf(x[i] / s) == x[i])
+            i++;
+        if (i == n)
+            return s;
+    }
+    return 0;
+}
+
+static void near_i8(const struct mat *m, const float *x, struct qrow *q)
+{
+    quantize_row(m, x, NULL, QUANT_ABSMAX, q);
+    for (int g = 0; g < m->n_groups; g++) {
+        int k = g * m->group_size, n = m->cols - k < m->group_size ? m->cols - k : m->group_size;
+        float s = n > 0 ? whole_step(x + k, n) : 0;
+        if (s == 0)
+            continue;
+        q->scale[g] = s;
+        for (int i = 0; i < n; i++)
+            q->code[k + i] = (uint8_t)(int8_t)rintf(x[k + i] / s);
+    }
+}
+
+/* At most 16 levels at equal distances above the smallest value: how many steps lie between the ends is tried out. */
+static void near_i4m(const struct mat *m, const float *x, struct qrow *q)
+{
+    memset(q->code, 0, (size_t)m->cols_padded);
+    for (int g = 0; g < m->n_groups; g++) {
+        int k = g * m->group_size, n = m->cols - k < m->group_size ? m->cols - k : m->group_size;
+        float lo = n > 0 ? x[k] : 0, hi = lo, best = INFINITY;
+        for (int i = 0; i < n; i++) {
+            lo = fminf(lo, x[k + i]);
+            hi = fmaxf(hi, x[k + i]);
+        }
+        float min = f16_to_f32(f32_to_f16(lo));
+        q->extra[g] = min;
+        q->scale[g] = 0;
+        for (int steps = 1; steps <= 15 && hi > lo; steps++) {
+            float s = f16_to_f32(f32_to_f16((hi - lo) / (float)steps)), err = 0;
+            for (int i = 0; i < n && s > 0; i++) {
+                float d = s * fminf(fmaxf(rintf((x[k + i] - min) / s), 0), 15) + min - x[k + i];
+                err += d * d;
+            }
+            if (s > 0 && err < best) {
+                best = err;
+                q->scale[g] = s;
+            }
+        }
+        for (int i = 0; i < n && q->scale[g] > 0; i++)
+            q->code[k + i] = (uint8_t)fminf(fmaxf(rintf((x[k + i] - min) / q->scale[g]), 0), 15);
+    }
+}
+
+static int float_row(const struct mat *m, uint8_t *tile, int r, const float *x, float *decoded, const struct plan *p, int64_t row, struct err *e)
+{
+    for (int i = 0; i < m->cols; i++) {
+        decoded[i] = m->type == QT_F32 ? x[i] : m->type == QT_F16 ? f16_to_f32(f32_to_f16(x[i])) : bf16_to_f32(f32_to_bf16(x[i]));
+        if (!isfinite(decoded[i]))
+            return err_set(e, ERR_UNSUPPORTED, "tensor %s: row %" PRId64 ", column %d: %g is too large for %s; bf16 or f32 would hold it",
+                           p->source->name, row, i, (double)x[i], qtype_info(m->type)->name);
+    }
+    tile_put_float(m, tile, r, x);
+    return 0;
+}
+
+static int encode_row(struct encoder *c, struct worker *w, uint8_t *tile, int64_t row, struct stats *s, struct err *e)
+{
+    const struct plan *p = c->p;
+    const struct mat *m = &p->m;
+    int r = (int)(row % TILE_ROWS);
+    if (rows_read(&c->rows, row, 1, w->x, e))
+        return -1;
+    if (p->make == MAKE_FLOAT) {
+        if (float_row(m, tile, r, w->x, w->decoded, p, row, e))
+            return -1;
+        add_row(s, w->x, w->decoded, m->cols);
+        return 0;
+    }
+    if (p->make == MAKE_COPY) {
+        const struct ggml_type_info *t = ggml_type_info(p->source->type);
+        size_t row_bytes = (size_t)m->cols / (size_t)t->block * (size_t)t->block_bytes;
+        ggml_to_qrow(p->source->type, p->source->data + (size_t)row_map_at(&p->spec->map, row) * row_bytes, m, &w->q);
+    } else if (p->make == MAKE_NEAR) {
+        if (m->type == QT_I4M)
+            near_i4m(m, w->x, &w->q);
+        else
+            near_i8(m, w->x, &w->q);
+    } else {
+        fold_row(&c->fold, row, w->x, m->cols);
+        quantize_row(m, w->x, c->importance, QUANT_SEARCH, &w->q);
+    }
+    qrow_decode(m, &w->q, w->decoded);
+    tile_put(m, tile, r, &w->q);
+    add_row(s, w->x, w->decoded, m->cols);
+    return 0;
+}
+
+static void encode_tile(void *arg, int i, int thread)
+{
+    struct encoder *c = arg;
+    const struct mat *m = &c->p->m;
+    uint8_t *tile = c->tiles + (size_t)i * m->tile_bytes;
+    int64_t row = (int64_t)(c->tile0 + i) * TILE_ROWS;
+    tile_clear(m, tile);
+    c->stats[i] = (struct stats){ 0 };
+    c->errors[i].code = ERR_NONE;
+    for (int r = 0; r < TILE_ROWS && row + r < m->rows; r++)
+        if (encode_row(c, &c->workers[thread], tile, row + r, &c->stats[i], &c->errors[i]))
+            return;
+}
+
+static void finish_report(struct plan *p, const struct stats *s)
+{
+    struct convert_tensor *t = p->report;
+    t->max_error = s->max;
+    t->rel_error = s->sum2 > 0 ? sqrt(s->err2 / s->sum2) : 0;
+    t->exact = s->max == 0;
+}
+
+typedef int sink_fn(void *user, const void *data, size_t n, struct err *e);
+
+static int advance(struct job *j, size_t n, struct err *e)
+{
+    j->done += n;
+    if (progress_report(j->o->progress, "Converting", j->done, j->total, "bytes"))
+        return err_set(e, ERR_CANCELLED, "cancelled");
+    return 0;
+}
+
+/* Plain f32: norms, biases, tables of positions. */
+static int encode_plain(struct job *j, struct plan *p, const struct encoder *c, sink_fn *sink, void *user, struct err *e)
+{
+    int64_t cols = p->spec->cols;
+    size_t bytes = (size_t)cols * sizeof(float);
+    float *x = malloc(bytes ? bytes : 1);
+    int rc = x ? 0 : err_nomem(e, p->source->name);
+    for (int64_t row = 0; row < p->spec->rows && rc == 0; row++) {
+        rc = rows_read(&c->rows, row, 1, x, e);
+        if (rc == 0 && p->spec->rows == 1)
+            fold_vector(&c->fold, x, cols);
+        if (rc == 0)
+            rc = sink(user, x, bytes, e);
+        if (rc == 0)
+            rc = advance(j, bytes, e);
+    }
+    finish_report(p, &(struct stats){ 0 });
+    free(x);
+    return rc;
+}
+
+static int open_workers(struct encoder *c, struct err *e)
+{
+    const struct mat *m = &c->p->m;
+    size_t cols = (size_t)m->cols_padded;
+    c->n_workers = pool_size(c->j->pool);
+    c->workers = calloc((size_t)c->n_workers, sizeof *c->workers);
+    size_t fit = m->tile_bytes ? BATCH_BYTES / m->tile_bytes : 1, least = (size_t)c->n_workers;
+    c->batch = (int)(fit < least ? least : fit > 4096 ? 4096 : fit);
+    if (c->batch > m->n_tiles)
+        c->batch = m->n_tiles;
+    c->tiles = aligned_alloc(64, ((size_t)c->batch * m->tile_bytes + 63) / 64 * 64);
+    c->stats = calloc((size_t)c->batch, sizeof *c->stats);
+    c->errors = calloc((size_t)c->batch, sizeof *c->errors);
+    if (!c->workers || !c->tiles || !c->stats || !c->errors)
+        return err_nomem(e, c->p->source->name);
+    for (int i = 0; i < c->n_workers; i++) {
+        struct worker *w = &c->workers[i];
+        w->x = calloc(2 * cols, sizeof *w->x);
+        w->decoded = w->x ? w->x + cols : NULL;
+        if (!w->x)
+            return err_nomem(e, c->p->source->name);
+        if (!qtype_info(m->type)->is_float && qrow_init(&w->q, m, e))
+            return -1;
+    }
+    return 0;
+}
+
+static void close_workers(struct encoder *c)
+{
+    for (int i = 0; c->workers && i < c->n_workers; i++) {
+        free(c->workers[i].x);
+        qrow_release(&c->workers[i].q);
+    }
+    free(c->workers);
+    free(c->tiles);
+    free(c->stats);
+    free(c->errors);
+}
+
+static int encode_tiles(struct job *j, struct encoder *c, sink_fn *sink, void *user, struct err *e)
+{
+    struct stats sum = { 0 };
+    const struct mat *m = &c->p->m;
+    for (c->tile0 = 0; c->tile0 < m->n_tiles; c->tile0 += c->batch) {
+        int n = m->n_tiles - c->tile0 < c->batch ? m->n_tiles - c->tile0 : c->batch;
+        pool_run(j->pool, n, encode_tile, c);
+        for (int i = 0; i < n; i++) {
+            if (c->errors[i].code) {
+                *e = c->errors[i];
+                return -1;
+            }
+            sum.max = fmax(sum.max, c->stats[i].max);
+            sum.err2 += c->stats[i].err2;
+            sum.sum2 += c->stats[i].sum2;
+        }
+        if (sink(user, c->tiles, (size_t)n * m->tile_bytes, e) || advance(j, (size_t)n * m->tile_bytes, e))
+            return -1;
+    }
+    finish_report(c->p, &sum);
+    return 0;
+}
+
+int encode_importance(const struct job *j, const struct plan *p, float *out)
+{
+    const float *d = NULL, *s = NULL;
+    if (p->input >= 0 && j->calib) {
+        d = j->calib[p->spec->layer].strength[p->input];
+        s = j->calib[p->spec->layer].scale[p->input];
+    } else if (p->spec->role == ROLE_HEAD || (p->spec->role == ROLE_EMBED && j->config.tied)) {
+        d = p->m.cols == j->config.hidden_size ? j->head_strength : NULL;
+    }
+    /* A channel that the text never used still has to come out sensibly: nothing weighs less than a ten-thousandth of the mean. */
+    double mean = 0;
+    for (int i = 0; d && i < p->m.cols; i++)
+        mean += (double)d[i] / p->m.cols;
+    if (!(mean > 0))
+        return 0;
+    for (int i = 0; i < p->m.cols; i++)
+        out[i] = fmaxf(d[i], (float)(1e-4 * mean)) / (s ? s[i] * s[i] : 1);
+    return 1;
+}
+
+int encode_tensor(struct job *j, struct plan *p, sink_fn *sink, void *user, struct err *e)
+{
+    const struct weight_spec *s = p->spec;
+    if (p->data) {
+        for (size_t at = 0, n; at < p->m.size; at += n) {
+            n = p->m.size - at < BATCH_BYTES ? p->m.size - at : BATCH_BYTES;
+            if (sink(user, p->data + at, n, e) || advance(j, n, e))
+                return -1;
+        }
+        return 0;
+    }
+    struct encoder c = { .j = j, .p = p, .fold = fold_of(j, p) };
+    float *importance = NULL;
+    int rc = rows_open(&c.rows, j->source, p->source, &s->map, s->rows, s->cols, p->make == MAKE_VECTOR && s->rows == 1, e);
+    if (rc == 0 && p->make == MAKE_VECTOR) {
+        rc = encode_plain(j, p, &c, sink, user, e);
+    } else if (rc == 0) {
+        importance = calloc((size_t)p->m.cols_padded, sizeof *importance);
+        rc = importance ? open_workers(&c, e) : err_nomem(e, p->source->name);
+        if (rc == 0 && p->make == MAKE_QUANT && encode_importance(j, p, importance))
+            c.importance = importance;
+        if (rc == 0)
+            rc = encode_tiles(j, &c, sink, user, e);
+        close_workers(&c);
+        free(importance);
+    }
+    rows_close(&c.rows);
+    return rc;
+}

@@ -1,0 +1,175 @@
+/* fold.c - channel scaling: s multiplies the columns that read a channel and divides what makes the channel, so the model computes the same.
+ *
+ * There is an exact place for 1/s in
+ *   the weights (and biases) of the norm before q, k, v or gate, up, if it has weights and nobody else reads its output;
+ *   the rows of v, for the columns of o: attention is linear in v.  Heads that share a KV head share their s.  Not behind clip_qkv;
+ *   the rows of up, for the columns of down: down(act(gate) * up) is linear in up; without a gate relu is homogeneous (and relu^2 takes s^(1/2)). */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "libcommon/convert/job.h"
+#include "libcommon/kernels/kernels.h"
+
+static int ends_in(const char *name, const char *end)
+{
+    size_t n = strlen(name), m = strlen(end);
+    return n >= m && strcmp(name + n - m, end) == 0;
+}
+
+static int has(const struct job *j, int layer, const char *end)
+{
+    for (int i = 0; i < j->n_plans; i++)
+        if (j->plans[i].spec->layer == layer && ends_in(j->plans[i].spec->name, end))
+            return 1;
+    return 0;
+}
+
+/* Are all matrices of these roles in the layer rounded (not copied, not floats)? */
+static int all_rounded(const struct job *j, int layer, unsigned roles)
+{
+    int n = 0;
+    for (int i = 0; i < j->n_plans; i++) {
+        const struct plan *p = &j->plans[i];
+        if (p->spec->layer != layer || p->spec->is_vector || !(roles >> p->spec->role & 1))
+            continue;
+        if (p->make != MAKE_QUANT)
+            return 0;
+        n++;
+    }
+    return n > 0;
+}
+
+/* s_j = (d_j / mean d)^(alpha / 2), clipped, geometric mean 1. */
+static float *scales_from(const float *d, int n, float alpha)
+{
+    float *s = malloc((size_t)n * sizeof *s);
+    double mean = 0, log_sum = 0;
+    if (!s)
+        return NULL;
+    for (int i = 0; i < n; i++)
+        mean += (double)d[i] / n;
+    for (int i = 0; i < n; i++) {
+        double r = mean > 0 ? pow(fmax((double)d[i], 1e-12) / mean, (double)alpha / 2) : 1;
+        s[i] = (float)fmin(fmax(r, 1e-2), 1e2);
+        log_sum += log((double)s[i]);
+    }
+    float norm = (float)exp(-log_sum / n);
+    for (int i = 0; i < n; i++)
+        s[i] *= norm;
+    return s;
+}
+
+/* Strengths of o's inputs averaged over the heads that share a KV head: [n_kv_heads][head_dim] = rows of v. */
+static float *shared_strength(const struct config *c, const float *d)
+{
+    int dim = c->head_dim, share = c->n_heads / c->n_kv_heads;
+    float *out = calloc((size_t)c->n_kv_heads * (size_t)dim, sizeof *out);
+    for (int h = 0; out && h < c->n_heads; h++)
+        for (int i = 0; i < dim; i++)
+            out[h / share * dim + i] += d[h * dim + i] / (float)share;
+    return out;
+}
+
+static int fold_o(struct job *j, struct layer_calib *l, float alpha, struct err *e)
+{
+    const struct config *c = &j->config;
+    int dim = c->head_dim, share = c->n_heads / c->n_kv_heads;
+    float *d = shared_strength(c, l->strength[INPUT_O]);
+    l->v_scale = d ? scales_from(d, c->n_kv_heads * dim, alpha) : NULL;
+    l->scale[INPUT_O] = malloc((size_t)c->n_heads * (size_t)dim * sizeof(float));
+    free(d);
+    if (!l->v_scale || !l->scale[INPUT_O])
+        return err_nomem(e, "channel scales");
+    for (int h = 0; h < c->n_heads; h++)
+        memcpy(l->scale[INPUT_O] + (size_t)h * (size_t)dim, l->v_scale + (size_t)(h / share) * (size_t)dim, (size_t)dim * sizeof(float));
+    return 0;
+}
+
+static int fold_input(struct layer_calib *l, int input, int n, float alpha, struct err *e)
+{
+    l->scale[input] = scales_from(l->strength[input], n, alpha);
+    return l->scale[input] ? 0 : err_nomem(e, "channel scales");
+}
+
+int fold_layer(struct job *j, int layer, float alpha, struct err *e)
+{
+    const struct config *c = &j->config;
+    struct layer_calib *l = &j->calib[layer];
+    const unsigned qkv = 1u << ROLE_Q | 1u << ROLE_K | 1u << ROLE_V, mlp = 1u << ROLE_GATE | 1u << ROLE_UP;
+    int parallel = c->block == BLOCK_PARALLEL;
+    for (int i = 0; i < N_INPUTS; i++) {
+        free(l->scale[i]);
+        l->scale[i] = NULL;
+    }
+    free(l->v_scale);
+    l->v_scale = NULL;
+    if (l->strength[INPUT_QKV] && has(j, layer, ".attn_norm.weight") && all_rounded(j, layer, parallel ? qkv | mlp : qkv)) {
+        if (fold_input(l, INPUT_QKV, c->hidden_size, alpha, e))
+            return -1;
+        if (parallel) {
+            l->scale[INPUT_MLP] = malloc((size_t)c->hidden_size * sizeof(float));
+            if (!l->scale[INPUT_MLP])
+                return err_nomem(e, "channel scales");
+            memcpy(l->scale[INPUT_MLP], l->scale[INPUT_QKV], (size_t)c->hidden_size * sizeof(float));
+        }
+    }
+    if (!parallel && l->strength[INPUT_MLP] && has(j, layer, ".mlp_norm.weight") && all_rounded(j, layer, mlp))
+        if (fold_input(l, INPUT_MLP, c->hidden_size, alpha, e))
+            return -1;
+    if (l->strength[INPUT_O] && c->clip_qkv == 0 && all_rounded(j, layer, 1u << ROLE_V | 1u << ROLE_O) && fold_o(j, l, alpha, e))
+        return -1;
+    int homogeneous = c->gated || c->act == ACT_RELU || c->act == ACT_RELU2;
+    if (l->strength[INPUT_DOWN] && homogeneous && all_rounded(j, layer, 1u << ROLE_UP | 1u << ROLE_DOWN))
+        return fold_input(l, INPUT_DOWN, c->intermediate_size, alpha, e);
+    return 0;
+}
+
+struct fold fold_of(const struct job *j, const struct plan *p)
+{
+    const struct weight_spec *s = p->spec;
+    struct fold f = { .row_power = 1 };
+    if (!j->calib || s->layer < 0)
+        return f;
+    const struct layer_calib *l = &j->calib[s->layer];
+    if (s->is_vector) {
+        int weight = ends_in(s->name, ".weight");
+        f.is_norm = 1;
+        f.offset = weight ? j->config.norm_offset : 0;
+        if (ends_in(s->name, ".attn_norm.weight") || ends_in(s->name, ".attn_norm.bias"))
+            f.col = l->scale[INPUT_QKV];
+        else if (ends_in(s->name, ".mlp_norm.weight") || ends_in(s->name, ".mlp_norm.bias"))
+            f.col = j->config.block == BLOCK_PARALLEL ? NULL : l->scale[INPUT_MLP];
+        else if (ends_in(s->name, ".v_proj.bias"))
+            f.col = l->v_scale;
+        else if (ends_in(s->name, ".up_proj.bias")) {
+            f.col = l->scale[INPUT_DOWN];
+            f.row_power = !j->config.gated && j->config.act == ACT_RELU2 ? 0.5f : 1;
+        }
+        return f;
+    }
+    if (p->input >= 0)
+        f.col = l->scale[p->input];
+    if (s->role == ROLE_V)
+        f.row = l->v_scale;
+    if (s->role == ROLE_UP) {
+        f.row = l->scale[INPUT_DOWN];
+        f.row_power = !j->config.gated && j->config.act == ACT_RELU2 ? 0.5f : 1;
+    }
+    return f;
+}
+
+void fold_row(const struct fold *f, int64_t row, float *x, int64_t cols)
+{
+    float by = !f->row ? 1 : f->row_power == 1 ? f->row[row] : powf(f->row[row], f->row_power);
+    for (int64_t i = 0; i < cols && (f->col || f->row); i++)
+        x[i] = x[i] * (f->col ? f->col[i] : 1) / by;
+}
+
+void fold_vector(const struct fold *f, float *x, int64_t n)
+{
+    for (int64_t i = 0; i < n && f->col; i++) {
+        float by = f->row_power == 1 ? f->col[i] : powf(f->col[i], f->row_power);
+        x[i] = (float)(((double)x[i] + (double)f->offset) / (double)by - (double)f->offset);
+    }
+}

@@ -1,0 +1,106 @@
+/* job.h - what the files of convert/ share while one source is converted. */
+#ifndef ZSE_CONVERT_JOB_H
+#define ZSE_CONVERT_JOB_H
+
+#include "libcommon/base/pool.h"
+#include "libcommon/convert/convert.h"
+#include "libcommon/convert/rows.h"
+#include "libcommon/import/source.h"
+#include "libcommon/model/model.h"
+#include "libcommon/quant/tile.h"
+
+/* How the bytes of a tensor come about. */
+enum make {
+    MAKE_VECTOR,            /* plain f32 */
+    MAKE_FLOAT,             /* a matrix of f32, f16 or bf16 */
+    MAKE_COPY,              /* codes and scales of the source, no rounding */
+    MAKE_NEAR,              /* a linear grid laid over the source's grid: exact or next to it */
+    MAKE_QUANT,             /* rounded */
+};
+
+/* Inputs of linear layers within a layer, in forward order; q, k, v share one, gate and up another. */
+enum input { INPUT_QKV, INPUT_O, INPUT_MLP, INPUT_DOWN, N_INPUTS };
+
+struct plan {
+    const struct weight_spec *spec;
+    const struct source_tensor *source;
+    enum make make;
+    struct mat m;
+    int input;              /* enum input, -1: none */
+    int fixed;              /* type chosen by --skip or --quant: mixed leaves it alone */
+    uint64_t source_bytes;  /* the share of the source tensor */
+    uint8_t *data;          /* ready-made bytes (best), owned; NULL: made on the way out */
+    struct convert_tensor *report;
+};
+
+/* What calibration found for one layer. All vectors are malloc'd, NULL: not known, or nothing to scale. */
+struct layer_calib {
+    float *strength[N_INPUTS];      /* mean of the square of each input channel, before scaling */
+    float *scale[N_INPUTS];         /* columns that read it are multiplied by this, what makes it is divided */
+    float *v_scale;                 /* scale[INPUT_O] by row of v: shared by the heads of a group */
+};
+
+struct job {
+    const struct convert_options *o;
+    struct convert_report *report;
+    struct source *source;
+    struct config config;
+    struct weight_spec *specs;
+    int n_plans;
+    struct plan *plans;             /* tensors that are there, in forward order */
+    struct pool *pool;
+    struct layer_calib *calib;      /* [n_layers], NULL without calibration */
+    float *head_strength;           /* [hidden_size] or NULL */
+    enum convert_effort effort;
+    uint64_t done, total;           /* bytes of weights, for progress */
+};
+
+void job_note(const struct job *j, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+/* ---- plan.c: which tensor becomes what ---- */
+int plan_make(struct job *j, struct err *e);
+uint64_t plan_bytes(const struct job *j);
+/* (Re)plan one tensor as a number format. */
+int plan_set(struct job *j, struct plan *p, enum qtype type, int group_size, struct err *e);
+/* After calibration: activation groups by what was scaled. */
+int plan_activations(struct job *j, struct err *e);
+enum convert_part plan_part(const struct weight_spec *s);
+const char *plan_type_name(struct convert_type t);
+
+/* ---- fold.c: scaling channels into the layer before ---- */
+/* From strength to scale, where the architecture has an exact place for it and all matrices concerned are rounded anyway. */
+int fold_layer(struct job *j, int layer, float alpha, struct err *e);
+/* Factors on rows and columns of a tensor: value' = value * (col ? col[c] : 1) / (row ? pow(row[r], row_power) : 1). */
+struct fold {
+    const float *col, *row;
+    float row_power;
+    int is_norm;            /* vector: (w + offset) / col - offset */
+    float offset;
+};
+struct fold fold_of(const struct job *j, const struct plan *p);
+void fold_row(const struct fold *f, int64_t row, float *x, int64_t cols);       /* a row of a matrix */
+void fold_vector(const struct fold *f, float *x, int64_t n);                    /* a norm or bias */
+
+/* ---- encode.c: rows to tiles ---- */
+/* Every byte of tensor p, in order, to sink; fills p->report. */
+int encode_tensor(struct job *j, struct plan *p, int (*sink)(void *user, const void *data, size_t n, struct err *e), void *user, struct err *e);
+/* Importance of p's columns after scaling, to out [cols]; 0: none is known. */
+int encode_importance(const struct job *j, const struct plan *p, float *out);
+
+/* ---- calibrate.c, best.c: running the model ---- */
+struct calibration;
+int calibrate_open(struct job *j, struct calibration **c, struct err *e);      /* text, tokens, embeddings */
+void calibrate_close(struct calibration *c);
+/* One float pass through all layers: strengths (and scales) of every layer. */
+int calibrate_run(struct job *j, struct calibration *c, struct err *e);
+/* Quantize layer `index` with error feedback: fills data of its plans, strengths and scales; advances both streams. */
+int best_layer(struct job *j, struct calibration *c, int index, struct err *e);
+
+/* ---- mixed.c ---- */
+int mixed_assign(struct job *j, struct err *e);
+
+/* calibration_text.c: ours; prose, code, dialogue in several languages */
+extern const char calibration_text[];
+extern const size_t calibration_text_size;
+
+#endif

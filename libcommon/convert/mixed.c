@@ -1,0 +1,138 @@
+/* mixed.c - 2 to 8 bits a tensor: begin with the fewest everywhere, then spend the target's bytes where they take away most error.
+ *
+ * The error of a tensor is its relative output error, sum of strength * (w - w')^2 over sum of strength * w^2 (64 rows are looked at), times its
+ * number of weights, times how much such an error of that kind of matrix moved the logits of a real model (see LAYOUT in FORMAT.md: v most, q least,
+ * the first two layers more than the others). */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "libcommon/convert/job.h"
+#include "libcommon/quant/quantize.h"
+
+static const enum qtype steps[] = { QT_M2, QT_M3, QT_NL4, QT_M5, QT_M6, QT_I8 };
+enum { N_STEPS = sizeof steps / sizeof *steps, SAMPLE = 64 };
+
+struct choice {
+    struct plan *p;
+    int step;
+    double error[N_STEPS];
+    uint64_t bytes[N_STEPS];
+    struct err e;
+};
+
+struct measure { struct job *j; struct choice *choices; };
+
+static double sensitivity(const struct weight_spec *s)
+{
+    static const double by_role[] = { [ROLE_Q] = 1, [ROLE_K] = 7, [ROLE_V] = 10, [ROLE_O] = 2, [ROLE_GATE] = 3, [ROLE_UP] = 5, [ROLE_DOWN] = 5,
+                                      [ROLE_EMBED] = 5, [ROLE_HEAD] = 5 };
+    return by_role[s->role] * (s->layer == 0 || s->layer == 1 ? 2 : 1) * (double)s->rows * (double)s->cols;
+}
+
+static int try_type(struct job *j, struct choice *c, int step, const float *x, const float *importance, int n, float *decoded, struct err *e)
+{
+    struct mat m;
+    struct qrow q;
+    size_t cols = (size_t)c->p->spec->cols;
+    double err = 0, sum = 0;
+    (void)j;
+    if (mat_init(&m, steps[step], steps[step] == QT_I8 ? 64 : 32, 32, c->p->spec->rows, c->p->spec->cols, e) || qrow_init(&q, &m, e))
+        return -1;
+    for (int r = 0; r < n; r++) {
+        const float *row = x + (size_t)r * cols;
+        quantize_row(&m, row, importance, QUANT_SEARCH, &q);
+        qrow_decode(&m, &q, decoded);
+        for (size_t k = 0; k < cols; k++) {
+            double w = importance ? (double)importance[k] : 1, d = (double)row[k] - (double)decoded[k];
+            err += w * d * d;
+            sum += w * (double)row[k] * (double)row[k];
+        }
+    }
+    qrow_release(&q);
+    c->bytes[step] = m.size;
+    c->error[step] = sum > 0 ? err / sum * sensitivity(c->p->spec) : 0;
+    return 0;
+}
+
+static void measure_tensor(void *arg, int i, int thread)
+{
+    struct measure *s = arg;
+    struct choice *c = &s->choices[i];
+    const struct weight_spec *spec = c->p->spec;
+    struct fold fold = fold_of(s->j, c->p);
+    struct rows rows;
+    int n = spec->rows < SAMPLE ? (int)spec->rows : SAMPLE, rc = 0;
+    size_t cols = (size_t)spec->cols;
+    float *x = malloc(((size_t)n + 2) * cols * sizeof *x), *importance = x + (size_t)n * cols, *decoded = importance + cols;
+    (void)thread;
+    if (!x) {
+        err_nomem(&c->e, c->p->source->name);
+        return;
+    }
+    rc = rows_open(&rows, s->j->source, c->p->source, &spec->map, spec->rows, spec->cols, 0, &c->e);
+    for (int r = 0; r < n && rc == 0; r++) {
+        int64_t row = spec->rows * r / n;
+        rc = rows_read(&rows, row, 1, x + (size_t)r * cols, &c->e);
+        if (rc == 0)
+            fold_row(&fold, row, x + (size_t)r * cols, spec->cols);
+    }
+    int known = encode_importance(s->j, c->p, importance);
+    for (int k = 0; k < N_STEPS && rc == 0; k++)
+        rc = try_type(s->j, c, k, x, known ? importance : NULL, n, decoded, &c->e);
+    free(rows.whole);
+    free(x);
+}
+
+/* The step up that takes away most error a byte, if it fits into `room`; steps that save nothing are passed over. -1: none. */
+static int best_step(const struct choice *c, int n, uint64_t room, int *to)
+{
+    int best = -1;
+    double most = 0;
+    for (int i = 0; i < n; i++)
+        for (int k = c[i].step + 1; k < N_STEPS; k++) {
+            uint64_t more = c[i].bytes[k] - c[i].bytes[c[i].step];
+            double gain = c[i].error[c[i].step] - c[i].error[k];
+            if (c[i].bytes[k] <= c[i].bytes[c[i].step] || more > room || gain / (double)more <= most)
+                continue;
+            most = gain / (double)more;
+            best = i;
+            *to = k;
+        }
+    return best;
+}
+
+int mixed_assign(struct job *j, struct err *e)
+{
+    struct choice *c = calloc((size_t)j->n_plans + 1, sizeof *c);
+    int n = 0, rc = 0, to = 0;
+    uint64_t fixed = 0, used = 0;
+    if (!c)
+        return err_nomem(e, "the choice of types");
+    for (int i = 0; i < j->n_plans; i++) {
+        struct plan *p = &j->plans[i];
+        if (p->make == MAKE_QUANT && !p->fixed)
+            c[n++].p = p;
+        else
+            fixed += p->m.size;
+    }
+    pool_run(j->pool, n, measure_tensor, &(struct measure){ j, c });
+    for (int i = 0; i < n && rc == 0; i++) {
+        used += c[i].bytes[0];
+        if (c[i].e.code) {
+            *e = c[i].e;
+            rc = -1;
+        }
+    }
+    if (rc == 0 && fixed + used > j->o->target_bytes)
+        rc = err_set(e, ERR_LIMIT, "%s: with 2 bits everywhere the weights take %" PRIu64 " bytes, more than the target of %" PRIu64,
+                     j->source->path, fixed + used, j->o->target_bytes);
+    for (int i; rc == 0 && (i = best_step(c, n, j->o->target_bytes - fixed - used, &to)) >= 0;) {
+        used += c[i].bytes[to] - c[i].bytes[c[i].step];
+        c[i].step = to;
+    }
+    for (int i = 0; i < n && rc == 0; i++)
+        rc = plan_set(j, c[i].p, steps[c[i].step], 0, e);
+    free(c);
+    return rc;
+}

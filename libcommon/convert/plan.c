@@ -1,0 +1,258 @@
+/* plan.c - which tensor of the source becomes what. */
+#include <fnmatch.h>
+#include <inttypes.h>
+#include <string.h>
+
+#include "libcommon/convert/job.h"
+#include "libcommon/quant/ggml.h"
+
+static const struct { const char *name; struct convert_type type; } names[] = {
+    { "nl4", { CONVERT_TYPE, QT_NL4 } },   { "int4", { CONVERT_TYPE, QT_I4 } },   { "int8", { CONVERT_TYPE, QT_I8 } },
+    { "nf4", { CONVERT_TYPE, QT_NF4 } },   { "mixed", { CONVERT_MIXED, 0 } },     { "f16", { CONVERT_TYPE, QT_F16 } },
+    { "bf16", { CONVERT_TYPE, QT_BF16 } }, { "f32", { CONVERT_TYPE, QT_F32 } },   { "keep", { CONVERT_KEEP, 0 } },
+    /* other spellings, and types that only make sense for parts of a model */
+    { "fp16", { CONVERT_TYPE, QT_F16 } },  { "fp32", { CONVERT_TYPE, QT_F32 } },  { "int4m", { CONVERT_TYPE, QT_I4M } },
+    { "int4z", { CONVERT_TYPE, QT_I4Z } }, { "m2", { CONVERT_TYPE, QT_M2 } },     { "m3", { CONVERT_TYPE, QT_M3 } },
+    { "m5", { CONVERT_TYPE, QT_M5 } },     { "m6", { CONVERT_TYPE, QT_M6 } },     { "fit", { CONVERT_FIT, 0 } },
+};
+
+int convert_parse_type(struct convert_type *t, const char *name, struct err *e)
+{
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(names[i].name, name) == 0 && names[i].type.kind != CONVERT_FIT) {
+            *t = names[i].type;
+            return 0;
+        }
+    return err_set(e, ERR_UNSUPPORTED, "'%s' is no type to convert to: nl4, int4, int8, nf4, mixed, f16, bf16, f32, keep "
+                                       "(or, for experiments, int4m, int4z, m2, m3, m5, m6)", name);
+}
+
+const char *plan_type_name(struct convert_type t)
+{
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (names[i].type.kind == t.kind && (t.kind != CONVERT_TYPE || names[i].type.qtype == t.qtype))
+            return names[i].name;
+    return "?";
+}
+
+static const char *const part_names[N_PARTS] = { "attention", "mlp", "embeddings", "lm_head" };
+
+int convert_part_find(const char *name, size_t size)
+{
+    for (int i = 0; i < N_PARTS; i++)
+        if (strlen(part_names[i]) == size && memcmp(part_names[i], name, size) == 0)
+            return i;
+    return size == 9 && memcmp(name, "dense_mlp", 9) == 0 ? PART_MLP : -1;
+}
+
+const char *convert_part_name(enum convert_part part) { return part_names[part]; }
+
+enum convert_part plan_part(const struct weight_spec *s)
+{
+    switch (s->role) {
+    case ROLE_Q: case ROLE_K: case ROLE_V: case ROLE_O: return PART_ATTENTION;
+    case ROLE_GATE: case ROLE_UP: case ROLE_DOWN:       return PART_MLP;
+    case ROLE_HEAD:                                     return PART_LM_HEAD;
+    default:                                            return PART_EMBEDDINGS;
+    }
+}
+
+static int input_of(const struct weight_spec *s)
+{
+    switch (s->role) {
+    case ROLE_Q: case ROLE_K: case ROLE_V: return INPUT_QKV;
+    case ROLE_O:                           return INPUT_O;
+    case ROLE_GATE: case ROLE_UP:          return INPUT_MLP;
+    case ROLE_DOWN:                        return INPUT_DOWN;
+    default:                               return -1;
+    }
+}
+
+enum qtype convert_keep_type(int source_type, int *group_size, int *exact)
+{
+    int type = ggml_exact_type(source_type, group_size);
+    *exact = type >= 0;
+    if (type >= 0)
+        return (enum qtype)type;
+    *group_size = 32;
+    switch (source_type) {
+    case GGML_F64:  return QT_F32;
+    case GGML_Q4_K: return QT_I4M;          /* 16 steps above a minimum, as here; its scale is a product that f16 has to round */
+    case GGML_MXFP4: *exact = 1; return QT_I8;      /* twice its values are whole numbers; checked group by group */
+    default:        return QT_I8;
+    }
+}
+
+static int is_float(int source_type)
+{
+    return source_type == GGML_F32 || source_type == GGML_F16 || source_type == GGML_BF16 || source_type == GGML_F64;
+}
+
+static int default_group(enum qtype type)
+{
+    return type == QT_I8 || type == QT_NF4 ? 64 : 32;
+}
+
+int plan_set(struct job *j, struct plan *p, enum qtype type, int group_size, struct err *e)
+{
+    const struct weight_spec *s = p->spec;
+    const struct qtype_info *t = qtype_info(type);
+    int exact_group, exact = ggml_exact_type(p->source->type, &exact_group), user = group_size != 0;
+    if (t->is_float) {
+        p->make = MAKE_FLOAT;
+        return mat_init(&p->m, type, 32, 0, s->rows, s->cols, e);
+    }
+    if (type == QT_I8 && group_size == -1)
+        type = QT_I8R;
+    int may_copy = !s->map.transposed && exact >= 0 && !is_float(p->source->type) && (!user || group_size == exact_group) &&
+                   s->cols % ggml_type_info(p->source->type)->block == 0;
+    if (may_copy && (exact == (int)type || (type == QT_I4 && exact == QT_I4M))) {
+        p->make = MAKE_COPY;
+        return mat_init(&p->m, (enum qtype)exact, exact_group, exact_group < 128 ? 32 : 128, s->rows, s->cols, e);
+    }
+    p->make = MAKE_QUANT;
+    if (!user || (t->group_sizes & (t->group_sizes - 1)) == 0 || type == QT_I8R)
+        group_size = type == QT_I8R ? 32 : default_group(type);
+    (void)j;
+    return mat_init(&p->m, type, group_size, 32, s->rows, s->cols, e);
+}
+
+static int set_keep(struct plan *p, struct err *e)
+{
+    const struct weight_spec *s = p->spec;
+    int group, exact, source = p->source->type;
+    enum qtype type = convert_keep_type(source, &group, &exact);
+    const struct qtype_info *t = qtype_info(type);
+    if (t->is_float) {
+        p->make = MAKE_FLOAT;
+        return mat_init(&p->m, type, 32, 0, s->rows, s->cols, e);
+    }
+    p->make = ggml_exact_type(source, &group) >= 0 && !s->map.transposed && s->cols % ggml_type_info(source)->block == 0 ? MAKE_COPY : MAKE_NEAR;
+    return mat_init(&p->m, type, group, group < 128 ? 32 : 128, s->rows, s->cols, e);
+}
+
+static int matches(const struct convert_options *o, const struct plan *p)
+{
+    for (int i = 0; i < o->n_skip; i++)
+        if (fnmatch(o->skip[i], p->spec->name, 0) == 0 || fnmatch(o->skip[i], p->source->name, 0) == 0)
+            return 1;
+    return 0;
+}
+
+static int set_type(struct job *j, struct plan *p, struct convert_type type, struct err *e)
+{
+    if (type.kind == CONVERT_KEEP)
+        return set_keep(p, e);
+    /* mixed begins with 8 bits everywhere; mixed_assign goes from there */
+    return plan_set(j, p, type.kind == CONVERT_MIXED ? QT_I8 : type.qtype, j->o->group_size, e);
+}
+
+/* The type of one tensor under `type` for the whole model. */
+static int plan_tensor(struct job *j, struct plan *p, struct convert_type type, struct err *e)
+{
+    const struct convert_options *o = j->o;
+    enum convert_part part = plan_part(p->spec);
+    p->input = input_of(p->spec);
+    p->fixed = 0;
+    if (p->spec->is_vector) {
+        p->make = MAKE_VECTOR;
+        p->m = (struct mat){ .type = QT_F32, .rows = (int)p->spec->rows, .cols = (int)p->spec->cols };
+        if (__builtin_mul_overflow((uint64_t)p->spec->rows * 4, (uint64_t)p->spec->cols, &p->m.size))
+            return err_set(e, ERR_SHAPE, "tensor %s: %" PRId64 " x %" PRId64 " does not fit into memory", p->source->name, p->spec->rows, p->spec->cols);
+        return 0;
+    }
+    if (part == PART_EMBEDDINGS && j->config.tied && p->spec->role == ROLE_EMBED && o->part[PART_LM_HEAD].set && !o->part[PART_EMBEDDINGS].set)
+        part = PART_LM_HEAD;                /* one matrix is both */
+    if (matches(o, p)) {
+        p->fixed = 1;
+        return set_keep(p, e);
+    }
+    if (o->part[part].set) {
+        p->fixed = o->part[part].type.kind != CONVERT_MIXED;
+        return set_type(j, p, o->part[part].type, e);
+    }
+    int ends = part == PART_EMBEDDINGS || part == PART_LM_HEAD;
+    if (ends && type.kind == CONVERT_TYPE && qtype_info(type.qtype)->bits < 8)
+        return plan_set(j, p, QT_I8, 0, e);
+    return set_type(j, p, type, e);
+}
+
+uint64_t plan_bytes(const struct job *j)
+{
+    uint64_t sum = 0;
+    for (int i = 0; i < j->n_plans; i++)
+        sum += j->plans[i].m.size;
+    return sum;
+}
+
+static int plan_all(struct job *j, struct convert_type type, struct err *e)
+{
+    for (int i = 0; i < j->n_plans; i++)
+        if (plan_tensor(j, &j->plans[i], type, e))
+            return err_prefix(e, "tensor %s", j->plans[i].source->name);
+    return 0;
+}
+
+/* The floats in which most of the source's weights are stored. */
+static enum qtype stored_float(const struct job *j)
+{
+    uint64_t bytes[3] = { 0 };
+    for (int i = 0; i < j->n_plans; i++) {
+        int t = j->plans[i].source->type;
+        bytes[t == GGML_F32 ? 0 : t == GGML_BF16 ? 1 : 2] += j->plans[i].source->size;
+    }
+    return bytes[0] > bytes[1] + bytes[2] ? QT_F32 : bytes[1] > bytes[2] ? QT_BF16 : QT_F16;
+}
+
+static int fit(struct job *j, struct err *e)
+{
+    enum qtype stored = stored_float(j);
+    const enum qtype ladder[] = { stored, stored == QT_F32 ? QT_F16 : stored, QT_I8, QT_M6, QT_M5, QT_NL4 };
+    for (size_t i = 0; i < sizeof ladder / sizeof *ladder; i++) {
+        struct convert_type t = { CONVERT_TYPE, ladder[i] };
+        if (plan_all(j, t, e))
+            return -1;
+        if (plan_bytes(j) <= j->o->target_bytes) {
+            j->report->type = t;
+            return 0;
+        }
+    }
+    j->report->type = (struct convert_type){ CONVERT_MIXED, 0 };
+    return plan_all(j, j->report->type, e);
+}
+
+int plan_make(struct job *j, struct err *e)
+{
+    const struct convert_options *o = j->o;
+    if (o->part[PART_LM_HEAD].set && o->part[PART_EMBEDDINGS].set && j->config.tied &&
+        memcmp(&o->part[PART_LM_HEAD].type, &o->part[PART_EMBEDDINGS].type, sizeof o->part[0].type))
+        return err_set(e, ERR_UNSUPPORTED, "%s: the head is the embedding, one type for both is needed", j->source->path);
+    j->report->type = o->type;
+    if (o->type.kind == CONVERT_FIT) {
+        if (!o->target_bytes)
+            return err_set(e, ERR_UNSUPPORTED, "a target size is needed to choose a type that fits it");
+        if (fit(j, e))
+            return -1;
+    } else if (plan_all(j, o->type, e)) {
+        return -1;
+    }
+    if (j->report->type.kind == CONVERT_MIXED && !o->target_bytes)
+        return err_set(e, ERR_UNSUPPORTED, "mixed needs a target size: it spends the bytes where they count most");
+    if (j->report->type.kind != CONVERT_MIXED && o->target_bytes && plan_bytes(j) > o->target_bytes)
+        return err_set(e, ERR_LIMIT, "%s: as %s the weights take %" PRIu64 " bytes, more than the target of %" PRIu64,
+                       j->source->path, plan_type_name(j->report->type), plan_bytes(j), o->target_bytes);
+    return 0;
+}
+
+int plan_activations(struct job *j, struct err *e)
+{
+    for (int i = 0; i < j->n_plans; i++) {
+        struct plan *p = &j->plans[i];
+        if (p->make != MAKE_QUANT || p->input < 0 || !j->calib || !j->calib[p->spec->layer].scale[p->input])
+            continue;
+        int act = p->m.cols % 128 == 0 ? 128 : p->m.cols % 64 == 0 ? 64 : 32;
+        if (mat_init(&p->m, p->m.type, p->m.group_size, act, p->spec->rows, p->spec->cols, e))
+            return err_prefix(e, "tensor %s", p->source->name);
+    }
+    return 0;
+}
