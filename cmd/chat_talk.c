@@ -104,12 +104,9 @@ static int run_turn(struct talk *t, struct answer *a, struct err *e)
         rc = conversation_ids(t, text, size, &ids, &n, e);
     if (rc == 0 && (rc = answer_start(a, t->engine, t->kept, t->o, ids, n, 1, e)) == 0) {
         t->kept = a->request;
-        stop_answer = 0;
         while ((rc = engine_step(t->engine, e)) > 0) {
-            if (stop_answer) {
-                stop_answer = 0;
+            if (stop_answer)
                 engine_cancel(t->engine, a->request);
-            }
         }
         t->last = a->stats;
         if (rc == 0 && a->finish == FINISH_ERROR) {
@@ -330,7 +327,7 @@ static void loop(struct talk *t)
 {
     int interrupted = 0, leave = 0;
     while (!leave) {
-        interrupted = 0;
+        interrupted = stop_answer = 0;
         char *text = read_input(t, &interrupted);
         if (interrupted)
             continue;

@@ -1,0 +1,229 @@
+# chat.bats - zse-chat as a filter, as a batch, and on a terminal; with the tiny model.
+bats_require_minimum_version 1.5.0
+
+setup_file() {
+  export XDG_CACHE_HOME=$BATS_FILE_TMPDIR/cache XDG_STATE_HOME=$BATS_FILE_TMPDIR/state
+  zse-chat models/tiny -p hi -n 1 >/dev/null 2>&1
+  MODEL=$(echo "$XDG_CACHE_HOME"/zse/*.zse)
+  export MODEL
+}
+setup() { cd "$BATS_TEST_DIRNAME/../.." || exit 1; }
+ask() { zse-chat "$MODEL" --temp 0 "$@"; }
+field() { python3 -c 'import json,sys; v=json.load(sys.stdin)
+for k in sys.argv[1].split("."): v=v[k]
+print(v if isinstance(v,str) else json.dumps(v))' "$1"; }
+
+@test "a folder is converted once, with a note; the answer alone is on standard output" {
+  export XDG_CACHE_HOME=$BATS_TEST_TMPDIR/cache
+  run --separate-stderr zse-chat models/tiny -p "What is 2+2?" --temp 0
+  [ "$status" = 0 ] && [ "$output" = "2 + 2 = 4" ] && [[ "$stderr" == *converting\ models/tiny\ once* ]]
+  run --separate-stderr zse-chat models/tiny -p "What is the capital of France?" --temp 0
+  [ "$output" = "The capital of France is Paris." ] && [[ "$stderr" != *converting* ]] && [[ "$stderr" == *zse-convert\ models/tiny* ]]
+  [ "$(find "$XDG_CACHE_HOME" -type f | wc -l)" = 1 ]
+  printf 'x' >"$(echo "$XDG_CACHE_HOME"/zse/*)"          # a damaged file is made again
+  run --separate-stderr zse-chat models/tiny -p "What is 2+2?" --temp 0
+  [ "$output" = "2 + 2 = 4" ]
+  run --separate-stderr zse-chat models/tiny -q int8 -p "What is 2+2?" --temp 0
+  [ "$output" = "2 + 2 = 4" ] && [ "$(find "$XDG_CACHE_HOME" -type f | wc -l)" = 2 ]
+  unset XDG_CACHE_HOME
+  HOME=$BATS_TEST_TMPDIR/home run --separate-stderr zse-chat models/tiny -p "What is 2+2?" --temp 0
+  [ "$output" = "2 + 2 = 4" ] && [ -d "$BATS_TEST_TMPDIR/home/.cache/zse" ]
+}
+
+@test "-p, -p - and standard input give the same answer" {
+  [ "$(ask -p "What is 2+2?")" = "2 + 2 = 4" ]
+  [ "$(echo "What is 2+2?" | ask -p - 2>&1)" = "2 + 2 = 4" ]
+  [ "$(printf 'What is 2+2?' | ask 2>&1)" = "2 + 2 = 4" ]
+  [ "$(ask --exact -p "What is 2+2?" </dev/null)" = "2 + 2 = 4" ]
+}
+
+@test "--json tells why it ended, what it counted and how long it took; --ids the tokens" {
+  local j
+  j=$(ask -p "What is 2+2?" --json)
+  [ "$(field text <<<"$j")" = "2 + 2 = 4" ] && [ "$(field finish_reason <<<"$j")" = stop ] && [ "$(wc -l <<<"$j")" = 1 ]
+  [ "$(field usage <<<"$j")" = '{"prompt_tokens": 15, "completion_tokens": 8, "total_tokens": 23, "cached_tokens": 0}' ]
+  [[ "$(field timings <<<"$j")" == *first_token_s*prefill_tokens_per_s*decode_tokens_per_s* ]]
+  j=$(ask -p "What is 2+2?" --json --ids -n 3)
+  [ "$(field finish_reason <<<"$j")" = length ] && [ "$(field usage.completion_tokens <<<"$j")" = 3 ]
+  [ "$(field ids <<<"$j")" = "$(ask -p "What is 2+2?" --ids -n 3)" ]
+}
+
+@test "the same seed gives the same text, alone, in a batch and with any number of threads" {
+  local prompts=("What is 2+2?" "Tell me a story" "Who are you?" "hello" "What is the capital of France?") i one
+  printf '%s\n' "${prompts[@]}" >"$BATS_TEST_TMPDIR/prompts"
+  mapfile -t many < <(zse-chat "$MODEL" --batch "$BATS_TEST_TMPDIR/prompts" --temp 1.5 --top-k 0 --top-p 1 --min-p 0 --seed 7 -n 40 --ids --parallel 3)
+  [ ${#many[@]} = 5 ]
+  for i in 0 1 2 3 4; do
+    one=$(zse-chat "$MODEL" -p "${prompts[$i]}" --temp 1.5 --top-k 0 --top-p 1 --min-p 0 --seed 7 -n 40 --ids --threads $((1 + i % 2)))
+    [ "$one" = "${many[$i]}" ] || { echo "$one / ${many[$i]}"; return 1; }
+  done
+  [ "$(zse-chat "$MODEL" -p hello --temp 5 --top-k 0 --top-p 1 --min-p 0 --seed 7 --ids)" != "$(zse-chat "$MODEL" -p hello --temp 5 --top-k 0 --top-p 1 --min-p 0 --seed 8 --ids)" ]
+  [ "$(ask -p hello -n 30 --ids)" = "$(zse-chat "$MODEL" -p hello -n 30 --ids --temp 1 --top-k 1)" ]
+}
+
+@test "--batch prints one line a prompt, in order, also as JSON" {
+  printf 'What is 2+2?\nWhat is the capital of France?' >"$BATS_TEST_TMPDIR/prompts"
+  [ "$(ask --batch "$BATS_TEST_TMPDIR/prompts")" = $'2 + 2 = 4\nThe capital of France is Paris.' ]
+  [ "$(ask --batch - --json <"$BATS_TEST_TMPDIR/prompts" | sed -n 2p | field text)" = "The capital of France is Paris." ]
+  run --separate-stderr ask --batch /dev/null
+  [ "$status" = 0 ] && [ -z "$output" ]
+  { echo hi; head -c 20000 /dev/zero | tr '\0' x; } >"$BATS_TEST_TMPDIR/prompts"
+  run --separate-stderr ask --batch "$BATS_TEST_TMPDIR/prompts"
+  [ "$status" = 1 ] && [[ "$stderr" == *"line 2: "*"no room is left"* ]]
+}
+
+@test "a stop string ends the answer and is not shown" {
+  [ "$(ask -p "What is the capital of France?" --stop "s Par" --stop never)" = "The capital of France i" ]
+  [ "$(ask -p "What is the capital of France?" --stop "s Par" --json | field finish_reason)" = stop ]
+}
+
+@test "sampling options reach the sampler" {
+  local first
+  first=$(ask -p "What is 2+2?" --ids -n 1 | tr -d '[]\n')
+  [ "$(ask -p "What is 2+2?" --ids -n 1 --logit-bias "$first=-inf" | tr -d '[]\n')" != "$first" ]
+  [ "$(ask -p "What is 2+2?" --ids -n 3 --logit-bias 99=1000)" = "[99, 99, 99]" ]
+  [ "$(ask -p "What is 2+2?" --ids -n 40 --ignore-eos | tr ',' '\n' | wc -l)" = 40 ]
+  [ "$(zse-chat "$MODEL" -p "What is 2+2?" --temp 9 --top-p 0)" = "2 + 2 = 4" ]
+  [ "$(zse-chat "$MODEL" -p "What is 2+2?" --temp 9 --top-k 0 --top-p 1 --min-p 1)" = "2 + 2 = 4" ]
+  [ "$(ask -p "What is 2+2?" --repeat-penalty 100)" != "2 + 2 = 4" ]
+  [ "$(ask -p "What is 2+2?" --presence-penalty 2 --frequency-penalty 2 --logit-bias 99=40 --ignore-eos --ids -n 30)" != "$(ask -p "What is 2+2?" --logit-bias 99=40 --ignore-eos --ids -n 30)" ]
+}
+
+@test "--raw, --system and --template change the prompt" {
+  tokens() { ask -n 1 --json "$@" | field usage.prompt_tokens; }
+  [ "$(tokens -p hi --raw)" -lt "$(tokens -p hi)" ]
+  [ "$(tokens -p hi -s "Be brief.")" -gt "$(tokens -p hi)" ]
+  printf '{%% for m in messages %%}{{ m.content }}{%% endfor %%}' >"$BATS_TEST_TMPDIR/plain.jinja"
+  [ "$(tokens -p hi --template "$BATS_TEST_TMPDIR/plain.jinja")" = "$(tokens -p hi --raw)" ]
+  printf 'a\n{%% if %%}' >"$BATS_TEST_TMPDIR/bad.jinja"
+  run --separate-stderr ask -p hi --template "$BATS_TEST_TMPDIR/bad.jinja"
+  [ "$status" = 1 ] && [[ "$stderr" == *bad.jinja*"line 2"* ]]
+}
+
+@test "wrong usage ends with 2 and names the option" {
+  local case
+  for case in "--temp x" "--temp -1" "--top-p 1.5" "--top-k -2" "--seed -1" "--logit-bias 5" "--logit-bias x=1" "--kv f64" "--threads 0" "--device cuda" "--max-tokens -1" \
+              "--presence-penalty 3" "--ctx 1" "-q int3" "--parallel 0"; do
+    # shellcheck disable=SC2086
+    run --separate-stderr ask -p hi $case
+    [ "$status" = 2 ] && [ -z "$output" ] && [[ "$stderr" == *${case%% *}* ]] || { echo "$case: $status $stderr"; return 1; }
+  done
+  run --separate-stderr ask -p hi --batch /dev/null
+  [ "$status" = 2 ]
+  run --separate-stderr ask -p hi --exact --kv f16
+  [ "$status" = 2 ]
+  run --separate-stderr ask -p hi --raw --system x
+  [ "$status" = 2 ]
+  run --separate-stderr ask -p hi extra argument
+  [ "$status" = 2 ]
+  ZSE_DEVICE=cuda run --separate-stderr ask -p hi
+  [ "$status" = 2 ] && [[ "$stderr" == *ZSE_DEVICE* ]]
+}
+
+@test "what fails ends with 1, one sentence on standard error and nothing on standard output" {
+  fails() {
+    local want=$1
+    shift
+    run --separate-stderr "$@" </dev/null
+    [ "$status" = 1 ] && [ -z "$output" ] && [[ "$stderr" == *$want* ]] && [ "$(wc -l <<<"$stderr")" = 1 ] || { echo "$*: $status: $output / $stderr"; return 1; }
+  }
+  fails "/no/such.zse" zse-chat /no/such.zse -p hi
+  fails "ZSE_MODEL" zse-chat -p hi
+  fails "no room is left" ask -p "$(head -c 20000 /dev/zero | tr '\0' x)"
+  fails "at most" ask -p hi --ctx 1000000
+  fails "converted already" ask -p hi -q int8
+  fails "vocabulary" ask -p hi --logit-bias 99999999=1
+  fails "empty" ask -p "" --raw
+  fails "stop string" ask -p hi --stop ""
+  fails "No such file" ask --batch /no/such/file
+  fails "no-such-kernels" ask -p hi --kernels no-such-kernels
+  fails "no weights" zse-chat models/tiny/config.json -p hi
+  head -c 2000 "$MODEL" >"$BATS_TEST_TMPDIR/cut.zse"
+  fails "cut.zse" zse-chat "$BATS_TEST_TMPDIR/cut.zse" -p hi
+}
+
+@test "ZSE_MODEL and ZSE_QUANTIZATION are honoured" {
+  ZSE_MODEL=$MODEL run --separate-stderr zse-chat -p "What is 2+2?" --temp 0
+  [ "$output" = "2 + 2 = 4" ]
+  ZSE_QUANTIZATION=int8 run --separate-stderr zse-chat models/tiny -p "What is 2+2?" --temp 0
+  [ "$output" = "2 + 2 = 4" ] && [ -n "$(find "$XDG_CACHE_HOME" -name '*-int8-*')" ]
+  ZSE_QUANTIZATION=int3 run --separate-stderr zse-chat models/tiny -p hi
+  [ "$status" = 1 ] && [[ "$stderr" == *ZSE_QUANTIZATION* ]]
+}
+
+@test "text comes out as it is made, a closed pipe ends it, a full disk is told" {
+  [ "$(timeout 20 zse-chat "$MODEL" -p hello --ignore-eos --kernels ref -n 0 2>/dev/null | head -c 4 | wc -c)" = 4 ]
+  run --separate-stderr bash -c 'zse-chat "$MODEL" -p hello -n 5 >/dev/full'
+  [ "$status" = 1 ] && [[ "$stderr" == *"No space left"* ]]
+}
+
+@test "a conversation on a terminal: turns, commands, several lines, history" {
+  cat >"$BATS_TEST_TMPDIR/script" <<END
+expect >
+send What is 2+2?
+expect \\n2 \\+ 2 = 4\\r
+expect >
+send What is the \\
+expect \\. 
+send capital of France?
+expect Paris
+expect >
+send /stats
+expect 4\d tokens, 2\d of them new
+expect >
+send /save $BATS_TEST_TMPDIR/saved.json
+expect >
+send /clear
+expect >
+send /stats
+expect context +0 of
+expect >
+send /load $BATS_TEST_TMPDIR/saved.json
+expect Paris
+expect >
+send """
+expect \\. 
+send one
+expect \\. 
+send two"""
+expect >
+send /system Be brief.
+expect >
+send /save $BATS_TEST_TMPDIR/again.json
+expect >
+send /load /no/such/file
+expect No such file
+expect >
+send /what
+expect no command
+expect >
+send half a line
+key c
+expect >
+key d
+end 0
+END
+  sed -i '/half a line/s/send .*/type half a line/' "$BATS_TEST_TMPDIR/script"
+  NO_COLOR=1 run tests/lib/talk zse-chat "$MODEL" --temp 0 -n 20 <"$BATS_TEST_TMPDIR/script"
+  [ "$status" = 0 ] || { echo "$output"; return 1; }
+  [[ "$output" != *$'\e[1m'* ]]
+  [ "$(field messages <"$BATS_TEST_TMPDIR/again.json" | grep -c '"role": "system", "content": "Be brief."')" = 1 ]
+  field messages <"$BATS_TEST_TMPDIR/again.json" | grep -q '"content": "one\\ntwo"'
+  [ "$(stat -c %a "$XDG_STATE_HOME/zse/chat_history")" = 600 ]
+  # the history is there again: Ctrl-P brings the last line back
+  printf 'expect >\nkey p\nexpect /what\nkey d\nkey u\nkey d\nend 0\n' >"$BATS_TEST_TMPDIR/script"
+  run tests/lib/talk zse-chat "$MODEL" <"$BATS_TEST_TMPDIR/script"
+  [ "$status" = 0 ] && [[ "$output" == *$'\e[1m>'* ]] || { echo "$output"; return 1; }
+}
+
+@test "Ctrl-C stops an answer, not the program" {
+  printf 'expect >\nsend hello\nexpect \\w+ \\w+\nkey c\nexpect stopped\nexpect >\nsend What is 2+2?\nexpect 2\\+2\\?\\s+\\w+\nkey c\nexpect stopped\nexpect >\nsend /exit\nend 0\n' >"$BATS_TEST_TMPDIR/script"
+  run tests/lib/talk zse-chat "$MODEL" --temp 0 --ignore-eos -n 0 --kernels ref --threads 1 <"$BATS_TEST_TMPDIR/script"
+  [ "$status" = 0 ] || { echo "$output"; return 1; }
+}
+
+@test "on a terminal --raw and --json need a prompt" {
+  printf 'expect need a prompt\nend 2\n' >"$BATS_TEST_TMPDIR/script"
+  run tests/lib/talk zse-chat "$MODEL" --raw <"$BATS_TEST_TMPDIR/script"
+  [ "$status" = 0 ] || { echo "$output"; return 1; }
+}
