@@ -5,9 +5,12 @@
 
 #include "cmd/cli.h"
 #include "cmd/info.h"
+#include "cmd/info_render.h"
+#include "cmd/info_tokens.h"
 
 static const char usage[] =
     "usage: zse-info [OPTIONS] MODEL\n"
+    "       zse-info tokenize|detokenize|render [OPTIONS] MODEL     (--help of each says more)\n"
     "MODEL is a .zse file, a GGUF file, a Hugging Face folder or a config.json.\n"
     "  -j, --json                    one JSON object with everything\n"
     "      --format text|json        the same as --json, or not\n"
@@ -145,8 +148,15 @@ static int run(const struct options *o, const struct info *i, struct err *e)
     return 0;
 }
 
+static const struct { const char *name; int (*run)(int argc, char **argv); } commands[] = {
+    { "tokenize", info_tokenize }, { "detokenize", info_detokenize }, { "render", info_render },
+};
+
 int main(int argc, char **argv)
 {
+    for (size_t k = 0; argc > 1 && k < sizeof commands / sizeof *commands; k++)
+        if (strcmp(argv[1], commands[k].name) == 0)
+            return commands[k].run(argc - 1, argv + 1);
     struct options o;
     struct info i;
     struct err e;
