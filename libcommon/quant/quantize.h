@@ -8,7 +8,8 @@
 
 enum quant_effort {
     QUANT_ABSMAX,       /* scale from the largest magnitude */
-    QUANT_SEARCH,       /* about 19 scales around it, both signs, least weighted squared error, refitted a/b */
+    QUANT_SEARCH,       /* some 20 scales around it, both signs, least weighted squared error, refitted: never worse than absmax but for
+                         * the rounding of the scale.  0.07 us a weight for nl4 (one core, SSE2), 0.02 for i8 */
 };
 
 /* Quantize one row x[cols] for m->type into q (arrays sized by m, caller's).  importance [cols] weights the squared error of each
@@ -18,7 +19,8 @@ void quantize_row(const struct mat *m, const float *x, const float *importance, 
 /* Scales only (the first half of quantize_row), then codes for given scales: what error feedback needs in two steps. */
 void quantize_scales(const struct mat *m, const float *x, const float *importance, enum quant_effort effort, struct qrow *q);
 void quantize_codes(const struct mat *m, const float *x, struct qrow *q);
-/* Nearest code of one value t = x / (row_scale * scale) (linear types with min/zero: in the same normalised sense), and its value back. */
+/* Nearest code of one value t = x / (row_scale * scale); i4m: t = (x - min) / scale, i4z: t = x / scale + zero.  The same code as
+ * quantize_codes gives.  Of two values equally near, codebooks take the lower code, the others the even number. */
 uint8_t quantize_nearest(const struct mat *m, float t);
 
 /* qrow with its arrays for m: one allocation in .code. */

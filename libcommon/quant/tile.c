@@ -237,13 +237,20 @@ void tile_get(const struct mat *m, const uint8_t *tile, int row_in_tile, struct 
 
 void tile_put_float(const struct mat *m, uint8_t *tile, int row_in_tile, const float *x)
 {
-    size_t size = m->type == QT_F32 ? 4 : 2, per_line = 4 / size;
-    assert(qtype_info(m->type)->is_float);
-    for (int k = 0; k < m->cols_padded; k++) {
-        float f = k < m->cols ? x[k] : 0;
-        uint16_t h = m->type == QT_F16 ? f32_to_f16(f) : f32_to_bf16(f);
-        uint8_t *p = tile + (size_t)k / per_line * LINE + (size_t)row_in_tile * 4 + (size_t)k % per_line * size;
-        memcpy(p, m->type == QT_F32 ? (void *)&f : (void *)&h, size);
+    uint8_t *p = tile + 4 * row_in_tile;
+    enum qtype type = m->type;
+    assert(qtype_info(type)->is_float);
+    for (int k = 0; k < m->cols_padded; p += LINE) {
+        uint32_t w = 0;
+        if (type == QT_F32) {
+            w = k < m->cols ? f32_bits(x[k]) : 0;
+            k++;
+        } else {
+            for (int i = 0; i < 2 && k + i < m->cols; i++)
+                w |= (uint32_t)(type == QT_F16 ? f32_to_f16(x[k + i]) : f32_to_bf16(x[k + i])) << 16 * i;
+            k += 2;
+        }
+        memcpy(p, &w, 4);
     }
 }
 
