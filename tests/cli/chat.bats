@@ -16,18 +16,24 @@ print(v if isinstance(v,str) else json.dumps(v))' "$1"; }
 @test "a folder is converted once, with a note; the answer alone is on standard output" {
   export XDG_CACHE_HOME=$BATS_TEST_TMPDIR/cache
   run --separate-stderr zse-chat models/tiny -p "What is 2+2?" --temp 0
-  [ "$status" = 0 ] && [ "$output" = "2 + 2 = 4" ] && [[ "$stderr" == *converting\ models/tiny\ once* ]]
+  [ "$status" = 0 ]
+  [ "$output" = "2 + 2 = 4" ]
+  [[ "$stderr" == *converting\ models/tiny\ once* ]]
   run --separate-stderr zse-chat models/tiny -p "What is the capital of France?" --temp 0
-  [ "$output" = "The capital of France is Paris." ] && [[ "$stderr" != *converting* ]] && [[ "$stderr" == *zse-convert\ models/tiny* ]]
+  [ "$output" = "The capital of France is Paris." ]
+  [[ "$stderr" != *converting* ]]
+  [[ "$stderr" == *zse-convert\ models/tiny* ]]
   [ "$(find "$XDG_CACHE_HOME" -type f | wc -l)" = 1 ]
   printf 'x' >"$(echo "$XDG_CACHE_HOME"/zse/*)"          # a damaged file is made again
   run --separate-stderr zse-chat models/tiny -p "What is 2+2?" --temp 0
   [ "$output" = "2 + 2 = 4" ]
   run --separate-stderr zse-chat models/tiny -q int8 -p "What is 2+2?" --temp 0
-  [ "$output" = "2 + 2 = 4" ] && [ "$(find "$XDG_CACHE_HOME" -type f | wc -l)" = 2 ]
+  [ "$output" = "2 + 2 = 4" ]
+  [ "$(find "$XDG_CACHE_HOME" -type f | wc -l)" = 2 ]
   unset XDG_CACHE_HOME
   HOME=$BATS_TEST_TMPDIR/home run --separate-stderr zse-chat models/tiny -p "What is 2+2?" --temp 0
-  [ "$output" = "2 + 2 = 4" ] && [ -d "$BATS_TEST_TMPDIR/home/.cache/zse" ]
+  [ "$output" = "2 + 2 = 4" ]
+  [ -d "$BATS_TEST_TMPDIR/home/.cache/zse" ]
 }
 
 @test "-p, -p - and standard input give the same answer" {
@@ -40,11 +46,14 @@ print(v if isinstance(v,str) else json.dumps(v))' "$1"; }
 @test "--json tells why it ended, what it counted and how long it took; --ids the tokens" {
   local j
   j=$(ask -p "What is 2+2?" --json)
-  [ "$(field text <<<"$j")" = "2 + 2 = 4" ] && [ "$(field finish_reason <<<"$j")" = stop ] && [ "$(wc -l <<<"$j")" = 1 ]
+  [ "$(field text <<<"$j")" = "2 + 2 = 4" ]
+  [ "$(field finish_reason <<<"$j")" = stop ]
+  [ "$(wc -l <<<"$j")" = 1 ]
   [ "$(field usage <<<"$j")" = '{"prompt_tokens": 15, "completion_tokens": 8, "total_tokens": 23, "cached_tokens": 0}' ]
   [[ "$(field timings <<<"$j")" == *first_token_s*prefill_tokens_per_s*decode_tokens_per_s* ]]
   j=$(ask -p "What is 2+2?" --json --ids -n 3)
-  [ "$(field finish_reason <<<"$j")" = length ] && [ "$(field usage.completion_tokens <<<"$j")" = 3 ]
+  [ "$(field finish_reason <<<"$j")" = length ]
+  [ "$(field usage.completion_tokens <<<"$j")" = 3 ]
   [ "$(field ids <<<"$j")" = "$(ask -p "What is 2+2?" --ids -n 3)" ]
 }
 
@@ -66,10 +75,12 @@ print(v if isinstance(v,str) else json.dumps(v))' "$1"; }
   [ "$(ask --batch "$BATS_TEST_TMPDIR/prompts")" = $'2 + 2 = 4\nThe capital of France is Paris.' ]
   [ "$(ask --batch - --json <"$BATS_TEST_TMPDIR/prompts" | sed -n 2p | field text)" = "The capital of France is Paris." ]
   run --separate-stderr ask --batch /dev/null
-  [ "$status" = 0 ] && [ -z "$output" ]
+  [ "$status" = 0 ]
+  [ -z "$output" ]
   { echo hi; head -c 20000 /dev/zero | tr '\0' x; } >"$BATS_TEST_TMPDIR/prompts"
   run --separate-stderr ask --batch "$BATS_TEST_TMPDIR/prompts"
-  [ "$status" = 1 ] && [[ "$stderr" == *"line 2: "*"no room is left"* ]]
+  [ "$status" = 1 ]
+  [[ "$stderr" == *"line 2: "*"no room is left"* ]]
 }
 
 @test "a stop string ends the answer and is not shown" {
@@ -97,7 +108,8 @@ print(v if isinstance(v,str) else json.dumps(v))' "$1"; }
   [ "$(tokens -p hi --template "$BATS_TEST_TMPDIR/plain.jinja")" = "$(tokens -p hi --raw)" ]
   printf 'a\n{%% if %%}' >"$BATS_TEST_TMPDIR/bad.jinja"
   run --separate-stderr ask -p hi --template "$BATS_TEST_TMPDIR/bad.jinja"
-  [ "$status" = 1 ] && [[ "$stderr" == *bad.jinja*"line 2"* ]]
+  [ "$status" = 1 ]
+  [[ "$stderr" == *bad.jinja*"line 2"* ]]
 }
 
 @test "wrong usage ends with 2 and names the option" {
@@ -117,7 +129,8 @@ print(v if isinstance(v,str) else json.dumps(v))' "$1"; }
   run --separate-stderr ask -p hi extra argument
   [ "$status" = 2 ]
   ZSE_DEVICE=cuda run --separate-stderr ask -p hi
-  [ "$status" = 2 ] && [[ "$stderr" == *ZSE_DEVICE* ]]
+  [ "$status" = 2 ]
+  [[ "$stderr" == *ZSE_DEVICE* ]]
 }
 
 @test "what fails ends with 1, one sentence on standard error and nothing on standard output" {
@@ -146,15 +159,18 @@ print(v if isinstance(v,str) else json.dumps(v))' "$1"; }
   ZSE_MODEL=$MODEL run --separate-stderr zse-chat -p "What is 2+2?" --temp 0
   [ "$output" = "2 + 2 = 4" ]
   ZSE_QUANTIZATION=int8 run --separate-stderr zse-chat models/tiny -p "What is 2+2?" --temp 0
-  [ "$output" = "2 + 2 = 4" ] && [ -n "$(find "$XDG_CACHE_HOME" -name '*-int8-*')" ]
+  [ "$output" = "2 + 2 = 4" ]
+  [ -n "$(find "$XDG_CACHE_HOME" -name '*-int8-*')" ]
   ZSE_QUANTIZATION=int3 run --separate-stderr zse-chat models/tiny -p hi
-  [ "$status" = 1 ] && [[ "$stderr" == *ZSE_QUANTIZATION* ]]
+  [ "$status" = 1 ]
+  [[ "$stderr" == *ZSE_QUANTIZATION* ]]
 }
 
 @test "text comes out as it is made, a closed pipe ends it, a full disk is told" {
   [ "$(timeout 20 zse-chat "$MODEL" -p hello --ignore-eos --kernels ref -n 0 2>/dev/null | head -c 4 | wc -c)" = 4 ]
   run --separate-stderr bash -c 'zse-chat "$MODEL" -p hello -n 5 >/dev/full'
-  [ "$status" = 1 ] && [[ "$stderr" == *"No space left"* ]]
+  [ "$status" = 1 ]
+  [[ "$stderr" == *"No space left"* ]]
 }
 
 @test "a conversation on a terminal: turns, commands, several lines, history" {
