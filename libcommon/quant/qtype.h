@@ -19,8 +19,8 @@ enum qtype {
     QT_I4Z = 18,        /* value = scale * (code - zero), f16 scale, integer zero 0..15 per group: exact for GPTQ, AWQ */
     QT_NL4 = 20,        /* value = row * scale * nl4_value[code], signed 8-bit scale (-127..127) per group of 32, f32 row */
     QT_NF4 = 21,        /* value = row * scale * nf4_value[code], unsigned 8-bit scale per group of 64, f32 row */
-    QT_M2 = 32, QT_M3 = 33,             /* the same with codebooks of 4 and 8 values */
-    QT_M5 = 35, QT_M6 = 36,             /* the same with the integers -16..15 and -32..31 */
+    QT_M2 = 32, QT_M3 = 33,             /* as nl4, with codebooks of 4 and 8 values (qtype.c) */
+    QT_M5 = 35, QT_M6 = 36,             /* as nl4, with the integers -16..15 and -32..31 */
     /* Reserved: code and layout are fixed, nothing computes on them yet and mat_init refuses them. */
     QT_F8E4M3 = 48,     /* value = scale * code read as e4m3fn (OCP 8-bit floating point), f16 scale per group */
     QT_F8E5M2 = 49,     /* the same with e5m2 */
