@@ -128,10 +128,11 @@ static void matmul(float *out, size_t ldo, const struct mat *m, int tile0, int t
         memset(s->c, 0, (size_t)n_tokens * TILE_ROWS * sizeof(float));
         for (int k0 = 0; k0 < m->cols_padded; k0 += BLOCK_K) {
             const int n_k = m->cols_padded - k0 < BLOCK_K ? m->cols_padded - k0 : BLOCK_K;
+            const struct act_block b = act_block(act, n_tokens, k0, n_k, m->act_group, w.step);
             unpack_block(&w, tile, k0, n_k, s);
             for (int p = 0, t0 = 0, t1; p < panels; p++, t0 = t1) {
                 t1 = panel_begin(n_tokens, panels, p + 1);
-                struct act_panel a = act_panel(act, n_tokens, k0, n_k, t0, t1 - t0, m->act_group, w.step);
+                struct act_panel a = act_panel(&b, t0, t1 - t0);
                 dots[t1 - t0 - 1](&w, s, n_k / m->act_group, &a, s->c + t0 * TILE_ROWS);
             }
         }

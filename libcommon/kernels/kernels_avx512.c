@@ -51,16 +51,49 @@ INLINE void widen_lines(int8_t *out, const uint8_t *in, int n_k) { (void)out, (v
 
 #include "libcommon/kernels/matmul.inc"
 
-INLINE __m512i bcast4(const int8_t *p)
+/* Codes of the next block, to be fetched a line at a time while this one is multiplied; step 0: enough of that. */
+struct ahead { const uint8_t *p; size_t step; };
+
+/* d [T][2] = seed + dot products of 32 rows, T tokens, n lines of 4 k (a multiple of 8).  Written in assembly because compilers move
+ * and spill the 12 sums of T = 6 when they see the loop, which costs a third of the speed. */
+#define LINE_TOKEN(T, j, t) \
+    "vpbroadcastd 4*(" #T "*" #j "+" #t ")(%[a]), %%zmm31\n" "vpdpbusd %%zmm31, %%zmm29, %[x" #t "]\n" "vpdpbusd %%zmm31, %%zmm30, %[y" #t "]\n"
+#define EACH_1(f, T, j) f(T, j, 0)
+#define EACH_2(f, T, j) EACH_1(f, T, j) f(T, j, 1)
+#define EACH_3(f, T, j) EACH_2(f, T, j) f(T, j, 2)
+#define EACH_4(f, T, j) EACH_3(f, T, j) f(T, j, 3)
+#define EACH_5(f, T, j) EACH_4(f, T, j) f(T, j, 4)
+#define EACH_6(f, T, j) EACH_5(f, T, j) f(T, j, 5)
+#define LINE(T, j) "vmovdqa64 128*" #j "(%[w]), %%zmm29\n" "vmovdqa64 128*" #j "+64(%[w]), %%zmm30\n" "prefetcht0 (%[next])\n" "add %[step], %[next]\n" EACH_##T(LINE_TOKEN, T, j)
+#define SEED(T, j, t) "vpbroadcastd 4*" #t "(%[seed]), %[x" #t "]\n" "vmovdqa64 %[x" #t "], %[y" #t "]\n"
+#define SUM(t) [x##t] "=&v"(d[t][0]), [y##t] "=&v"(d[t][1])
+#define SUMS_1 SUM(0)
+#define SUMS_2 SUMS_1, SUM(1)
+#define SUMS_3 SUMS_2, SUM(2)
+#define SUMS_4 SUMS_3, SUM(3)
+#define SUMS_5 SUMS_4, SUM(4)
+#define SUMS_6 SUMS_5, SUM(5)
+#define DOT_LINES(T) \
+    __asm__ volatile(EACH_##T(SEED, T, 0) ".p2align 5\n" "1:\n" \
+                     LINE(T, 0) LINE(T, 1) LINE(T, 2) LINE(T, 3) LINE(T, 4) LINE(T, 5) LINE(T, 6) LINE(T, 7) \
+                     "add $1024, %[w]\n" "add $32*" #T ", %[a]\n" "cmp %[end], %[w]\n" "jb 1b\n" \
+                     : SUMS_##T, [w] "+r"(w), [a] "+r"(a), [next] "+r"(next->p) : [step] "r"(next->step), [seed] "r"(seed), [end] "r"(w + 128 * n) : "zmm29", "zmm30", "zmm31", "cc", "memory")
+
+INLINE void dot_lines(const int T, __m512i d[][2], const int8_t *w, const int8_t *a, const int32_t *seed, int n, struct ahead *next)
 {
-    int32_t four;
-    memcpy(&four, p, 4);
-    return _mm512_set1_epi32(four);
+    switch (T) {
+    case 1: DOT_LINES(1); break;
+    case 2: DOT_LINES(2); break;
+    case 3: DOT_LINES(3); break;
+    case 4: DOT_LINES(4); break;
+    case 5: DOT_LINES(5); break;
+    default: DOT_LINES(6); break;
+    }
 }
 
 /* One panel of T tokens through an unpacked block: c [T][32] += weights * activations.
  * one: an act group is one step.  Then the running sums stay in registers; else `inner` does, and c takes an act group at a time. */
-INLINE void dot_panel(const int T, const int one, const struct weights *w, const struct scratch *s, int n_groups, struct act_panel a, float *c)
+INLINE void dot_panel(const int T, const int one, const struct weights *w, const struct scratch *s, int n_groups, struct act_panel a, float *c, struct ahead *next)
 {
     const int8_t *line = s->w.lines;
     const float *scale = s->scale, *min = w->type->extra == EXTRA_NONE ? NULL : s->min;
@@ -75,50 +108,44 @@ INLINE void dot_panel(const int T, const int one, const struct weights *w, const
             inner[t][0] = inner[t][1] = vf_set(0);
         for (int i = 0; i < n_steps; i++) {
             __m512i d[PANEL_MAX][2];
-            UNROLL for (int t = 0; t < T; t++)
-                d[t][0] = d[t][1] = vi_set(a.seed[t]);
+            dot_lines(T, d, line, a.code, a.seed, n_lines, next);
+            line += 128 * n_lines;
+            a.code += 4 * T * n_lines;
             a.seed += T;
-            for (int l = 0; l < n_lines; l += 8) {
-                UNROLL for (int j = 0; j < 8; j++) {
-                    __m512i w0 = _mm512_load_si512(line), w1 = _mm512_load_si512(line + 64);
-                    UNROLL for (int t = 0; t < T; t++) {
-                        __m512i q = bcast4(a.code + 4 * t);
-                        d[t][0] = _mm512_dpbusd_epi32(d[t][0], w0, q);
-                        d[t][1] = _mm512_dpbusd_epi32(d[t][1], w1, q);
-                    }
-                    line += 128;
-                    a.code += 4 * T;
-                }
+            UNROLL for (int r = 0; r < 2; r++) {
+                const __m512 v = vf_load(scale + 16 * r);
+                UNROLL for (int t = 0; t < T; t++)
+                    inner[t][r] = one ? vf_mul(vf_from_i32(d[t][r]), v) : vf_fma(vf_from_i32(d[t][r]), v, inner[t][r]);
             }
-            const __m512 s0 = vf_load(scale), s1 = vf_load(scale + 16);
             scale += 32;
-            UNROLL for (int t = 0; t < T; t++) {
-                inner[t][0] = one ? vf_mul(vf_from_i32(d[t][0]), s0) : vf_fma(vf_from_i32(d[t][0]), s0, inner[t][0]);
-                inner[t][1] = one ? vf_mul(vf_from_i32(d[t][1]), s1) : vf_fma(vf_from_i32(d[t][1]), s1, inner[t][1]);
-            }
             if (min) {
-                UNROLL for (int t = 0; t < T; t++) {
-                    inner[t][0] = vf_fma(vf_load(min), vf_set(a.sum[t]), inner[t][0]);
-                    inner[t][1] = vf_fma(vf_load(min + 16), vf_set(a.sum[t]), inner[t][1]);
-                }
+                UNROLL for (int t = 0; t < T; t++)
+                    UNROLL for (int r = 0; r < 2; r++)
+                        inner[t][r] = vf_fma(vf_load(min + 16 * r), vf_set(a.sum[t]), inner[t][r]);
                 min += 32;
                 a.sum += T;
             }
         }
-        UNROLL for (int t = 0; t < T; t++) {
-            const __m512 as = vf_set(a.scale[t]);
-            if (one) {
-                f[t][0] = vf_fma(inner[t][0], as, f[t][0]), f[t][1] = vf_fma(inner[t][1], as, f[t][1]);
-            } else {
-                vf_store(c + 32 * t, vf_fma(inner[t][0], as, vf_load(c + 32 * t)));
-                vf_store(c + 32 * t + 16, vf_fma(inner[t][1], as, vf_load(c + 32 * t + 16)));
+        UNROLL for (int t = 0; t < T; t++)
+            UNROLL for (int r = 0; r < 2; r++) {
+                const __m512 as = vf_set(a.scale[t]);
+                if (one)
+                    f[t][r] = vf_fma(inner[t][r], as, f[t][r]);
+                else
+                    vf_store(c + 32 * t + 16 * r, vf_fma(inner[t][r], as, vf_load(c + 32 * t + 16 * r)));
             }
-        }
         a.scale += T;
     }
     if (one)
         UNROLL for (int t = 0; t < T; t++)
             vf_store(c + 32 * t, f[t][0]), vf_store(c + 32 * t + 16, f[t][1]);
+}
+
+INLINE __m512i bcast4(const int8_t *p)
+{
+    int32_t four;
+    memcpy(&four, p, 4);
+    return _mm512_set1_epi32(four);
 }
 
 /* The same straight from a tile's 4- or 8-bit codes, for the few tokens of one panel: pure streaming, PREFETCH bytes ahead. */
@@ -221,33 +248,47 @@ static stream_fn *stream_of(const struct qtype_info *t, int n_tokens)
     return s && n_tokens <= PANEL_MAX ? s[n_tokens - 1] : NULL;
 }
 
+/* n panels of T tokens from token t0 on; the first AHEAD_PANELS of all fetch what follows the codes. */
+enum { AHEAD_PANELS = 2 };
+
+INLINE void dot_panels(const int T, const int one, const struct weights *w, const struct scratch *s, int n_groups, const struct act_block *b, int t0, int n,
+                       float *c, const uint8_t *codes)
+{
+    for (int t = t0; t < t0 + n * T; t += T) {
+        struct ahead next = { codes + t / T * BLOCK_K / 4 * 64, t < AHEAD_PANELS * T ? 64 : 0 };
+        dot_panel(T, one, w, s, n_groups, act_panel(b, t, T), c + t * TILE_ROWS, &next);
+    }
+}
+
 #define DOT(name, T, one) \
-    static void name##_##T(const struct weights *w, const struct scratch *s, int n_groups, struct act_panel a, float *c) { dot_panel(T, one, w, s, n_groups, a, c); }
+    static void name##_##T(const struct weights *w, const struct scratch *s, int n_groups, const struct act_block *b, int t0, int n, float *c, const uint8_t *codes) \
+    { \
+        dot_panels(T, one, w, s, n_groups, b, t0, n, c, codes); \
+    }
 #define DOTS(T) DOT(dot_many, T, 0) DOT(dot_one, T, 1)
 DOTS(1) DOTS(2) DOTS(3) DOTS(4) DOTS(5) DOTS(6)
-static void (*const dots[2][6])(const struct weights *, const struct scratch *, int, struct act_panel, float *) = { SIX(dot_many), SIX(dot_one) };
+static void (*const dots[2][6])(const struct weights *, const struct scratch *, int, const struct act_block *, int, int, float *, const uint8_t *) = { SIX(dot_many), SIX(dot_one) };
 
 static void matmul(float *out, size_t ldo, const struct mat *m, int tile0, int tile1, const void *act, int n_tokens, void *scratch)
 {
     struct scratch *s = scratch;
     const struct weights w = weights_init(m, BIAS);
-    const int panels = n_panels(n_tokens, PANEL_MAX);
+    const int panels = n_panels(n_tokens, PANEL_MAX), tokens = n_tokens / panels, n_more = n_tokens % panels;   /* panels of one token more come first */
     stream_fn *stream = stream_of(w.type, n_tokens);
     for (int i = tile0; i < tile1; i++) {
         const uint8_t *tile = m->data + (size_t)i * m->tile_bytes;
         memset(s->c, 0, (size_t)n_tokens * TILE_ROWS * sizeof(float));
         for (int k0 = 0; k0 < m->cols_padded; k0 += BLOCK_K) {
             const int n_k = m->cols_padded - k0 < BLOCK_K ? m->cols_padded - k0 : BLOCK_K;
+            const struct act_block b = act_block(act, n_tokens, k0, n_k, m->act_group, w.step);
             if (stream) {
-                stream(&w, tile, k0, n_k, act_panel(act, n_tokens, k0, n_k, 0, n_tokens, m->act_group, w.step), s->c);
+                stream(&w, tile, k0, n_k, act_panel(&b, 0, n_tokens), s->c);
                 continue;
             }
-            unpack_block(&w, tile, k0, n_k, s);
-            for (int p = 0, t0 = 0, t1; p < panels; p++, t0 = t1) {
-                t1 = panel_begin(n_tokens, panels, p + 1);
-                struct act_panel a = act_panel(act, n_tokens, k0, n_k, t0, t1 - t0, m->act_group, w.step);
-                dots[w.n_steps == 1][t1 - t0 - 1](&w, s, n_k / m->act_group, a, s->c + t0 * TILE_ROWS);
-            }
+            const uint8_t *next = unpack_block(&w, tile, k0, n_k, s);
+            if (n_more)
+                dots[w.n_steps == 1][tokens](&w, s, n_k / m->act_group, &b, 0, n_more, s->c, next);
+            dots[w.n_steps == 1][tokens - 1](&w, s, n_k / m->act_group, &b, n_more * (tokens + 1), panels - n_more, s->c, next);
         }
         write_rows(out + (size_t)i * TILE_ROWS, ldo, s->c, n_tokens, w.type->row_scale ? (const float *)tile : NULL, tile_rows(m, i));
     }
