@@ -1,0 +1,254 @@
+/* zse-convert - make a .zse file of a Hugging Face folder or a GGUF file. */
+#include <errno.h>
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cmd/cli.h"
+#include "cmd/convert.h"
+
+static const char prog[] = "zse-convert";
+static const char usage[] =
+    "usage: zse-convert SRC -o OUT.zse [OPTIONS]\n"
+    "Make a .zse of SRC: a Hugging Face folder (safetensors and config.json) or a GGUF file.\n"
+    "\n"
+    "  -o, --output FILE          the new file; '-': standard output, if that is no terminal\n"
+    "  -q, --quantize TYPE        nl4 (default), int4, int8, nf4, mixed, f16, bf16, f32, keep\n"
+    "  -g, --group-size N         weights that share a scale, int4 and int8: 32, 64, 128; int8 also 'row'\n"
+    "      --quant PART=TYPE,...  other types for attention, mlp, embeddings, lm_head\n"
+    "      --skip GLOB            keep these tensors as they are stored (may be repeated; GLOB,GLOB)\n"
+    "  -m, --target-memory SIZE   weights of at most this size, as 6GB or 900MiB: alone, the finest type that fits;\n"
+    "                             with -q mixed, 2 to 8 bits a tensor where they count most\n"
+    "      --quality LEVEL        fast, good (default), best: how much work goes into rounding\n"
+    "      --calibration FILE     text that good and best run through the model (default: built in)\n"
+    "      --threads N            threads (default: one for each processor)\n"
+    "      --kernels NAME         CPU kernels for the runs: ref, avx2, avx512 (default: the fastest that run here)\n"
+    "  -n, --dry-run              say what would be made of what, write nothing\n"
+    "      --tensors              list every tensor\n"
+    "      --json                 a JSON object instead of text\n"
+    "  -f, --force                replace OUT even if it is no .zse\n"
+    "  -h, --help                 show this help\n"
+    "  -V, --version              show the version\n"
+    "Embeddings and the head get 8 bits where the type has fewer; norms and biases are always f32.  keep: the source's own grid where a type\n"
+    "holds it exactly (Q4_0, Q4_1, Q5_0, Q8_0, IQ4_NL, MXFP4, F16 ...), else the nearest.  Downloading from the hub comes in a later version.\n";
+
+enum { OPT_QUANT = 300, OPT_SKIP, OPT_QUALITY, OPT_CALIBRATION, OPT_THREADS, OPT_KERNELS, OPT_TENSORS, OPT_JSON };
+static const struct option options[] = {
+    { "output", required_argument, NULL, 'o' }, { "quantize", required_argument, NULL, 'q' }, { "group-size", required_argument, NULL, 'g' },
+    { "quant", required_argument, NULL, OPT_QUANT }, { "skip", required_argument, NULL, OPT_SKIP }, { "target-memory", required_argument, NULL, 'm' },
+    { "quality", required_argument, NULL, OPT_QUALITY }, { "calibration", required_argument, NULL, OPT_CALIBRATION },
+    { "threads", required_argument, NULL, OPT_THREADS }, { "kernels", required_argument, NULL, OPT_KERNELS }, { "dry-run", no_argument, NULL, 'n' },
+    { "tensors", no_argument, NULL, OPT_TENSORS }, { "json", no_argument, NULL, OPT_JSON }, { "force", no_argument, NULL, 'f' },
+    { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
+};
+
+struct arguments {
+    struct convert_options o;
+    const char **skip; int n_skip;      /* point into argv's strings, cut at commas */
+    int type_given, json, tensors, dry_run;
+};
+
+static int add_globs(struct arguments *a, char *list)
+{
+    for (char *glob = strtok(list, ","); glob; glob = strtok(NULL, ",")) {
+        const char **skip = realloc(a->skip, (size_t)(a->n_skip + 1) * sizeof *skip);
+        if (!skip)
+            return cli_wrong(prog, "--skip: out of memory");
+        a->skip = skip;
+        a->skip[a->n_skip++] = glob;
+    }
+    return 0;
+}
+
+/* "attention=bf16,lm_head=int8" */
+static int add_parts(struct arguments *a, char *list)
+{
+    for (char *item = strtok(list, ","); item; item = strtok(NULL, ",")) {
+        char *equals = strchr(item, '=');
+        struct err e;
+        int part = equals ? convert_part_find(item, (size_t)(equals - item)) : -1;
+        if (!equals || part < 0)
+            return cli_wrong(prog, "--quant: '%s' is not PART=TYPE with PART one of attention, mlp, embeddings, lm_head", item);
+        if (convert_parse_type(&a->o.part[part].type, equals + 1, &e))
+            return cli_wrong(prog, "--quant: %s", e.msg);
+        a->o.part[part].set = 1;
+    }
+    return 0;
+}
+
+static int parse_group(struct arguments *a, const char *text)
+{
+    long long v;
+    if (strcmp(text, "row") == 0) {
+        a->o.group_size = -1;
+        return 0;
+    }
+    if (cli_parse_int(prog, "--group-size", text, 32, 128, &v))
+        return CLI_USAGE;
+    if (v != 32 && v != 64 && v != 128)
+        return cli_wrong(prog, "--group-size: %lld is not 32, 64, 128 or 'row'", v);
+    a->o.group_size = (int)v;
+    return 0;
+}
+
+static int parse_quality(struct arguments *a, const char *text)
+{
+    static const char *const levels[] = { "fast", "good", "best" };
+    for (int i = 0; i < 3; i++)
+        if (strcmp(text, levels[i]) == 0) {
+            a->o.effort = (enum convert_effort)i;
+            return 0;
+        }
+    return cli_wrong(prog, "--quality: '%s' is not fast, good or best", text);
+}
+
+static int take(struct arguments *a, int c, char *arg)
+{
+    struct err e;
+    long long v;
+    switch (c) {
+    case 'o': a->o.output = arg; return 0;
+    case 'q':
+        a->type_given = 1;
+        return convert_parse_type(&a->o.type, arg, &e) ? cli_wrong(prog, "-q: %s", e.msg) : 0;
+    case 'g':             return parse_group(a, arg);
+    case OPT_QUANT:       return add_parts(a, arg);
+    case OPT_SKIP:        return add_globs(a, arg);
+    case 'm':             return cli_parse_size(prog, "--target-memory", arg, &a->o.target_bytes);
+    case OPT_QUALITY:     return parse_quality(a, arg);
+    case OPT_CALIBRATION: a->o.calibration = arg; return 0;
+    case OPT_THREADS:
+        if (cli_parse_int(prog, "--threads", arg, 1, 4096, &v))
+            return CLI_USAGE;
+        a->o.n_threads = (int)v;
+        return 0;
+    case OPT_KERNELS: a->o.kernels = arg; return 0;
+    case 'n':         a->dry_run = 1; return 0;
+    case OPT_TENSORS: a->tensors = 1; return 0;
+    case OPT_JSON:    a->json = 1; return 0;
+    case 'f':         a->o.overwrite = 1; return 0;
+    default:          return CLI_USAGE;
+    }
+}
+
+static int check(struct arguments *a, int argc, char **argv)
+{
+    if (argc - optind != 1)
+        return cli_usage(usage);
+    a->o.source = argv[optind];
+    a->o.skip = a->skip;
+    a->o.n_skip = a->n_skip;
+    if (!a->o.output && !a->dry_run)
+        return cli_wrong(prog, "-o OUT.zse is needed: where to write");
+    if (a->dry_run)
+        a->o.output = NULL;
+    if (a->o.output && strcmp(a->o.output, "-") == 0 && isatty(STDOUT_FILENO))
+        return cli_wrong(prog, "-o -: a model is not written to a terminal");
+    if (a->o.output && strcmp(a->o.output, "-") == 0 && (a->json || a->tensors))
+        return cli_wrong(prog, "-o -: standard output is the model, so --json and --tensors have no place");
+    if (a->o.target_bytes && !a->type_given)
+        a->o.type = (struct convert_type){ CONVERT_FIT, 0 };
+    if (a->o.type.kind == CONVERT_MIXED && !a->o.target_bytes)
+        return cli_wrong(prog, "-q mixed: needs --target-memory");
+    if (a->o.calibration && a->o.effort == CONVERT_FAST)
+        return cli_wrong(prog, "--calibration: --quality fast runs no text");
+    return 0;
+}
+
+/* ---- standard output: written to a file first, because the header of a .zse is known last ---- */
+
+static int copy_out(const char *path, struct err *e)
+{
+    char buf[1 << 16];
+    FILE *f = fopen(path, "rb");
+    size_t n;
+    if (!f)
+        return err_sys(e, "%s", path);
+    while ((n = fread(buf, 1, sizeof buf, f)) > 0)
+        if (fwrite(buf, 1, n, stdout) != n) {
+            err_sys(e, "standard output");
+            break;
+        }
+    int bad = n > 0 || ferror(f);
+    fclose(f);
+    return bad ? -1 : 0;
+}
+
+static int convert_to_stdout(struct arguments *a, struct convert_report *r, struct err *e)
+{
+    const char *tmp = getenv("TMPDIR");
+    char dir[4096], path[4096 + 16];
+    if ((size_t)snprintf(dir, sizeof dir, "%s/zse-convert-XXXXXX", tmp && *tmp ? tmp : "/tmp") >= sizeof dir || !mkdtemp(dir))
+        return err_sys(e, "%s", dir);
+    snprintf(path, sizeof path, "%s/model.zse", dir);
+    a->o.output = path;
+    int rc = convert_run(&a->o, r, e);
+    if (rc == 0)
+        rc = copy_out(path, e);
+    unlink(path);
+    rmdir(dir);
+    a->o.output = "-";
+    return rc;
+}
+
+/* ---- running ---- */
+
+static void note(void *user, const char *text)
+{
+    cli_progress_clear(user);
+    cli_note(prog, "%s", text);
+}
+
+static int run(struct arguments *a)
+{
+    struct cli_progress progress;
+    struct convert_report r;
+    struct err e = { 0 };
+    cli_progress_init(&progress);
+    cli_catch_interrupt();
+    a->o.progress = &progress.progress;
+    a->o.note = note;
+    a->o.note_user = &progress;
+    int to_stdout = a->o.output && strcmp(a->o.output, "-") == 0;
+    int rc = to_stdout ? convert_to_stdout(a, &r, &e) : convert_run(&a->o, &r, &e);
+    cli_progress_clear(&progress);
+    if (rc) {
+        convert_report_release(&r);
+        if (e.code == ERR_CANCELLED)
+            cli_die_of_interrupt();
+        return cli_fail(prog, &e);
+    }
+    if (r.n_requantized && a->o.output)
+        cli_note(prog, "warning: %d tensors were quantized in the source already and are rounded a second time; -q keep keeps their grid", r.n_requantized);
+    if (a->o.output)
+        convert_warn_inexact(prog, &r);
+    if (a->json)
+        convert_print_json(&a->o, &r, a->tensors);
+    else if (!to_stdout)
+        convert_print_text(&a->o, &r, a->tensors);
+    convert_report_release(&r);
+    return cli_finish(prog);
+}
+
+int main(int argc, char **argv)
+{
+    struct arguments a = { 0 };
+    int c, rc;
+    convert_defaults(&a.o);
+    while ((c = getopt_long(argc, argv, "o:q:g:m:nfhV", options, NULL)) != -1) {
+        if (c == 'h')
+            return cli_help(usage);
+        if (c == 'V')
+            return cli_version(prog);
+        if (c == '?')
+            return cli_usage(usage);
+        if ((rc = take(&a, c, optarg)) != 0)
+            return rc;
+    }
+    if ((rc = check(&a, argc, argv)) == 0)
+        rc = run(&a);
+    free(a.skip);
+    return rc;
+}
