@@ -20,6 +20,8 @@ struct batch_item {
     int pos;                                /* position of tokens[0]: keys and values of [0, pos) are in the cache already */
     const int32_t *table;                   /* KV block numbers: position p lies in block table[p / KV_BLOCK] */
     int n_logits;                           /* logits wanted for the last n_logits tokens, 0..n_tokens */
+    int seq_len;                            /* tokens of the whole sequence, as far as known; 0: pos + n_tokens.  LongRoPE chooses its factors by it:
+                                             * a sequence that comes to config_long_from() is computed again from position 0 */
 };
 struct batch { const struct batch_item *items; int n_items; };
 

@@ -140,10 +140,10 @@ void core_ropes(struct core *k, const struct step *s)
 void core_step(struct core *k, struct step *s, const struct batch_item *items, int n_items, int *offset)
 {
     *s = (struct step){ .items = items, .n_items = n_items, .offset = offset, .one_chunk_each = 1 };
-    const int original = k->c->n_ropes ? k->c->ropes[0].original_max : 0;
+    const int long_from = config_long_from(k->c);
     for (int i = 0; i < n_items; i++) {
         const struct batch_item *it = &items[i];
-        const int is_long = it->pos + it->n_tokens > original;
+        const int is_long = long_from && (it->seq_len ? it->seq_len : it->pos + it->n_tokens) >= long_from;
         offset[i] = s->n_tokens;
         for (int t = 0; t < it->n_tokens; t++) {
             k->token[s->n_tokens] = it->tokens[t];

@@ -254,6 +254,9 @@ struct request *engine_continue(struct engine *g, struct request *kept, const st
     most = kept->kv.n_tokens < most ? kept->kv.n_tokens : most;
     while (same < most && kept->ids[same] == r->ids[same])
         same++;
+    const int long_from = config_long_from(&g->m->config);
+    if (long_from && (kept->n_ids >= long_from) != (r->n_ids >= long_from))
+        same = 0;                               /* its keys are rotated otherwise */
     kv_table_release(&r->kv, g->pool);
     r->kv = kept->kv;
     memset(&kept->kv, 0, sizeof kept->kv);
@@ -407,7 +410,7 @@ static int make_batch(struct engine *g)
             if (r->planned == 0 || (rest == 1) != decoding)
                 continue;
             g->items[n] = (struct batch_item){ .tokens = r->ids + r->kv.n_tokens, .n_tokens = r->planned, .pos = r->kv.n_tokens,
-                                               .table = r->kv.block, .n_logits = r->planned == rest };
+                                               .table = r->kv.block, .n_logits = r->planned == rest, .seq_len = r->n_ids };
             g->batched[n++] = r;
         }
     }
@@ -449,6 +452,8 @@ static void deliver(struct engine *g, struct request *r, float *logits)
         return;
     }
     r->ids[r->n_ids++] = id;
+    if (r->n_ids == config_long_from(&g->m->config))
+        kv_table_truncate(&r->kv, g->pool, 0);      /* other rotations from here on: the next step computes all keys again */
     sampler_accept(r->sampler, id, 1);
     int ended = ends_answer(g, r, id), last = ended || r->n_ids == r->limit;
     if (answer_text_push(&r->text, ended ? -1 : id, last, &text, &size, &stopped, &e) != 0) {
@@ -545,7 +550,7 @@ int engine_logits(struct engine *g, const int32_t *ids, int n_ids, int from, flo
     for (int pos = 0; pos < n_ids;) {
         int n = n_ids - pos < g->max_tokens ? n_ids - pos : g->max_tokens, end = pos + n;
         int n_logits = end <= from ? 0 : end - (pos > from ? pos : from);
-        const struct batch_item item = { ids + pos, n, pos, kv.block, n_logits };
+        const struct batch_item item = { .tokens = ids + pos, .n_tokens = n, .pos = pos, .table = kv.block, .n_logits = n_logits, .seq_len = n_ids };
         if (g->backend->forward(g->b, &(struct batch){ &item, 1 }, logits, e) != 0)
             goto done;
         logits += (size_t)n_logits * (size_t)g->vocab_size;

@@ -306,6 +306,14 @@ void config_release(struct config *c)
     *c = (struct config){ 0 };
 }
 
+int config_long_from(const struct config *c)
+{
+    for (int i = 0; i < c->n_ropes; i++)
+        if (c->ropes[i].inv_freq_long)
+            return c->ropes[i].original_max + 1;
+    return 0;
+}
+
 void config_linear_shape(const struct config *c, int role, int64_t *rows, int64_t *cols)
 {
     const int64_t hidden = c->hidden_size, q = (int64_t)c->n_heads * c->head_dim, kv = (int64_t)c->n_kv_heads * c->head_dim, ff = c->intermediate_size;

@@ -71,6 +71,8 @@ struct config {
 /* Parse a normalised config.json.  Unknown architectures, and fields that would change the result and are not understood, are refused by name. */
 int config_parse(struct config *c, const json_t *json, struct err *e);
 void config_release(struct config *c);
+/* Sequences of so many tokens and more use LongRoPE's long factors, from position 0 on; 0: there are none. */
+int config_long_from(const struct config *c);
 /* Names of the architectures that run, NULL-terminated, for messages and zse-info. */
 const char *const *config_architectures(void);
 
