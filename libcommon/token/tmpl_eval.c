@@ -645,6 +645,8 @@ static enum flow exec_text_block(struct vm *vm, const struct node *n)
         text = eval_apply(vm, n->b, text);
     if (n->kind == N_SET_BLOCK)
         assign(vm, n->a, text);
+    else if (text.kind != K_STR)
+        fail(vm, "a filter block must give a string, not %s", val_type(text));
     else
         print(vm, text);
     return FLOW_NEXT;

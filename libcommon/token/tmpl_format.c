@@ -213,7 +213,7 @@ static struct val percent_one(struct percent *f)
         fail(vm, "incomplete format");
     check_sizes(vm, &sp);
     sp.type = *f->p++;
-    if (sp.type == '%')
+    if (sp.type == '%' && f->p[-2] == '%')
         return val_cstr(vm, "%");
     if (!sp.type || !strchr("diuoxXeEfFgGcrsa", sp.type))
         fail(vm, "unsupported format character '%c'", isprint((unsigned char)sp.type) ? sp.type : '?');
@@ -264,13 +264,14 @@ static struct spec parse_spec(struct vm *vm, struct val text)
 {
     struct spec sp = { .fill = val_cstr(vm, " "), .precision = -1 };
     const char *p = text.s->data, *end = p + text.s->size;
-    int n = 0;
+    int n = 0, fill_given = 0;
     if (p < end)
         utf8_next(p, (size_t)(end - p), &n);
     if (n && p + n < end && strchr("<>^=", p[n]) && p[n]) {
         sp.fill = val_text(vm, p, (size_t)n);
         sp.align = p[n];
         p += n + 1;
+        fill_given = 1;
     } else if (p < end && strchr("<>^=", *p) && *p) {
         sp.align = *p++;
     }
@@ -285,10 +286,9 @@ static struct spec parse_spec(struct vm *vm, struct val text)
     if (p < end && *p == '0') {
         sp.zero = 1;
         p++;
-        if (!sp.align) {
-            sp.align = '=';
+        sp.align = sp.align ? sp.align : '=';
+        if (!fill_given)
             sp.fill = val_cstr(vm, "0");
-        }
     }
     for (; p < end && isdigit((unsigned char)*p) && sp.width < 1000000000; p++)
         sp.width = sp.width * 10 + (*p - '0');

@@ -36,9 +36,7 @@ static FILTER(s_find)           /* sub, start, end */
     size_t from, to, hit = SIZE_MAX;
     if (str_range(vm, in, a[1], a[2], &from, &to)) {
         struct str part = { in.s->data, to, 0, NULL };
-        hit = str_find(vm, &part, from, sub.s);
-        for (size_t next = hit; variant & FIND_LAST && next != SIZE_MAX; next = next < to ? str_find(vm, &part, next + 1, sub.s) : SIZE_MAX)
-            hit = next;
+        hit = variant & FIND_LAST ? str_find_last(vm, in.s, from, to, sub.s) : str_find(vm, &part, from, sub.s);
     }
     if (hit == SIZE_MAX && variant & FIND_OR_FAIL)
         fail(vm, "substring not found");

@@ -70,17 +70,19 @@ size_t str_find(struct vm *vm, const struct str *s, size_t from, const struct st
     if (!what->size)
         return from;
     const char *p = memmem(s->data + from, s->size - from, what->data, what->size);
-    vm_step(vm, 1 + (p ? (size_t)(p - s->data) - from : s->size - from) / 64);
+    vm_step(vm, 1 + (what->size + (p ? (size_t)(p - s->data) - from : s->size - from)) / 64);
     return p ? (size_t)(p - s->data) : SIZE_MAX;
 }
 
-static size_t find_last(struct vm *vm, const struct str *s, size_t end, const struct str *what)
+size_t str_find_last(struct vm *vm, const struct str *s, size_t from, size_t end, const struct str *what)
 {
     vm_step(vm, 1);
-    for (size_t i = end; i >= what->size; i--) {
-        vm_step(vm, i % 64 == 0);
+    for (size_t i = end; i >= what->size && i - what->size >= from; i--) {
+        vm_step(vm, what->size / 64 + (i % 64 == 0));   /* each comparison may be as long as what */
         if (!memcmp(s->data + i - what->size, what->data, what->size))
             return i - what->size;
+        if (!i)
+            break;
     }
     return SIZE_MAX;
 }
@@ -188,7 +190,7 @@ struct val str_split(struct vm *vm, struct val s, struct val sep, int64_t max, i
         r = val_list(vm, 0);
         size_t at = 0, end = s.s->size;
         while (max-- != 0) {
-            size_t hit = from_right ? find_last(vm, s.s, end, sep.s) : str_find(vm, s.s, at, sep.s);
+            size_t hit = from_right ? str_find_last(vm, s.s, 0, end, sep.s) : str_find(vm, s.s, at, sep.s);
             if (hit == SIZE_MAX)
                 break;
             if (from_right) {

@@ -408,6 +408,8 @@ void dict_update(struct vm *vm, struct dict *d, struct val from)
     }
     struct iter it;
     struct val pair;
+    if (from.kind == K_UNDEF)
+        val_fail_undef(vm, from);
     iter_init(vm, &it, from);
     while (iter_next(vm, &it, &pair)) {
         struct val two = val_to_list(vm, pair);

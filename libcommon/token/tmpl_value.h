@@ -201,6 +201,7 @@ void sb_char(struct sb *b, uint32_t c);
 void sb_fill(struct sb *b, struct val fill, size_t n);                  /* n times */
 struct val sb_done(struct sb *b);
 size_t str_find(struct vm *vm, const struct str *s, size_t from, const struct str *what);       /* SIZE_MAX: not there */
+size_t str_find_last(struct vm *vm, const struct str *s, size_t from, size_t end, const struct str *what);  /* the last that lies in [from, end) */
 struct val str_replace(struct vm *vm, struct val s, struct val old, struct val new, int64_t count);
 struct val str_strip(struct vm *vm, struct val s, struct val chars, int sides);                 /* 1 left, 2 right, 3 both */
 struct val str_split(struct vm *vm, struct val s, struct val sep, int64_t max, int from_right);

@@ -343,6 +343,12 @@ static int push_id(struct detok_state *d, int32_t id)
     const char *s = tokenizer_token(t, id, &n);
     if (!s)
         return err_set(d->e, ERR_FORMAT, "token id %d: the vocabulary has no such token (%u ids)", id, t->h.n_tokens);
+    for (uint32_t i = 0; t->flags[id] & TOKEN_NORMALIZED && i < t->h.n_added[1]; i++)
+        if (t->added[1][i].id == id) {
+            s = t->text + t->added[1][i].text;
+            n = t->added[1][i].size;
+            break;
+        }
     int skip = d->skip_special && t->flags[id] & TOKEN_SPECIAL;
     if (!d->begun)
         d->first_skipped = skip;

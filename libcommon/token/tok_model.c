@@ -312,6 +312,11 @@ static int bpe_score(const struct tokenizer *t, struct model_work *w, const char
 
 /* ---- Unigram ---- */
 
+static double sum_of(const struct tokenizer *t, double a, double b)
+{
+    return t->h.flags & MODEL_FLOAT_SCORES ? (double)((float)a + (float)b) : a + b;      /* decides between ways of the same score */
+}
+
 static int unigram(const struct tokenizer *t, struct model_work *w, const char *s, size_t n, struct tok_ids *out, struct err *e)
 {
     if (n >= INT32_MAX)
@@ -338,14 +343,14 @@ static int unigram(const struct tokenizer *t, struct model_work *w, const char *
             int32_t id = tok_lookup(t, tok_hash_end(h), s + at, end - at);
             if (id < 0)
                 continue;
-            double score = t->scores[id] + node[at].score;
+            double score = sum_of(t, t->scores[id], node[at].score);
             if (node[end].from == NONE || score > node[end].score)
                 node[end] = (struct model_node){ score, (uint32_t)at, id };
             single |= end - at == (size_t)len;
         }
         if (!single) {
             struct model_node *to = &node[at + (size_t)len];
-            double score = t->h.unk_score + node[at].score;
+            double score = sum_of(t, t->h.unk_score, node[at].score);
             if (to->from == NONE || score > to->score)
                 *to = (struct model_node){ score, (uint32_t)at, -1 };
         }
@@ -359,24 +364,25 @@ static int unigram(const struct tokenizer *t, struct model_work *w, const char *
         end = begin;
         begin = from;
     }
+    int fuse = (t->h.flags & MODEL_FUSE_UNK) != 0;
+#define UNKNOWN_AT(k) (node[k].id < 0 || (fuse && node[k].id == t->h.unk))
     for (size_t i = 0, next = end; i < n; i = next, next = node[next].from) {
-        int32_t id = node[next].id;
-        if (id < 0) {                   /* a run of unknown characters is one */
-            size_t last = next;
-            while (t->h.flags & MODEL_FUSE_UNK && last < n && node[node[last].from].id < 0)
-                last = node[last].from;
-            next = last;
-            int32_t *bytes = t->h.flags & MODEL_BYTE_FALLBACK ? malloc((next - i) * sizeof *bytes) : NULL;
-            if (bytes && byte_ids(t, s + i, next - i, bytes))
-                for (size_t j = 0; j < next - i; j++)
-                    tok_ids_add(out, bytes[j]);
-            else if (t->h.unk >= 0)
-                tok_ids_add(out, t->h.unk);
-            free(bytes);
-        } else {
-            tok_ids_add(out, id);
+        if (!UNKNOWN_AT(next)) {
+            tok_ids_add(out, node[next].id);
+            continue;
         }
+        while (fuse && next < n && UNKNOWN_AT(node[next].from))       /* a run of unknown characters is one */
+            next = node[next].from;
+        int32_t id = tok_lookup_text(t, s + i, next - i);
+        int32_t *bytes = id < 0 && t->h.flags & MODEL_BYTE_FALLBACK ? malloc((next - i) * sizeof *bytes) : NULL;
+        if (bytes && byte_ids(t, s + i, next - i, bytes))
+            for (size_t j = 0; j < next - i; j++)
+                tok_ids_add(out, bytes[j]);
+        else if (id >= 0 || (id = t->h.unk) >= 0)
+            tok_ids_add(out, id);
+        free(bytes);
     }
+#undef UNKNOWN_AT
     return 0;
 }
 

@@ -257,9 +257,12 @@ static int pack_added(struct tok_spec *s, struct tokb_header *h, struct tokb_add
         const struct spec_added *a = &s->added[i];
         p[i].a = a;
         p[i].order = i;
-        p[i].half = a->normalized && s->n_ops[SPEC_NORM];
-        tbuf_add(&p[i].text, s->text.p + a->str.at, a->str.size);
-        if (p[i].half && norm_text(norm, s->n_ops[SPEC_NORM], s->text.p, NULL, &p[i].text, e))
+        p[i].half = a->normalized != 0;
+        if (a->normalized == ADDED_ESCAPED)
+            norm_replace(&p[i].text, s->text.p + a->str.at, a->str.size, " ", 1, "\xE2\x96\x81", 3);
+        else
+            tbuf_add(&p[i].text, s->text.p + a->str.at, a->str.size);
+        if (a->normalized == ADDED_NORMALIZED && norm_text(norm, s->n_ops[SPEC_NORM], s->text.p, NULL, &p[i].text, e))
             goto done;
         if (p[i].text.failed) {
             err_nomem(e, "added tokens");
@@ -274,6 +277,9 @@ static int pack_added(struct tok_spec *s, struct tokb_header *h, struct tokb_add
         if (p[i].text.n == 0 || (i && p[i - 1].half == half && p[i - 1].text.n == p[i].text.n && !memcmp(p[i - 1].text.p, p[i].text.p, p[i].text.n)))
             continue;
         struct spec_str str = tok_spec_str(s, p[i].text.p, p[i].text.n);
+        const struct spec_str *own = &s->token[p[i].a->id].str;
+        if (p[i].a->normalized == ADDED_NORMALIZED && (own->size != str.size || memcmp(s->text.p + own->at, p[i].text.p, str.size)))
+            s->token[p[i].a->id].flags |= TOKEN_NORMALIZED;
         added[kept++] = (struct tokb_added){ str.at, str.size, p[i].a->id, p[i].a->flags };
         for (unsigned b = (unsigned char)p[i].text.p[0] + 1u; b < 257; b++)
             first[half][b]++;

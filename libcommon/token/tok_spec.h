@@ -17,11 +17,14 @@ struct spec_token {
     uint8_t in_vocab;                               /* the model may produce it from text */
 };
 
+/* Look for it in the normalized text: with the pattern normalized too, or with U+2581 for spaces (SentencePiece's user-defined pieces). */
+enum { ADDED_NORMALIZED = 1, ADDED_ESCAPED = 2 };
+
 struct spec_added {
     struct spec_str str;
     int32_t id;
     uint32_t flags;                                 /* ADDED_* */
-    int normalized;                                 /* look for it in the normalized text, its pattern normalized too */
+    int normalized;                                 /* ADDED_NORMALIZED, ADDED_ESCAPED, or 0: look for it in the text as given */
 };
 
 struct tok_spec {

@@ -83,10 +83,10 @@ static int piece(struct tok_spec *s, struct pb b, int64_t id, struct err *e)
         return err_set(e, ERR_FORMAT, "tokenizer.model: piece %lld: type %llu, expected 1 to 6", (long long)id, (unsigned long long)type);
     int special = type == CONTROL || type == UNKNOWN, added = special || type == USER_DEFINED;
     /* unknown, control and byte pieces never come from merging; <0x..> is looked for by name, so it stays in the table */
-    if (tok_spec_token(s, id, text, n, score, (added ? TOKEN_ADDED | TOKEN_VERBATIM : 0) | (special ? TOKEN_SPECIAL : 0) | (type == BYTE ? TOKEN_BYTE : 0),
+    if (tok_spec_token(s, id, text, n, score, (added ? TOKEN_ADDED : 0) | (special ? TOKEN_SPECIAL | TOKEN_VERBATIM : 0) | (type == BYTE ? TOKEN_BYTE : 0),
                        type == NORMAL || type == USER_DEFINED || type == BYTE, e))
         return -1;
-    return added ? tok_spec_added(s, text, n, (int32_t)id, special ? ADDED_SPECIAL : 0, 0, e) : 0;
+    return added ? tok_spec_added(s, text, n, (int32_t)id, special ? ADDED_SPECIAL : 0, special ? 0 : ADDED_ESCAPED, e) : 0;
 }
 
 struct options {
@@ -182,7 +182,7 @@ int tok_sentencepiece_compile(struct tok_spec *s, const void *model, size_t size
     if (o.model_type != 1 && o.model_type != 2)
         return err_set(e, ERR_UNSUPPORTED, "tokenizer.model: model_type %llu, only 1 (unigram) and 2 (BPE) are supported", (unsigned long long)o.model_type);
     s->model = o.model_type == 1 ? MODEL_UNIGRAM : MODEL_BPE_SCORE;
-    s->flags = MODEL_FUSE_UNK | (o.byte_fallback ? MODEL_BYTE_FALLBACK : 0u);
+    s->flags = MODEL_FUSE_UNK | MODEL_FLOAT_SCORES | (o.byte_fallback ? MODEL_BYTE_FALLBACK : 0u);
 #define ID(x) ((x) >= 0 && (x) < n ? (int32_t)(x) : -1)
     s->unk = ID(o.unk), s->bos = ID(o.bos), s->pad = ID(o.pad);
     if (s->model == MODEL_UNIGRAM)

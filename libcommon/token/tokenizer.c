@@ -458,10 +458,20 @@ int tokenizer_is_special(const struct tokenizer *t, int32_t id)
 
 int32_t tokenizer_find(const struct tokenizer *t, const char *text, size_t size)
 {
-    for (int half = 0; half < 2 && size; half++) {
-        const struct tokb_added *a = added_at(t, half, text, size);
-        if (a && a->size == size)
-            return a->id;
+    const struct tokb_added *a = size ? added_at(t, 0, text, size) : NULL;
+    if (a && a->size == size)
+        return a->id;
+    if (t->h.n_added[1] && size) {      /* these patterns are normalized */
+        struct tbuf norm = { 0 };
+        struct err ignored;
+        int32_t id = -1;
+        tbuf_add(&norm, text, size);
+        if (!norm.failed && utf8_valid(text, size) == size && !norm_text(t->op[0], t->h.n_ops[0], t->text, t->regex[0], &norm, &ignored) && norm.n &&
+            (a = added_at(t, 1, norm.p, norm.n)) && a->size == norm.n)
+            id = a->id;
+        tbuf_release(&norm);
+        if (id >= 0)
+            return id;
     }
     return tok_lookup_text(t, text, size);
 }

@@ -43,6 +43,7 @@ enum {      /* tokb_header.flags */
     MODEL_BYTE_FALLBACK = 2,        /* what has no token becomes <0x..> tokens */
     MODEL_FUSE_UNK = 4,             /* neighbouring unknowns are one */
     MODEL_ADDS_BOS = 8,             /* the first prefix id is BOS */
+    MODEL_FLOAT_SCORES = 32,        /* unigram: sums of scores are rounded to float, as SentencePiece has them */
     MODEL_CUTS = 16,                /* BPE whose symbols are never unknown: PAIRS may be used */
 };
 
@@ -52,6 +53,7 @@ enum {      /* FLAGS */
     TOKEN_ADDED = 4,                /* matched in the text before the model runs */
     TOKEN_VERBATIM = 8,             /* its text is not touched by the decoders */
     TOKEN_BYTE = 16,                /* stands for the byte <0x..> */
+    TOKEN_NORMALIZED = 32,          /* normalizing changes its text: it is decoded as its pattern in ADDED (the Hugging Face library does so) */
 };
 
 struct tokb_slot { uint32_t hash, id; };            /* id TOKB_EMPTY: free */
