@@ -1,6 +1,7 @@
 /* t-template.c - the template engine against Python's jinja2, set up as transformers does: every recorded case of the
- * oracles (chat-templates/), as a table of what passed; then limits, bad templates and errors of our own.
+ * oracles (chat-templates/) and our own cases of the language, as a table of what passed; then limits, bad templates, and conversations.
  *
+ * template-language.jsonl: two sets of variables, then {t: template, v: which set, x: what jinja2 3.1.6 printed | e: 1, it failed}.
  * Oracles are read from $ZSE_ORACLES, else ../shared/oracles; where they are absent those tests are skipped. */
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,6 +14,7 @@
 #include <jansson.h>
 
 #include "libcommon/base/file.h"
+#include "libcommon/token/chat.h"
 #include "libcommon/token/template.h"
 
 static const int64_t now = 1795262400;      /* 2026-11-21 12:00:00 UTC */
@@ -158,10 +160,207 @@ static void test_expected(void **state)
     report("expected.json", passed, total);
 }
 
+static void test_language(void **state)
+{
+    (void)state;
+    int passed = 0, total = 0;
+    size_t size;
+    struct err e;
+    char *text = file_read("tests/unit/template-language.jsonl", MAX_FILE, &size, &e), *at = text;
+    if (!text)
+        fail_msg("%s (run from the root of the repository)", e.msg);
+    json_t *sets = next_line(&at);
+    for (json_t *j; (j = next_line(&at)); json_decref(j), total++) {
+        const json_t *source = json_object_get(j, "t");
+        char set[2] = { (char)('0' + json_integer_value(json_object_get(j, "v"))), '\0' };
+        passed += check(json_string_value(source), json_string_value(source), json_string_length(source), json_object_get(sets, set),
+            json_object_get(j, "x"), json_object_get(j, "e") ? "any" : NULL);
+    }
+    json_decref(sets);
+    free(text);
+    report("language", passed, total);
+}
+
+/* Each fails, at the line that is named, with these words. */
+static void test_bad_templates(void **state)
+{
+    (void)state;
+    static const struct { const char *source; int line; const char *words; } cases[] = {
+        { "a\nb {{ x", 2, "the template ends inside a tag" }, { "\n\n{% if x %}a", 3, "endif" }, { "{% endif %}", 1, "unknown tag 'endif'" },
+        { "{% for x in y %}\n{% endif %}{% endfor %}", 2, "expected one of: endfor else" }, { "\n{{ 'a }}", 2, "the string has no end" },
+        { "{{ a ? b }}", 1, "unexpected char '?'" }, { "{{ (1] }}", 1, "expected ')'" }, { "{# x", 1, "Missing end of comment" },
+        { "{% raw %}x", 1, "Missing end of raw" }, { "{% include 'x' %}", 1, "'include' is not supported" }, { "a\n\n\xFF", 3, "0xFF is not UTF-8" },
+        { "\n{{ missing.x }}", 2, "'missing' is undefined" }, { "\n{{ {}.x.y }}", 2, "'dict object' has no attribute 'x'" },
+        { "{{ 1\n+\n'a' }}", 2, "unsupported operand" }, { "\n{{ 1|nope }}", 2, "No filter named 'nope'" }, { "{{ 1 is nope }}", 1, "No test named 'nope'" },
+        { "{{ 9223372036854775807 + 1 }}", 1, "does not fit 64 bits" }, { "{{ 99999999999999999999 }}", 1, "does not fit 64 bits" },
+        { "{% macro m() %}\n{{ 1 / 0 }}{% endmacro %}\n\n{{ m() }}", 2, "division by zero" }, { "{{ raise_exception('no\\nway') }}", 1, "no\nway" },
+        { "{% break %}", 1, "'break' outside of a loop" }, { "{{ [1]|random }}", 1, "random is not supported" }, { "{{ f(a=1, 2) }}", 1, "invalid syntax" },
+        { "{{ 'x'|center(9999999999999) }}", 1, "memory" }, { "{{ '%99999999d'|format(1) }}", 1, "width" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct err e = { .msg = "" };
+        size_t size;
+        char line[32], *got = render(cases[i].source, strlen(cases[i].source), NULL, &size, &e);
+        snprintf(line, sizeof line, "template: line %d: ", cases[i].line);
+        if (got || strncmp(e.msg, line, strlen(line)) || !strstr(e.msg, cases[i].words))
+            fail_msg("%s\n expected %s...%s\n got %s", cases[i].source, line, cases[i].words, got ? got : e.msg);
+    }
+}
+
+/* What would run on for ever, or take all memory or the whole stack, ends with ERR_LIMIT (not with the clock: it is the same each time). */
+static void test_limits(void **state)
+{
+    (void)state;
+    static const struct { const char *source; struct tmpl_limits limits; } cases[] = {
+        { "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", { .max_steps = 100000 } },
+        { "{% set l = [1] %}{% for x in l %}{% set _ = l.append(1) %}{% endfor %}", { .max_steps = 100000 } },
+        { "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", { .max_depth = 0 } },
+        { "{% macro m(n) %}{{ m(n + 1) if n < 150 }}{% endmacro %}{{ m(0) }}", { .max_depth = 100 } },
+        { "{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}", { .max_depth = 0 } },
+        { "{% for x in range(9999) %}0123456789{% endfor %}", { .max_output = 1000 } },
+        { "{% set ns = namespace(s='xxxxxxxx') %}{% for i in range(99) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}", { .max_output = 1000 } },
+        { "{% set ns = namespace(l=[1]) %}{% for i in range(99) %}{% set ns.l = ns.l + ns.l %}{% endfor %}", { .max_output = 1000 } },
+        { "{{ 'x' * 9223372036854775807 }}", { .max_output = 0 } }, { "{{ [1, 2] * 4611686018427387905 }}", { .max_output = 0 } },
+        { "{% set l = [] %}{% set _ = l.append(l) %}{{ l }}", { .max_output = 0 } },
+        { "{% set l = [] %}{% set _ = l.append(l) %}{{ l|tojson }}", { .max_output = 0 } },
+        { "{{ range(100001) }}", { .max_output = 0 } }, { "{{ 2 ** 64 }}", { .max_output = 0 } },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct err e = { .code = ERR_NONE };
+        char *out = NULL;
+        size_t size;
+        struct tmpl *t = tmpl_parse(cases[i].source, strlen(cases[i].source), NULL, &e);
+        assert_non_null(t);
+        if (tmpl_render(t, NULL, now, &cases[i].limits, &out, &size, &e) == 0 || e.code != ERR_LIMIT)
+            fail_msg("%s\n gave %s", cases[i].source, out ? out : e.msg);
+        tmpl_free(t);
+    }
+}
+
+/* Nested as deep as a file can make it: refused or rendered, never a broken stack. */
+static void test_deep(void **state)
+{
+    (void)state;
+    static const struct { const char *open, *close; } cases[] = {
+        { "{{ (", "" }, { "{{ not ", "" }, { "{{ -", "" }, { "{% if a %}", "" }, { "{% for a in b %}", "" }, { "{{ [", "" }, { "{{ 1 if 1 else ", "" },
+        { "{{ a|b", "|b" }, { "{{ a.b", ".b" }, { "{{ a + b", " + b" }, { "{{ a ~ b", " ~ b" }, { "{{ a(", "" }, { "{{ a < b", " < b" }, { "{% set (", "(" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *unit = *cases[i].close ? cases[i].close : cases[i].open + (strncmp(cases[i].open, "{{ ", 3) ? 0 : 3);
+        size_t n = strlen(unit), size = strlen(cases[i].open);
+        char *source = malloc(size + n * 50000 + 1);
+        assert_non_null(source);
+        memcpy(source, cases[i].open, size);
+        for (int k = 0; k < 50000; k++, size += n)
+            memcpy(source + size, unit, n);
+        struct err e = { .msg = "" };
+        size_t got_size;
+        char *got = render(source, size, NULL, &got_size, &e);
+        assert_null(got);
+        assert_true(e.msg[0] != '\0');
+        free(source);
+    }
+    json_t *vars = json_object(), *inner = json_array();
+    for (int k = 0; k < 5000; k++) {
+        json_t *outer = json_array();
+        json_array_append_new(outer, inner);
+        inner = outer;
+    }
+    json_object_set_new(vars, "x", inner);
+    struct err e;
+    size_t size;
+    assert_null(render("{{ x }}", 7, vars, &size, &e));
+    assert_int_equal(e.code, ERR_LIMIT);
+    json_decref(vars);
+}
+
+/* A template cut at every byte: parsed or refused, and what is parsed renders or fails. */
+static void test_cut(void **state)
+{
+    (void)state;
+    static const char source[] =
+        "{%- set ns = namespace(n=0, t='') -%}\n{# all \xC3\xA9 kinds #}{% macro m(a, b=[1, 'x'], c={'k': 1.5e3}) %}{{ a ~ b[0:-1:1] }}{{ varargs }}{{ caller(c.k) }}{% endmacro %}\n"
+        "{% for k, v in messages|selectattr('role', 'ne', 'x')|map('dictsort')|first if (k is defined and not k is none) recursive %}\n"
+        "  {%- if loop.first or v not in ['a', \"b\\u00e9\\n\"] %}{{ '%s' % v|upper }}{% elif 1 <= 2 != 3 %}{% continue %}{% else %}{{ -1 ** 2 // 3 }}{% endif -%}\n"
+        "{% endfor %}{% call(x) m(*[1], **{'c': {'k': 3}}) %}{{ x }}{% endcall %}{% raw %}{{ no }}{% endraw %}{% set x | trim %} y {% endset %}\n"
+        "{% with q = x %}{% filter upper %}{{ q if q else 'z' }}{% endfilter %}{% endwith %}{% generation %}{{ messages[0].role }}{% endgeneration %}";
+    json_t *vars = json_pack("{s:[{s:s, s:s}]}", "messages", "role", "user", "content", "hi");
+    int whole = 0;
+    for (size_t n = 0; n < sizeof source; n++) {
+        struct err e = { .msg = "" };
+        size_t size;
+        char *got = render(source, n, vars, &size, &e);
+        assert_true(got || e.msg[0]);
+        whole += got != NULL;
+        if (n == sizeof source - 1)
+            assert_string_equal(got ? got : e.msg, "HIUSER1[1]()3{{ no }}Yuser");
+        free(got);
+    }
+    json_decref(vars);
+    assert_in_range(whole, 10, sizeof source - 100);          /* most are cut inside something */
+}
+
+/* Two renders of one template with different variables do not see each other; a mutated list is the render's own copy. */
+static void test_reuse(void **state)
+{
+    (void)state;
+    struct err e;
+    static const char source[] = "{% set _ = l.append('!') %}{{ l|join }}{% set s = 'a' ~ 'b' %}{{ s ~ l[0] }}";
+    struct tmpl *t = tmpl_parse(source, sizeof source - 1, NULL, &e);
+    assert_non_null(t);
+    for (int i = 0; i < 3; i++) {
+        char text[2] = { (char)('x' + i), '\0' }, want[16], *got;
+        json_t *vars = json_pack("{s:[s]}", "l", text);
+        size_t size;
+        assert_int_equal(tmpl_render(t, vars, now, NULL, &got, &size, &e), 0);
+        snprintf(want, sizeof want, "%s!ab%s", text, text);
+        assert_string_equal(got, want);
+        assert_int_equal(json_array_size(json_object_get(vars, "l")), 1);
+        free(got);
+        json_decref(vars);
+    }
+    tmpl_free(t);
+    tmpl_free(NULL);
+}
+
+static void test_chat(void **state)
+{
+    (void)state;
+    struct err e;
+    char *got;
+    size_t size;
+    struct tmpl *t = tmpl_parse(chat_fallback_template, strlen(chat_fallback_template), NULL, &e);
+    json_t *messages = json_pack("[{s:s, s:s}, {s:s, s:s}]", "role", "user", "content", "hi", "role", "assistant", "content", "yo");
+    assert_int_equal(chat_render(t, messages, NULL, 1, NULL, NULL, now, NULL, &got, &size, &e), 0);
+    assert_string_equal(got, "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nyo<|im_end|>\n<|im_start|>assistant\n");
+    free(got);
+    tmpl_free(t);
+
+    static const char source[] = "{{ bos_token }}{{ tools }}{{ tools is defined }}{{ documents }}{{ add_generation_prompt }}{{ eos_token }}"
+        "{{ messages[0].thinking }}{{ messages[0].reasoning_content }}{{ think }}{{ strftime_now('%Y') }}";
+    t = tmpl_parse(source, sizeof source - 1, NULL, &e);
+    json_t *extra = json_pack("{s:b, s:s}", "think", 1, "eos_token", "E"), *tools = json_pack("[i]", 1);
+    json_object_set_new(json_array_get(messages, 0), "reasoning", json_string("why"));
+    assert_int_equal(chat_render(t, messages, tools, 0, "B", "other", now, extra, &got, &size, &e), 0);
+    assert_string_equal(got, "B[1]TrueNoneFalseEwhywhyTrue2026");
+    assert_null(json_object_get(json_array_get(messages, 0), "thinking"));      /* the caller's message is as it was */
+    free(got);
+    assert_int_equal(chat_render(t, extra, NULL, 0, NULL, NULL, now, NULL, &got, &size, &e), -1);
+    assert_string_equal(e.msg, "messages: expected an array of objects");
+    assert_int_equal(chat_render(t, tools, NULL, 0, NULL, NULL, now, NULL, &got, &size, &e), -1);
+    assert_string_equal(e.msg, "messages[0]: found a whole number, expected an object");
+    tmpl_free(t);
+    json_decref(messages);
+    json_decref(extra);
+    json_decref(tools);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_cases), cmocka_unit_test(test_rendered), cmocka_unit_test(test_expected),
+        cmocka_unit_test(test_language), cmocka_unit_test(test_bad_templates), cmocka_unit_test(test_limits), cmocka_unit_test(test_deep),
+        cmocka_unit_test(test_cut), cmocka_unit_test(test_reuse), cmocka_unit_test(test_chat),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
