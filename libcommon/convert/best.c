@@ -73,7 +73,7 @@ struct watch {
     const struct inputs *kept;          /* of the float model */
     const float *scale;                 /* channels of x~ are the float model's divided by this, or NULL */
     float *h, *cross;                   /* [N][N] */
-    float *x, *diff;                    /* [window_len][N] */
+    float *x, *diff, *px, *pd;          /* [window_len][N], and packed */
 };
 
 static int watch_input(void *user, int layer, int role, const float *x, size_t ldx, int n_tokens, int cols)
@@ -90,8 +90,10 @@ static int watch_input(void *user, int layer, int role, const float *x, size_t l
         for (int k = 0; k < cols; k++)
             diff[k] = (w->scale ? f[k] / w->scale[k] : f[k]) - to[k];
     }
-    linalg_gram(w->c->ops, w->j->pool, w->h, (int)N, w->x, N, n_tokens);
-    linalg_cross(w->c->ops, w->j->pool, w->cross, (int)N, w->diff, w->x, N, n_tokens);
+    linalg_pack(w->j->pool, w->px, w->x, N, (int)N, n_tokens);
+    linalg_pack(w->j->pool, w->pd, w->diff, N, (int)N, n_tokens);
+    linalg_gram(w->c->ops, w->j->pool, w->h, (int)N, w->px, n_tokens);
+    linalg_cross(w->c->ops, w->j->pool, w->cross, (int)N, w->pd, w->px, n_tokens);
     w->seen = 1;
     return 1;                           /* the rest of the layer is of no interest now */
 }
@@ -105,9 +107,12 @@ static int measure(struct job *j, struct calibration *c, int layer, int input, c
     float *x = malloc(window * sizeof *x);
     w.h = calloc(N * N, sizeof *w.h);
     w.cross = calloc(N * N, sizeof *w.cross);
-    w.x = calloc((size_t)c->window_len * N, sizeof *w.x);
-    w.diff = calloc((size_t)c->window_len * N, sizeof *w.diff);
-    int rc = x && w.h && w.cross && w.x && w.diff ? 0 : err_nomem(e, "the covariance of inputs");
+    size_t floats = linalg_packed((int)N, c->window_len);
+    w.x = calloc(4 * floats, sizeof *w.x);
+    w.diff = w.x + floats;
+    w.px = w.x + 2 * floats;
+    w.pd = w.x + 3 * floats;
+    int rc = x && w.h && w.cross && w.x ? 0 : err_nomem(e, "the covariance of inputs");
     for (w.window = 0; w.window < c->n_windows && rc == 0; w.window++) {
         memcpy(x, c->xq + (size_t)w.window * window, window * sizeof *x);
         rc = cpu_layers_run(c->run, layer, &c->q.layers[layer], 0, x, &tap, e);
@@ -116,7 +121,6 @@ static int measure(struct job *j, struct calibration *c, int layer, int input, c
     }
     free(x);
     free(w.x);
-    free(w.diff);
     *h = w.h;
     *cross = w.cross;
     if (rc == 0 && !w.seen)

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TOKENS = 256, ROWS = 96 };       /* tokens of one pass of a Gram matrix (its operands stay in L2); rows of one item of work */
+enum { TOKENS = 128, ROWS = 96 };       /* tokens of one pass of a Gram matrix (a panel of them stays in L1); rows of one item of work */
 
 const struct linalg_ops *const *linalg_all(void)
 {
@@ -33,27 +33,47 @@ struct job {
     int N, t, at, symmetric;
 };
 
-/* Column panel i of out += A'B; of a symmetric one only the rows from the diagonal block down. */
+/* Panel i of x [t, ldx] to contiguous pieces: piece c has tokens c * TOKENS .., each with its 32 columns side by side.  In place their rows would
+ * fall on few sets of the cache. */
+static void pack_panel(void *arg, int i, int thread)
+{
+    (void)thread;
+    const struct job *s = arg;
+    float *to = s->out + (size_t)i * PANEL * (size_t)s->t;
+    for (int t = 0; t < s->t; t++)
+        memcpy(to + (size_t)t * PANEL, s->a + (size_t)t * s->ldx + (size_t)i * PANEL, PANEL * sizeof *to);
+}
+
+/* Column panel i of out += A'B from packed A and B; of a symmetric one only the blocks from the diagonal down. */
 static void product_panel(void *arg, int i, int thread)
 {
     (void)thread;
     const struct job *s = arg;
-    int from = s->symmetric ? i * PANEL : 0;
+    size_t N = (size_t)s->N, panel = (size_t)s->t * PANEL;
     for (int t = 0; t < s->t; t += TOKENS) {
-        size_t row = (size_t)t * s->ldx;
-        s->o->panel(s->out + (size_t)from * (size_t)s->N + i * PANEL, (size_t)s->N, s->N - from, s->a + row + from, (ptrdiff_t)s->ldx, 1,
-                    s->b + row + i * PANEL, s->ldx, s->t - t < TOKENS ? s->t - t : TOKENS, 1);
+        const float *b = s->b + (size_t)i * panel + (size_t)t * PANEL;
+        int n = s->t - t < TOKENS ? s->t - t : TOKENS;
+        for (int r = s->symmetric ? i : 0; r < s->N / PANEL; r++)
+            s->o->panel(s->out + (size_t)r * PANEL * N + (size_t)i * PANEL, N, PANEL, s->a + (size_t)r * panel + (size_t)t * PANEL, PANEL, 1,
+                        b, PANEL, n, 1);
     }
 }
 
-void linalg_gram(const struct linalg_ops *o, struct pool *p, float *h, int N, const float *x, size_t ldx, int t)
+size_t linalg_packed(int N, int t) { return (size_t)N * (size_t)t; }
+
+void linalg_pack(struct pool *p, float *packed, const float *x, size_t ldx, int N, int t)
 {
-    pool_run(p, N / PANEL, product_panel, &(struct job){ .o = o, .out = h, .a = x, .b = x, .ldx = ldx, .N = N, .t = t, .symmetric = 1 });
+    pool_run(p, N / PANEL, pack_panel, &(struct job){ .out = packed, .a = x, .ldx = ldx, .N = N, .t = t });
 }
 
-void linalg_cross(const struct linalg_ops *o, struct pool *p, float *c, int N, const float *a, const float *b, size_t ldx, int t)
+void linalg_gram(const struct linalg_ops *o, struct pool *p, float *h, int N, const float *packed, int t)
 {
-    pool_run(p, N / PANEL, product_panel, &(struct job){ .o = o, .out = c, .a = a, .b = b, .ldx = ldx, .N = N, .t = t });
+    pool_run(p, N / PANEL, product_panel, &(struct job){ .o = o, .out = h, .a = packed, .b = packed, .N = N, .t = t, .symmetric = 1 });
+}
+
+void linalg_cross(const struct linalg_ops *o, struct pool *p, float *c, int N, const float *a, const float *b, int t)
+{
+    pool_run(p, N / PANEL, product_panel, &(struct job){ .o = o, .out = c, .a = a, .b = b, .N = N, .t = t });
 }
 
 static void mirror_panel(void *arg, int i, int thread)

@@ -2,7 +2,7 @@
  *
  * Square matrices are row-major f32 with N columns and N rows, N a multiple of 32 (linalg_pad; identity in the padding).  All of it is built
  * on one operation: a panel of 32 columns, so that rows or columns of the result are independent and every element is summed in one
- * order, whatever the number of threads or the instruction set (multiply, then add; nothing is fused). */
+ * order, whatever the number of threads. */
 #ifndef ZSE_CONVERT_LINALG_H
 #define ZSE_CONVERT_LINALG_H
 
@@ -36,10 +36,13 @@ const struct linalg_ops *const *linalg_all(void);
 
 static inline int linalg_pad(int n) { return (n + PANEL - 1) / PANEL * PANEL; }
 
-/* H += X'X, lower triangle (whole blocks) only; x [t, ldx], columns n..N zero, ldx >= N. */
-void linalg_gram(const struct linalg_ops *o, struct pool *p, float *h, int N, const float *x, size_t ldx, int t);
+/* Tokens are multiplied in packed form: x [t, ldx], columns n..N zero, ldx >= N, to packed [linalg_packed(N, t)]. */
+size_t linalg_packed(int N, int t);
+void linalg_pack(struct pool *p, float *packed, const float *x, size_t ldx, int N, int t);
+/* H += X'X, lower triangle (whole blocks) only. */
+void linalg_gram(const struct linalg_ops *o, struct pool *p, float *h, int N, const float *packed, int t);
 /* C += A'B */
-void linalg_cross(const struct linalg_ops *o, struct pool *p, float *c, int N, const float *a, const float *b, size_t ldx, int t);
+void linalg_cross(const struct linalg_ops *o, struct pool *p, float *c, int N, const float *a, const float *b, int t);
 /* Copy the lower triangle to the upper one. */
 void linalg_mirror(struct pool *p, float *h, int N);
 /* Lower triangle of A becomes L with A = L L'; the upper triangle becomes 0.  -1 if A is not positive definite (a is garbage then). */

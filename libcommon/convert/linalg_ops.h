@@ -1,6 +1,6 @@
 /* linalg_ops.h - the panel operations for one vector width; included by linalg_plain.c, linalg_avx2.c and linalg_avx512.c after they
- * define WIDTH (floats in a register), BLOCK (rows of a register block) and OPS (the name of the table).  Vectors are gcc's and clang's own
- * vector types, so that this stays plain C.  The sums are the same in every set. */
+ * define WIDTH (floats in a register), BLOCK (rows of a register block), OPS (the name of the table) and FMA(a, b, c) = a * b + c, rounded once where
+ * the processor can.  Vectors are gcc's and clang's own vector types. */
 #include <string.h>
 
 #include "libcommon/convert/linalg.h"
@@ -32,7 +32,7 @@ static inline __attribute__((always_inline)) void rows(int n, float *p, size_t l
             x[v] = load(e + v * WIDTH);
         UNROLL for (int k = 0; k < n; k++)
             UNROLL for (int v = 0; v < N_VEC; v++)
-                acc[k][v] += u[k * sk] * x[v];
+                acc[k][v] = FMA((vec){ 0 } + u[k * sk], x[v], acc[k][v]);
     }
     UNROLL for (int k = 0; k < n; k++)
         UNROLL for (int v = 0; v < N_VEC; v++)
