@@ -149,38 +149,53 @@ static int convert(const char *prog, const char *source, const char *type, const
     return rc;
 }
 
-/* The converted file of a GGUF or folder, made if it is not there. */
-static struct zfile *open_converted(const char *prog, const char *path, const struct run_options *r, struct opened_model *o, struct err *e)
+/* ---- models ---- */
+
+/* The .zse at o->path. */
+static int load(struct opened_model *o, struct err *e)
+{
+    size_t size;
+    struct zfile *z = zfile_open(o->path, e);
+    if (!z || !(o->model = model_bind(z, e)))
+        return -1;
+    const void *blob = zfile_tokenizer(o->model->file, &size);
+    if (blob && !(o->tokenizer = tokenizer_open(blob, size, e)))
+        return err_prefix(e, "%s", o->path);
+    o->json = zfile_json(o->model->file);
+    return 0;
+}
+
+static void unload(struct opened_model *o)
+{
+    if (o->tokenizer)
+        tokenizer_close(o->tokenizer);
+    if (o->model)
+        model_close(o->model);
+    o->tokenizer = NULL;
+    o->model = NULL;
+}
+
+/* A GGUF or folder: its converted file, made if it is not there or not readable. */
+static int load_converted(const char *prog, const char *path, const struct run_options *r, struct opened_model *o, struct err *e)
 {
     const char *type = r->type, *env = getenv("ZSE_QUANTIZATION");
     struct convert_type parsed;
+    struct err ignored;
     if (!type)
         type = env && *env ? env : "keep";
-    if (!r->type && convert_parse_type(&parsed, type, e) != 0) {
-        err_prefix(e, "ZSE_QUANTIZATION");
-        return NULL;
-    }
+    if (!r->type && convert_parse_type(&parsed, type, e) != 0)
+        return err_prefix(e, "ZSE_QUANTIZATION");
     if (!(o->path = cache_path(path, type, e)))
-        return NULL;
-    struct err ignored;
-    struct zfile *z = zfile_open(o->path, &ignored);
+        return -1;
     cli_note(prog, "%s is not a .zse: for the fastest start convert it yourself (zse-convert %s -o NAME.zse)", path, path);
-    if (!z && convert(prog, path, type, o->path, r, e) == 0)
-        z = zfile_open(o->path, e);
-    return z;
+    if (load(o, &ignored) == 0)
+        return 0;
+    unload(o);
+    return convert(prog, path, type, o->path, r, e) == 0 ? load(o, e) : -1;
 }
 
-/* ---- models ---- */
-
-int open_model(const char *prog, const char *path, const struct run_options *r, struct opened_model *o, struct err *e)
+static int find_and_load(const char *prog, const char *path, const struct run_options *r, struct opened_model *o, struct err *e)
 {
-    struct zfile *z = NULL;
-    size_t size;
-    memset(o, 0, sizeof *o);
-    if (!path)
-        path = getenv("ZSE_MODEL");
-    if (!path || !*path)
-        return err_set(e, ERR_IO, "no MODEL given, and ZSE_MODEL is not set");
     switch (source_detect(path, e)) {
     case SOURCE_NONE: return -1;
     case SOURCE_ZSE:
@@ -188,36 +203,33 @@ int open_model(const char *prog, const char *path, const struct run_options *r, 
             return err_set(e, ERR_UNSUPPORTED, "-q %s: %s is converted already; zse-convert makes another type from its source", r->type, path);
         if (!(o->path = strdup(path)))
             return err_nomem(e, "path");
-        z = zfile_open(path, e);
-        break;
+        return load(o, e);
     case SOURCE_CONFIG: case SOURCE_TOKENIZER:
         return err_set(e, ERR_UNSUPPORTED, "%s has no weights, expected a .zse, a GGUF file or a Hugging Face folder", path);
     case SOURCE_GGUF: case SOURCE_FOLDER:
-        z = open_converted(prog, path, r, o, e);
+        break;
     }
-    if (!z || !(o->model = model_bind(z, e)))
-        goto fail;
-    o->json = zfile_json(o->model->file);
-    const void *blob = zfile_tokenizer(o->model->file, &size);
-    if (blob && !(o->tokenizer = tokenizer_open(blob, size, e)))
-        goto fail;
-    int max_len = o->model->config.max_len;
-    if (r->ctx && max_len > 0 && r->ctx > max_len) {
-        err_set(e, ERR_LIMIT, "--ctx %d: %s was made for at most %d tokens", r->ctx, path, max_len);
-        goto fail;
-    }
-    return 0;
-fail:
-    close_model(o);
-    return -1;
+    return load_converted(prog, path, r, o, e);
+}
+
+int open_model(const char *prog, const char *path, const struct run_options *r, struct opened_model *o, struct err *e)
+{
+    memset(o, 0, sizeof *o);
+    if (!path)
+        path = getenv("ZSE_MODEL");
+    if (!path || !*path)
+        return err_set(e, ERR_IO, "no MODEL given, and ZSE_MODEL is not set");
+    int rc = find_and_load(prog, path, r, o, e);
+    if (rc == 0 && r->ctx && o->model->config.max_len > 0 && r->ctx > o->model->config.max_len)
+        rc = err_set(e, ERR_LIMIT, "--ctx %d: %s was made for at most %d tokens", r->ctx, path, o->model->config.max_len);
+    if (rc != 0)
+        close_model(o);
+    return rc;
 }
 
 void close_model(struct opened_model *o)
 {
-    if (o->tokenizer)
-        tokenizer_close(o->tokenizer);
-    if (o->model)
-        model_close(o->model);
+    unload(o);
     free(o->path);
     memset(o, 0, sizeof *o);
 }
