@@ -1,6 +1,6 @@
 /* kernels.c - how near the kernels are to this machine's limits: one thread, shares of a plain read loop (few tokens) or of the
  * multiply-add peak (many).  Everything is cut into slices of about a millisecond, and the best slice counts: the machine may be shared.
- *     build/tests/bench/kernels [SET [TYPE ...]] */
+ *     build/tests/bench/kernels [SET [TYPE ...]]    (attention only without TYPE) */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -113,6 +113,45 @@ static void bench_type(const struct kernels *k, enum qtype type, int group, int 
     }
 }
 
+/* One KV head of a long sequence: n queries at its end. */
+static void bench_attention(const struct kernels *k, enum kv_type type, int head_dim, int heads, int len, int n)
+{
+    enum { COPIES = 64 };
+    static const char *const names[] = { "f32", "f16", "i8" };
+    const size_t block = kv_block_bytes(type, head_dim), blocks = (size_t)(len + KV_BLOCK - 1) / KV_BLOCK, width = (size_t)heads * (size_t)head_dim;
+    const int copies = (size_t)COPIES * blocks * block * 2 > FOOTPRINT ? (int)(FOOTPRINT / (blocks * block * 2)) : COPIES;
+    int32_t *table = big(blocks * 4);
+    float *q = big((size_t)n * width * 4), *out = big((size_t)n * width * 4), *x = big((size_t)head_dim * 4);
+    struct rng r = { 1 };
+    memset(memory, 0, blocks * block * 2 * (size_t)copies);
+    for (size_t b = 0; b < blocks; b++)
+        table[b] = (int32_t)((b * 11 + 5) % blocks);
+    for (int i = 0; i < n * (int)width; i++)
+        q[i] = (float)rng_double(&r) - 0.5f;
+    for (int i = 0; i < head_dim; i++)
+        x[i] = (float)rng_double(&r) - 0.5f;
+    for (size_t b = 0; b < blocks * 2 * (size_t)copies; b++)
+        k->kv_store_value(type, memory + b * block, 0, x, head_dim);
+    struct attn a = { .q = q, .q_token_stride = width, .q_head_stride = (size_t)head_dim, .out = out, .out_token_stride = width, .out_head_stride = (size_t)head_dim, .n_tokens = n,
+                      .n_q_heads = heads, .head_dim = head_dim, .pos = len - n, .table = table, .stride = 2 * block, .v_offset = block, .kv_type = type, .scale = 0.1f };
+    void *scratch = big(k->attention_scratch(n, heads, head_dim));
+    double best = 1e30, bandwidth = 0, peak = 0, bytes = (double)(blocks * block * 2), pairs = 0;
+    for (int i = 0; i < n; i++)
+        pairs += len - n + i + 1;
+    for (int i = 0; i < 40; i++) {
+        double v = fma_peak(), b = read_512(memory + (size_t)(i % 8) * (FOOTPRINT / 8), 4 << 20);
+        peak = v > peak ? v : peak, bandwidth = b > bandwidth ? b : bandwidth;
+        a.base = memory + blocks * block * 2 * (size_t)(i % copies);
+        uint64_t t = clock_ns();
+        k->attention(&a, scratch);
+        double d = (double)(clock_ns() - t);
+        best = d < best ? d : best;
+    }
+    printf("%-7s attention kv %-3s dim %d heads %d len %d n %-4d %8.3f ms  %5.1f GB/s = %.2f of reading  %.2f of the FMA peak\n", k->name, names[type], head_dim, heads, len, n, best / 1e6,
+           bytes / best, bytes / best / bandwidth, pairs * heads * head_dim * 2 / best / peak);
+    free(table), free(q), free(out), free(x), free(scratch);
+}
+
 int main(int argc, char **argv)
 {
     static const int tokens[] = { 1, 2, 4, 6, 8, 16, 64, 512, 0 }, f32_tokens[] = { 1, 4, 16, 256, 0 };
@@ -130,6 +169,12 @@ int main(int argc, char **argv)
             wanted |= strcmp(argv[j], qtype_info(cases[i].type)->name) == 0;
         if (wanted)
             bench_type(k, cases[i].type, cases[i].group, cases[i].act_group, cases[i].act_group ? tokens : f32_tokens);
+    }
+    for (int type = KV_F32; argc <= 2 && type <= KV_I8; type++) {
+        bench_attention(k, (enum kv_type)type, 128, 6, 4096, 1);
+        bench_attention(k, (enum kv_type)type, 64, 3, 4096, 1);
+        bench_attention(k, (enum kv_type)type, 128, 6, 1024, 16);
+        bench_attention(k, (enum kv_type)type, 64, 3, 512, 512);
     }
     free(memory);
     return 0;

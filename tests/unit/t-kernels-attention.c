@@ -149,6 +149,8 @@ static void check(struct sequence *s)
     FOR_SETS(k) {
         store(s, *k);
         for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
+            if (*k == &kernels_ref && steps[i] != 50)   /* one way of cutting will do */
+                continue;
             float *got = attend(s, *k, 0, steps[i]);
             for (size_t j = 0; j < size; j++)
                 if (f32_bits(got[j]) != f32_bits(want[j]))

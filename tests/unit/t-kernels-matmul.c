@@ -112,7 +112,7 @@ static void sets_agree(const struct mat *m, const float *x, size_t ldx, int exac
     for (const struct kernels *const *k = kernels_all(); *k; k++) {
         if (!(*k)->supported())
             continue;
-        for (int n = 1; n <= MAX_TOKENS; n++) {
+        for (int n = 1; n <= (*k == &kernels_ref ? 2 : MAX_TOKENS); n++) {
             float *got = run(*k, m, x, ldx, n, exact, n % 2 ? 1 : m->n_tiles);
             for (int t = 0; t < n; t++)
                 for (int r = 0; r < m->rows; r++) {
