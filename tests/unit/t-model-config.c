@@ -1,0 +1,224 @@
+/* t-model-config.c - config.json: defaults as transformers has them, what is refused and how the sentence names it, RoPE frequencies against their formulas. */
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <math.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "libcommon/base/json.h"
+#include "libcommon/model/arch.h"
+
+static int parse(struct config *c, const char *text, struct err *e)
+{
+    json_t *json = js_parse("config.json", text, strlen(text), e);
+    int rc = json ? config_parse(c, json, e) : -1;
+    json_decref(json);
+    return rc;
+}
+
+static void must_parse(struct config *c, const char *text)
+{
+    struct err e;
+    if (parse(c, text, &e) < 0)
+        fail_msg("%s: %s", text, e.msg);
+}
+
+/* Every architecture computes with nothing but its name, and the list that people see is the table. */
+static void test_defaults(void **state)
+{
+    (void)state;
+    static const struct { const char *name; int hidden, layers, heads, kv, head_dim, ff, vocab, tied; } want[] = {
+        { "llama", 4096, 32, 32, 32, 128, 11008, 32000, 0 },    { "mistral", 4096, 32, 32, 8, 128, 14336, 32000, 0 },
+        { "qwen3", 4096, 32, 32, 32, 128, 22016, 151936, 0 },   { "gemma3_text", 2304, 26, 8, 4, 256, 9216, 262208, 1 },
+        { "gpt2", 768, 12, 12, 12, 64, 3072, 50257, 1 },        { "falcon", 4544, 32, 71, 1, 64, 18176, 65024, 1 },
+        { "bloom", 64, 2, 8, 8, 8, 256, 250880, 1 },            { "opt", 768, 12, 12, 12, 64, 3072, 50272, 1 },
+        { "glm4", 4096, 40, 32, 2, 128, 13696, 151552, 0 },     { "arcee", 2560, 32, 32, 32, 80, 18432, 32000, 0 },
+    };
+    const char *const *all = config_architectures();
+    struct config c;
+    char text[80];
+    for (int i = 0; all[i]; i++) {
+        snprintf(text, sizeof text, "{\"model_type\": \"%s\"}", all[i]);
+        must_parse(&c, text);
+        assert_string_equal(c.arch, all[i]);
+        config_release(&c);
+    }
+    for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
+        snprintf(text, sizeof text, "{\"model_type\": \"%s\"}", want[i].name);
+        must_parse(&c, text);
+        assert_int_equal(c.hidden_size, want[i].hidden);
+        assert_int_equal(c.n_layers, want[i].layers);
+        assert_int_equal(c.n_heads, want[i].heads);
+        assert_int_equal(c.n_kv_heads, want[i].kv);
+        assert_int_equal(c.head_dim, want[i].head_dim);
+        assert_int_equal(c.intermediate_size, want[i].ff);
+        assert_int_equal(c.vocab_size, want[i].vocab);
+        assert_int_equal(c.tied, want[i].tied);
+        config_release(&c);
+    }
+}
+
+static void test_windows(void **state)
+{
+    (void)state;
+    struct config c;
+    must_parse(&c, "{\"model_type\": \"mistral\", \"num_hidden_layers\": 2}");          /* left out: 4096 */
+    assert_true(c.window[0] == 4096 && c.window[1] == 4096);
+    config_release(&c);
+    must_parse(&c, "{\"model_type\": \"mistral\", \"num_hidden_layers\": 2, \"sliding_window\": null}");
+    assert_true(c.window[0] == 0 && c.window[1] == 0);
+    config_release(&c);
+    must_parse(&c, "{\"model_type\": \"gemma2\", \"num_hidden_layers\": 4}");
+    assert_true(c.window[0] == 4096 && c.window[1] == 0 && c.window[2] == 4096 && c.window[3] == 0);
+    assert_true(c.attn_softcap == 50 && c.final_softcap == 30);
+    config_release(&c);
+    must_parse(&c, "{\"model_type\": \"gemma3_text\", \"num_hidden_layers\": 7, \"sliding_window\": 512}");
+    for (int i = 0; i < 7; i++)
+        assert_int_equal(c.window[i], i == 5 ? 0 : 512);
+    assert_true(c.n_ropes == 2 && c.rope_of[5] == 0 && c.rope_of[4] == 1 && c.attn_softcap == 0);
+    config_release(&c);
+    must_parse(&c, "{\"model_type\": \"qwen2\", \"num_hidden_layers\": 3, \"use_sliding_window\": false, \"sliding_window\": 64, \"max_window_layers\": 1}");
+    assert_true(c.window[0] == 0 && c.window[2] == 0);
+    config_release(&c);
+    must_parse(&c, "{\"model_type\": \"exaone4\", \"num_hidden_layers\": 4, \"sliding_window\": 16, \"sliding_window_pattern\": \"LLLG\"}");
+    assert_true(c.window[0] == 16 && c.window[3] == 0 && c.rope_of[0] == 0 && c.rope_of[3] == -1);
+    config_release(&c);
+    must_parse(&c, "{\"model_type\": \"smollm3\", \"num_hidden_layers\": 4}");
+    assert_true(c.rope_of[0] == 0 && c.rope_of[2] == 0 && c.rope_of[3] == -1);
+    config_release(&c);
+}
+
+/* What is not understood is refused, and the sentence names it. */
+static void test_refused(void **state)
+{
+    (void)state;
+    static const struct { const char *json, *says; } bad[] = {
+        { "[]", "expected an object" },
+        { "{}", "model_type is missing" },
+        { "{\"model_type\": 3}", "model_type: found a whole number, expected a string" },
+        { "{\"model_type\": \"mixtral\"}", "\"mixtral\" is not supported" },
+        { "{\"model_type\": \"deepseek_v3\"}", "\"deepseek_v3\" is not supported; these are: llama mistral" },
+        { "{\"model_type\": \"llama\", \"frobnicate\": 3}", "frobnicate: 3 is not understood" },
+        { "{\"model_type\": \"llama\", \"num_local_experts\": 8}", "num_local_experts: 8 is not understood" },
+        { "{\"model_type\": \"llama\", \"quantization_config\": {\"quant_method\": \"gptq\"}}", "quantization_config: {\"quant_method\":\"gptq\"} is not understood" },
+        { "{\"model_type\": \"llama\", \"sliding_window\": 512}", "sliding_window: 512 is not understood" },
+        { "{\"model_type\": \"llama\", \"hidden_act\": \"snake\"}", "hidden_act \"snake\"" },
+        { "{\"model_type\": \"llama\", \"hidden_size\": \"big\"}", "hidden_size: found a string, expected a whole number" },
+        { "{\"model_type\": \"llama\", \"hidden_size\": 0}", "hidden_size is 0, expected 1 to" },
+        { "{\"model_type\": \"llama\", \"hidden_size\": 1e300}", "hidden_size: found a number, expected a whole number" },
+        { "{\"model_type\": \"llama\", \"num_hidden_layers\": -1}", "num_hidden_layers is -1" },
+        { "{\"model_type\": \"llama\", \"num_hidden_layers\": 9223372036854775807}", "num_hidden_layers is 9223372036854775807" },
+        { "{\"model_type\": \"llama\", \"num_attention_heads\": 7}", "hidden_size 4096 is not a multiple of num_attention_heads 7" },
+        { "{\"model_type\": \"llama\", \"num_key_value_heads\": 5}", "num_attention_heads 32 is not a multiple of num_key_value_heads 5" },
+        { "{\"model_type\": \"llama\", \"head_dim\": 16777216}", "product of at most" },
+        { "{\"model_type\": \"llama\", \"head_dim\": 3}", "3 of head_dim 3 dimensions rotate, expected an even number" },
+        { "{\"model_type\": \"llama\", \"rope_interleaved\": true}", "rope_interleaved: true is not supported" },
+        { "{\"model_type\": \"llama\", \"rope_parameters\": 7}", "rope_parameters: found a whole number" },
+        { "{\"model_type\": \"llama\", \"rope_parameters\": {\"rope_type\": \"foo\"}}", "rope_type \"foo\" is not supported; these are: default linear" },
+        { "{\"model_type\": \"llama\", \"rope_parameters\": {\"rope_type\": \"dynamic\", \"factor\": 2.0}}", "rope_type \"dynamic\"" },
+        { "{\"model_type\": \"llama\", \"rope_parameters\": {\"rope_type\": \"linear\"}}", "without a positive factor" },
+        { "{\"model_type\": \"llama\", \"rope_parameters\": {\"rope_type\": \"linear\", \"factor\": 2.0, \"twist\": 1}}", "rope_parameters: twist: 1 is not understood" },
+        { "{\"model_type\": \"llama\", \"rope_parameters\": {\"rope_theta\": 0}}", "rope_theta is 0" },
+        { "{\"model_type\": \"phi3\", \"rope_parameters\": {\"rope_type\": \"longrope\", \"short_factor\": [1], \"long_factor\": [1]}}",
+          "short_factor: expected an array of 48 factors" },
+        { "{\"model_type\": \"qwen2\", \"num_hidden_layers\": 2, \"layer_types\": [\"full_attention\"]}", "layer_types: expected an array of num_hidden_layers = 2" },
+        { "{\"model_type\": \"qwen2\", \"num_hidden_layers\": 1, \"layer_types\": [\"linear_attention\"]}", "layer 0 is \"linear_attention\"" },
+        { "{\"model_type\": \"llama\", \"num_hidden_layers\": 1, \"layer_types\": [\"sliding_attention\"]}", "there is no sliding_window" },
+        { "{\"model_type\": \"gpt2\", \"scale_attn_by_inverse_layer_idx\": true}", "scale_attn_by_inverse_layer_idx: true is not supported" },
+        { "{\"model_type\": \"mpt\", \"attn_config\": {\"alibi\": false}}", "attn_config: alibi: false is not supported" },
+        { "{\"model_type\": \"mpt\", \"attn_config\": {\"rope\": true}}", "attn_config: rope: true is not understood" },
+        { "{\"model_type\": \"bloom\", \"apply_residual_connection_post_layernorm\": true}", "apply_residual_connection_post_layernorm: true" },
+        { "{\"model_type\": \"stablelm\", \"qk_layernorm\": true}", "qk_layernorm: true is not supported" },
+        { "{\"model_type\": \"llama\", \"eos_token_id\": [1,2,3,4,5,6,7,8,9]}", "eos_token_id: 9 ids, expected at most 8" },
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        struct config c;
+        struct err e = { 0 };
+        if (parse(&c, bad[i].json, &e) == 0)
+            fail_msg("accepted: %s", bad[i].json);
+        if (!strstr(e.msg, bad[i].says))
+            fail_msg("%s: said \"%s\", expected \"%s\"", bad[i].json, e.msg, bad[i].says);
+        config_release(&c);         /* a released config may be released again */
+    }
+}
+
+static void test_ignored(void **state)
+{
+    (void)state;
+    struct config c;
+    must_parse(&c, "{\"model_type\": \"llama\", \"dtype\": \"bfloat16\", \"auto_map\": {\"x\": \"y\"}, \"use_cache\": true, \"something_new\": null, \"use_frob\": false,"
+                   " \"eos_token_id\": [2, 7], \"bos_token_id\": 1, \"hidden_size\": 4096.0}");
+    assert_true(c.n_eos == 2 && c.eos[1] == 7 && c.bos == 1);
+    config_release(&c);
+}
+
+static void close_to(double got, double want, double bound, const char *what)
+{
+    if (!(fabs(got - want) <= bound * fabs(want)))
+        fail_msg("%s: got %.9g, want %.9g", what, got, want);
+}
+
+static void test_rope(void **state)
+{
+    (void)state;
+    const double eps = 4e-7;        /* three f32 roundings */
+    struct config c;
+    must_parse(&c, "{\"model_type\": \"llama\", \"num_hidden_layers\": 1}");
+    const struct rope *r = &c.ropes[0];
+    for (int i = 0; i < 64; i++)
+        close_to(r->inv_freq[i], pow(10000, -2.0 * i / 128), eps, "default");
+    config_release(&c);
+
+    must_parse(&c, "{\"model_type\": \"llama\", \"num_hidden_layers\": 1, \"rope_parameters\": {\"rope_type\": \"linear\", \"factor\": 4.0, \"rope_theta\": 5000}}");
+    for (int i = 0; i < 64; i++)
+        close_to(r->inv_freq[i], pow(5000, -2.0 * i / 128) / 4, eps, "linear");
+    config_release(&c);
+
+    /* llama3: short waves stay, long ones are divided, and all fall without a jump */
+    must_parse(&c, "{\"model_type\": \"llama\", \"num_hidden_layers\": 1, \"max_position_embeddings\": 131072, \"rope_parameters\": {\"rope_type\": \"llama3\", \"factor\": 8.0,"
+                   " \"low_freq_factor\": 1.0, \"high_freq_factor\": 4.0, \"original_max_position_embeddings\": 8192, \"rope_theta\": 500000.0}}");
+    for (int i = 0; i < 64; i++) {
+        const double f = pow(500000, -2.0 * i / 128), wave = 2 * acos(-1) / f;
+        if (wave < 8192 / 4.0)
+            close_to(r->inv_freq[i], f, eps, "llama3, short wave");
+        else if (wave > 8192)
+            close_to(r->inv_freq[i], f / 8, eps, "llama3, long wave");
+        assert_true(i == 0 || r->inv_freq[i] < r->inv_freq[i - 1]);
+    }
+    config_release(&c);
+
+    /* YaRN (arXiv:2309.00071): dimensions that turn often stay, those that never turn once are interpolated; attention factor 0.1 ln(64) + 1 */
+    must_parse(&c, "{\"model_type\": \"llama\", \"num_hidden_layers\": 1, \"rope_parameters\": {\"rope_type\": \"yarn\", \"factor\": 64.0,"
+                   " \"original_max_position_embeddings\": 4096, \"beta_fast\": 32, \"beta_slow\": 1}}");
+    close_to(r->inv_freq[0], 1, eps, "yarn, first");
+    close_to(r->inv_freq[1], pow(10000, -2.0 / 128), eps, "yarn, second");
+    close_to(r->inv_freq[63], pow(10000, -126.0 / 128) / 64, eps, "yarn, last");
+    close_to(r->scale, 1.41589, 1e-5, "yarn, attention factor");
+    config_release(&c);
+    must_parse(&c, "{\"model_type\": \"llama\", \"num_hidden_layers\": 1, \"rope_parameters\": {\"rope_type\": \"yarn\", \"factor\": 64.0,"
+                   " \"original_max_position_embeddings\": 4096, \"mscale\": 1.0, \"mscale_all_dim\": 1.0}}");
+    close_to(r->scale, 1, eps, "yarn, mscale over mscale_all_dim");
+    config_release(&c);
+
+    /* LongRoPE (arXiv:2402.13753): sqrt(1 + ln(s) / ln(original)) */
+    must_parse(&c, "{\"model_type\": \"phi3\", \"num_hidden_layers\": 1, \"hidden_size\": 32, \"num_attention_heads\": 4, \"num_key_value_heads\": 4,"
+                   " \"max_position_embeddings\": 4096, \"rope_parameters\": {\"rope_type\": \"longrope\", \"original_max_position_embeddings\": 1024,"
+                   " \"short_factor\": [1, 2, 3, 4], \"long_factor\": [5, 6, 7, 8]}}");
+    for (int i = 0; i < 4; i++) {
+        close_to(r->inv_freq[i], pow(10000, -2.0 * i / 8) / (1 + i), eps, "longrope, short");
+        close_to(r->inv_freq_long[i], pow(10000, -2.0 * i / 8) / (5 + i), eps, "longrope, long");
+    }
+    close_to(r->scale, sqrt(1 + log(4) / log(1024)), eps, "longrope, attention factor");
+    assert_int_equal(config_long_from(&c), 1025);
+    config_release(&c);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_defaults), cmocka_unit_test(test_windows), cmocka_unit_test(test_refused), cmocka_unit_test(test_ignored), cmocka_unit_test(test_rope),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
