@@ -230,7 +230,7 @@ static json_t *memory(const struct info *i, const json_t *tensors)
     if (i->runs) {
         uint64_t f16 = kv_bytes(&i->c, KV_F16);
         json_object_set_new(m, "kv_bytes_per_token", json_pack("{s:I, s:I, s:I}", "f32", (json_int_t)kv_bytes(&i->c, KV_F32), "f16", (json_int_t)f16,
-                                                               "int8", (json_int_t)kv_bytes(&i->c, KV_I8)));
+                                                               "i8", (json_int_t)kv_bytes(&i->c, KV_I8)));
         json_object_set_new(m, "kv_bytes_full_context_f16", json_integer((json_int_t)(f16 * (uint64_t)i->c.max_len)));
     }
     return m;

@@ -210,7 +210,7 @@ static void print_memory(const json_t *d)
     line("file", "%16" PRId64 "  %s", int_of(m, "file_bytes"), cli_bytes_both(b, (uint64_t)int_of(m, "file_bytes")));
     if (!kv)
         return;
-    static const char *const types[] = { "f32", "f16", "int8" };
+    static const char *const types[] = { "f32", "f16", "i8" };
     for (int i = 0; i < 3; i++) {
         char label[32];
         snprintf(label, sizeof label, "KV %s", types[i]);
