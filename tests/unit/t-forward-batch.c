@@ -1,0 +1,357 @@
+/* t-forward-batch.c - the same bits for any batch, any cutting of prompts, any KV blocks, any number of threads and any instruction set; what watches inputs
+ * and what runs single layers sees the same; batches that cannot be are refused.
+ *
+ * Models: our tiny one, and those oracle folders (where present) that reach other code: windows, ALiBi, parallel blocks, learned positions, norms over q and k. */
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "libcommon/base/rng.h"
+#include "libcommon/convert/assemble.h"
+#include "libcommon/engine/cpu.h"
+#include "libcommon/quant/quantize.h"
+
+enum { N_SEQS = 4, LEN = 70, BLOCKS_EACH = (LEN + KV_BLOCK - 1) / KV_BLOCK, N_BLOCKS = N_SEQS * BLOCKS_EACH + 3 };
+
+static struct model *load(const char *name)
+{
+    const char *root = getenv("ZSE_ORACLES");
+    char path[400];
+    struct err e;
+    snprintf(path, sizeof path, strcmp(name, "tiny") == 0 ? "models/tiny" : "%s/models/hf/%s", root ? root : "../shared/oracles", name);
+    struct source *s = source_open(path, &e);
+    struct model *m = s ? model_assemble(s, QT_F32, &e) : NULL;
+    source_close(s);
+    return m;
+}
+
+/* ---- the same model with integer weights ---- */
+
+static uint8_t *quantize(struct linear *l, enum qtype type, int group_size, int act_group)
+{
+    struct mat m;
+    struct qrow q;
+    struct err e;
+    assert_int_equal(mat_init(&m, type, group_size, act_group, l->w.rows, l->w.cols, &e), 0);
+    assert_int_equal(qrow_init(&q, &m, &e), 0);
+    uint8_t *data = aligned_alloc(64, (m.size + 63) / 64 * 64);
+    float *row = malloc((size_t)m.cols * sizeof *row);
+    memset(data, 0, m.size);
+    for (int r = 0; r < m.rows; r++) {
+        mat_decode_row(&l->w, r, row);
+        quantize_row(&m, row, NULL, QUANT_ABSMAX, &q);
+        tile_put(&m, data + (size_t)(r / TILE_ROWS) * m.tile_bytes, r % TILE_ROWS, &q);
+    }
+    free(row);
+    qrow_release(&q);
+    m.data = data;
+    l->w = m;
+    return data;
+}
+
+/* Other types side by side, so that q, k and v want their input rounded in two ways. */
+static int quantize_model(struct model *m, uint8_t **owned)
+{
+    int n = 0;
+    for (int i = 0; i < m->config.n_layers; i++) {
+        struct layer *l = &m->layers[i];
+        owned[n++] = quantize(&l->q, QT_NL4, 32, 64);
+        owned[n++] = quantize(&l->k, QT_NL4, 32, 64);
+        owned[n++] = quantize(&l->v, QT_I8, 32, 32);
+        owned[n++] = quantize(&l->o, QT_I4M, 32, 32);
+        if (l->gate.w.data)
+            owned[n++] = quantize(&l->gate, QT_NL4, 32, 64);
+        owned[n++] = quantize(&l->up, QT_I4, 128, 128);
+        owned[n++] = quantize(&l->down, QT_NF4, 64, 64);
+    }
+    m->head.w = m->embed.w;
+    owned[n++] = quantize(&m->head, QT_I8R, 32, 64);
+    return n;
+}
+
+/* ---- schedules ---- */
+
+struct sequences { int32_t ids[N_SEQS][LEN]; int n[N_SEQS]; };
+
+static void make_sequences(struct sequences *s, int vocab)
+{
+    struct rng r = { 1 };
+    for (int i = 0; i < N_SEQS; i++) {
+        s->n[i] = LEN - 9 * i;
+        for (int t = 0; t < LEN; t++)
+            s->ids[i][t] = (int32_t)(rng_u64(&r) % (unsigned)vocab);
+    }
+}
+
+static void *open_backend(const struct model *m, int n_threads, enum kv_type kv, int exact, const char *kernels)
+{
+    struct err e;
+    const struct backend_options o = { .n_threads = n_threads, .kv_type = kv, .n_blocks = N_BLOCKS, .max_tokens = N_SEQS * LEN, .max_logits = N_SEQS * LEN,
+                                       .exact = exact, .kernels = kernels };
+    void *b = backend_cpu.open(m, &o, &e);
+    if (!b)
+        fail_msg("%s", e.msg);
+    return b;
+}
+
+/* Every sequence alone, whole, in blocks 0, 1, 2 .... logits [N_SEQS][LEN][vocab]. */
+static void run_alone(void *b, const struct sequences *s, float *logits, size_t vocab)
+{
+    int32_t table[BLOCKS_EACH];
+    struct err e;
+    for (int i = 0; i < BLOCKS_EACH; i++)
+        table[i] = i;
+    for (int i = 0; i < N_SEQS; i++) {
+        const struct batch_item item = { .tokens = s->ids[i], .n_tokens = s->n[i], .table = table, .n_logits = s->n[i] };
+        assert_int_equal(backend_cpu.forward(b, &(struct batch){ &item, 1 }, logits + (size_t)i * LEN * vocab, &e), 0);
+    }
+}
+
+/* All sequences together, in chunks of random lengths, in random order, blocks shuffled, some logits not asked for; compares what is asked for. */
+static int run_mixed(void *b, const struct sequences *s, const float *want, size_t vocab, struct rng *r)
+{
+    int32_t block[N_BLOCKS];
+    int at[N_SEQS] = { 0 }, bad = 0;
+    float *got = malloc((size_t)N_SEQS * LEN * vocab * sizeof *got);
+    for (int i = 0; i < N_BLOCKS; i++)
+        block[i] = i;
+    for (int i = N_BLOCKS - 1; i > 0; i--) {
+        int j = (int)(rng_u64(r) % (unsigned)(i + 1)), t = block[i];
+        block[i] = block[j];
+        block[j] = t;
+    }
+    for (;;) {
+        struct batch_item items[N_SEQS];
+        int of[N_SEQS], n = 0;
+        for (int k = 0, first = (int)(rng_u64(r) % N_SEQS); k < N_SEQS; k++) {
+            int i = (first + k) % N_SEQS, left = s->n[i] - at[i];
+            if (left == 0 || rng_u64(r) % 4 == 0)
+                continue;
+            int most = rng_u64(r) % 3 ? left : 1, len = 1 + (int)(rng_u64(r) % (unsigned)most);
+            items[n] = (struct batch_item){ .tokens = s->ids[i] + at[i], .n_tokens = len, .pos = at[i], .table = block + i * BLOCKS_EACH,
+                                            .n_logits = (int)(rng_u64(r) % (unsigned)(len + 1)) };
+            of[n++] = i;
+        }
+        int left = 0;
+        for (int i = 0; i < N_SEQS; i++)
+            left += s->n[i] - at[i];
+        if (left == 0)
+            break;
+        struct err e;
+        assert_int_equal(backend_cpu.forward(b, &(struct batch){ items, n }, got, &e), 0);
+        const float *g = got;
+        for (int k = 0; k < n; k++) {
+            const int end = items[k].pos + items[k].n_tokens, from = end - items[k].n_logits;
+            bad += memcmp(g, want + ((size_t)of[k] * LEN + (size_t)from) * vocab, (size_t)items[k].n_logits * vocab * sizeof *g) != 0;
+            g += (size_t)items[k].n_logits * vocab;
+            at[of[k]] = end;
+        }
+    }
+    free(got);
+    return bad;
+}
+
+static int check_schedules(const struct model *m, const char *name, enum kv_type kv, int exact, int rounds)
+{
+    const size_t vocab = (size_t)m->config.vocab_size, n = (size_t)N_SEQS * LEN * vocab;
+    struct sequences s;
+    struct rng r = { 99 };
+    int bad = 0;
+    float *want = calloc(n, sizeof *want), *other = calloc(n, sizeof *other);
+    make_sequences(&s, m->config.vocab_size);
+    void *b = open_backend(m, 1, kv, exact, NULL);
+    run_alone(b, &s, want, vocab);
+    for (int i = 0; i < rounds; i++)
+        bad += run_mixed(b, &s, want, vocab, &r);
+    backend_cpu.close(b);
+    for (int threads = 2; threads <= 5; threads += 3) {
+        b = open_backend(m, threads, kv, exact, NULL);
+        run_alone(b, &s, other, vocab);
+        bad += memcmp(want, other, n * sizeof *want) != 0;
+        bad += run_mixed(b, &s, want, vocab, &r);
+        backend_cpu.close(b);
+    }
+    const struct kernels *const *sets = kernels_all();
+    for (int i = 0; sets[i]; i++) {
+        if (!sets[i]->supported())
+            continue;
+        b = open_backend(m, 2, kv, exact, sets[i]->name);
+        run_alone(b, &s, other, vocab);
+        if (memcmp(want, other, n * sizeof *want) != 0) {
+            print_message("# %s: kernels %s differ\n", name, sets[i]->name);
+            bad++;
+        }
+        backend_cpu.close(b);
+    }
+    double sum = 0;
+    for (size_t i = 0; i < n; i++)
+        sum += want[i] * want[i];
+    assert_true(sum > 0 && sum < 1e30);         /* numbers, not zeros */
+    free(want);
+    free(other);
+    if (bad)
+        print_message("# %s, kv %d, exact %d: %d differences\n", name, (int)kv, exact, bad);
+    return bad;
+}
+
+static void test_schedules(void **state)
+{
+    (void)state;
+    static const char *const names[] = { "tiny", "mistral", "bloom", "gpt_neox", "falcon", "gpt2", "gemma3", "olmo2", "hunyuan", "cohere2", "opt" };
+    int bad = 0, seen = 0;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        struct model *m = load(names[i]);
+        if (!m)
+            continue;
+        seen++;
+        bad += check_schedules(m, names[i], KV_F32, 1, 3);
+        if (i < 2)
+            bad += check_schedules(m, names[i], KV_F16, 1, 2) + check_schedules(m, names[i], KV_I8, 1, 2);
+        uint8_t **owned = calloc((size_t)m->config.n_layers * 7 + 1, sizeof *owned);
+        int n = quantize_model(m, owned);
+        bad += check_schedules(m, names[i], KV_F16, 0, 3);
+        if (i < 2)
+            bad += check_schedules(m, names[i], KV_I8, 0, 2) + check_schedules(m, names[i], KV_F32, 1, 1);
+        while (n-- > 0)
+            free(owned[n]);
+        free(owned);
+        model_close(m);
+    }
+    print_message("# %d models\n", seen);
+    if (!seen)
+        skip();
+    assert_int_equal(bad, 0);
+}
+
+/* ---- taps and single layers ---- */
+
+struct watch { int calls, roles, stop_at; double sum; };
+
+static int watch_input(void *user, int layer, int role, const float *x, size_t ldx, int n_tokens, int cols)
+{
+    struct watch *w = user;
+    w->calls++;
+    w->roles |= 1 << role;
+    for (int t = 0; t < n_tokens; t++)
+        for (int i = 0; i < cols; i++)
+            w->sum += (double)x[(size_t)t * ldx + (size_t)i] * (layer + 2) * (role + 1);
+    return role == w->stop_at;
+}
+
+static void test_layers(void **state)
+{
+    (void)state;
+    static const char *const names[] = { "tiny", "llama", "gpt_neox", "opt", "gemma2" };
+    enum { WINDOWS = 3, WINDOW = 40 };
+    struct err e;
+    int seen = 0;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        struct model *m = load(names[i]);
+        if (!m)
+            continue;
+        seen++;
+        const struct config *c = &m->config;
+        const size_t hidden = (size_t)c->hidden_size, vocab = (size_t)c->vocab_size;
+        int32_t ids[WINDOWS * WINDOW], table[BLOCKS_EACH];
+        struct rng r = { 5 };
+        for (int t = 0; t < WINDOWS * WINDOW; t++)
+            ids[t] = (int32_t)(rng_u64(&r) % (unsigned)vocab);
+        for (int t = 0; t < BLOCKS_EACH; t++)
+            table[t] = t;
+        struct watch whole = { .stop_at = -1 }, single = { .stop_at = -1 };
+        void *b = open_backend(m, 2, KV_F32, 1, NULL);
+        float *logits = malloc(WINDOW * vocab * sizeof *logits), *x = malloc(WINDOWS * WINDOW * hidden * sizeof *x);
+        cpu_set_tap(b, &(struct cpu_tap){ watch_input, &whole });
+        for (int w = 0; w < WINDOWS; w++) {
+            const struct batch_item item = { .tokens = ids + w * WINDOW, .n_tokens = WINDOW, .table = table };
+            assert_int_equal(backend_cpu.forward(b, &(struct batch){ &item, 1 }, logits, &e), 0);
+        }
+        struct cpu_layers *l = cpu_layers_open(c, WINDOWS, WINDOW, 2, NULL, &e);
+        assert_non_null(l);
+        assert_int_equal(cpu_layers_embed(l, m, ids, x, &e), 0);
+        struct watch parts[64];
+        assert_true(c->n_layers <= 64);
+        for (int k = 0; k < c->n_layers; k++) {
+            parts[k] = (struct watch){ .stop_at = -1 };
+            assert_int_equal(cpu_layers_run(l, k, &m->layers[k], 1, x, &(struct cpu_tap){ watch_input, &parts[k] }, &e), 0);
+            single.calls += parts[k].calls;
+            single.roles |= parts[k].roles;
+            single.sum += parts[k].sum;
+        }
+        /* the same numbers, added up in another order */
+        assert_int_equal(whole.calls, single.calls);
+        assert_int_equal(whole.calls, WINDOWS * c->n_layers * 4);
+        assert_int_equal(whole.roles, single.roles);
+        assert_int_equal(whole.roles, 1 << ROLE_Q | 1 << ROLE_O | 1 << (c->gated ? ROLE_GATE : ROLE_UP) | 1 << ROLE_DOWN);
+        assert_true(whole.sum != 0 && (whole.sum - single.sum) < 1e-9 * 1e6 && (single.sum - whole.sum) < 1e-9 * 1e6);
+        struct watch cut = { .stop_at = ROLE_O };
+        assert_int_equal(cpu_layers_run(l, 0, &m->layers[0], 1, x, &(struct cpu_tap){ watch_input, &cut }, &e), 0);
+        assert_int_equal(cut.calls, WINDOWS * 2);
+        ids[7] = c->vocab_size;
+        assert_int_equal(cpu_layers_embed(l, m, ids, x, &e), -1);
+        cpu_layers_close(l);
+        backend_cpu.close(b);
+        free(logits);
+        free(x);
+        model_close(m);
+    }
+    if (!seen)
+        skip();
+}
+
+static void test_bad_batches(void **state)
+{
+    (void)state;
+    struct model *m = load("tiny");
+    if (!m)
+        skip();
+    void *b = open_backend(m, 1, KV_F16, 0, NULL);
+    const int32_t ids[] = { 1, 2, 3 }, out[] = { 1, m->config.vocab_size, 3 }, negative[] = { -1 }, table[] = { 0, 1 }, far[] = { N_BLOCKS };
+    float *logits = malloc(3 * (size_t)m->config.vocab_size * sizeof *logits);
+    const struct { struct batch_item item; const char *says; } bad[] = {
+        { { .tokens = out, .n_tokens = 3, .table = table, .n_logits = 1 }, "outside the vocabulary" },
+        { { .tokens = negative, .n_tokens = 1, .table = table, .n_logits = 1 }, "token -1" },
+        { { .tokens = ids, .n_tokens = 3, .table = far, .n_logits = 1 }, "KV block" },
+        { { .tokens = ids, .n_tokens = 0, .table = table }, "0 tokens" },
+        { { .tokens = ids, .n_tokens = 1, .pos = -1, .table = table }, "tokens at -1" },
+        { { .tokens = ids, .n_tokens = 1, .table = table, .n_logits = 2 }, "2 logits" },
+        { { .tokens = ids, .n_tokens = 1 << 20, .table = table }, "1048576 tokens" },
+    };
+    struct err e;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        e.msg[0] = 0;
+        assert_int_equal(backend_cpu.forward(b, &(struct batch){ &bad[i].item, 1 }, logits, &e), -1);
+        if (!strstr(e.msg, bad[i].says))
+            fail_msg("said \"%s\", expected \"%s\"", e.msg, bad[i].says);
+    }
+    assert_int_equal(backend_cpu.copy_block(b, 0, N_BLOCKS, &e), -1);
+    assert_int_equal(backend_cpu.forward(b, &(struct batch){ NULL, 0 }, logits, &e), 0);
+
+    /* a copied block serves like the one it was copied from */
+    const size_t vocab = (size_t)m->config.vocab_size;
+    struct batch_item item = { .tokens = ids, .n_tokens = 2, .table = table };
+    float *first = malloc(vocab * sizeof *first);
+    assert_int_equal(backend_cpu.forward(b, &(struct batch){ &item, 1 }, logits, &e), 0);
+    item = (struct batch_item){ .tokens = ids + 2, .n_tokens = 1, .pos = 2, .table = table, .n_logits = 1 };
+    assert_int_equal(backend_cpu.copy_block(b, 0, 5, &e), 0);
+    assert_int_equal(backend_cpu.forward(b, &(struct batch){ &item, 1 }, first, &e), 0);
+    item.table = (const int32_t[]){ 5 };
+    assert_int_equal(backend_cpu.forward(b, &(struct batch){ &item, 1 }, logits, &e), 0);
+    assert_memory_equal(first, logits, vocab * sizeof *first);
+    assert_true(backend_cpu.memory(b) > backend_cpu.kv_bytes(b) && strstr(backend_cpu.describe(b), "1 thread"));
+    free(first);
+    free(logits);
+    backend_cpu.close(b);
+    model_close(m);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_schedules), cmocka_unit_test(test_layers), cmocka_unit_test(test_bad_batches) };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
