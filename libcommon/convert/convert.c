@@ -302,15 +302,19 @@ static int calibrate(struct job *j, struct calibration **c, struct err *e)
     return j->effort == CONVERT_BEST ? 0 : plan_activations(j, e);
 }
 
+int job_open(struct job *j, const struct convert_options *o, struct convert_report *r, struct err *e)
+{
+    *j = (struct job){ .o = o, .report = r };
+    if (check_options(o, e) || (o->output && check_output(o, e)) || open_source(j, e) || open_report(j, e) || plan_make(j, e))
+        return -1;
+    j->pool = pool_open(o->n_threads, e);
+    return j->pool ? 0 : -1;
+}
+
 static int run(struct job *j, struct err *e)
 {
     struct calibration *c = NULL;
     int rc = -1;
-    if (check_options(j->o, e) || (j->o->output && check_output(j->o, e)) || open_source(j, e) || open_report(j, e) || plan_make(j, e))
-        return -1;
-    j->pool = pool_open(j->o->n_threads, e);
-    if (!j->pool)
-        return -1;
     j->effort = wants_calibration(j) ? j->o->effort : CONVERT_FAST;
     fill_report(j);
     if (!j->o->output)
@@ -325,7 +329,7 @@ done:
     return rc;
 }
 
-static void release(struct job *j)
+void job_close(struct job *j)
 {
     for (int i = 0; i < j->n_plans; i++)
         free(j->plans[i].data);
@@ -351,11 +355,13 @@ int convert_run(const struct convert_options *o, struct convert_report *r, struc
     if (!r)
         r = &own;
     memset(r, 0, sizeof *r);
-    struct job j = { .o = o, .report = r };
+    struct job j;
     double start = clock_s();
-    int rc = run(&j, e);
+    int rc = job_open(&j, o, r, e);
+    if (rc == 0)
+        rc = run(&j, e);
     r->seconds = clock_s() - start;
-    release(&j);
+    job_close(&j);
     if (r == &own)
         convert_report_release(r);
     return rc;

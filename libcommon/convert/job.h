@@ -55,6 +55,9 @@ struct job {
     uint64_t done, total;           /* bytes of weights, for progress */
 };
 
+/* Source, configuration, plan (before calibration) and threads.  job_close in any case. */
+int job_open(struct job *j, const struct convert_options *o, struct convert_report *r, struct err *e);
+void job_close(struct job *j);
 void job_note(const struct job *j, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 /* ---- plan.c: which tensor becomes what ---- */
