@@ -17,6 +17,7 @@ struct tmpl;
 struct tmpl *tmpl_parse(const char *source, size_t size, const char *name, struct err *e);
 void tmpl_free(struct tmpl *t);
 
+/* Of one render.  Its memory is bounded too: 64 MiB and 8 times max_output, and 1 MiB of stack. */
 struct tmpl_limits {
     size_t max_output;          /* bytes; 0: 16 MiB */
     uint64_t max_steps;         /* evaluation steps; 0: 50 million.  Deterministic, unlike wall-clock time */
@@ -25,7 +26,8 @@ struct tmpl_limits {
 
 /* Render with the variables of the JSON object vars (messages, tools, bos_token, add_generation_prompt, ...; order of
  * keys is kept; integers and floats stay what they are).  now: seconds since 1970 in UTC for strftime_now.  *out is malloc'd, '\0'-terminated.
- * A raise_exception("text") gives ERR_FORMAT with that text at the end of the message. */
+ * Templates may change lists and dicts (append, pop ...): they are the render's own copies.  A template is read-only: any number of threads may
+ * render it.  A raise_exception("text") gives ERR_FORMAT with that text at the end of the message. */
 int tmpl_render(const struct tmpl *t, const json_t *vars, int64_t now, const struct tmpl_limits *limits,
                 char **out, size_t *size, struct err *e);
 

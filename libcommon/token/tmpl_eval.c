@@ -42,6 +42,7 @@ static void bind(struct vm *vm, struct scope *s, const struct str *name, struct 
             s->b[i].v = v;
             return;
         }
+    vm_step(vm, (size_t)s->n / 16);
     if (s->n == s->cap) {
         int cap = s->cap ? s->cap * 2 : 4;
         struct binding *b = vm_array(vm, (size_t)cap, sizeof *b);
@@ -55,10 +56,12 @@ static void bind(struct vm *vm, struct scope *s, const struct str *name, struct 
 
 static struct val lookup(struct vm *vm, const struct str *name)
 {
-    for (const struct scope *s = vm->scope; s; s = s->parent)
+    for (const struct scope *s = vm->scope; s; s = s->parent) {
         for (int i = 0; i < s->n; i++)
             if (s->b[i].name == name)
                 return s->b[i].v;
+        vm_step(vm, (size_t)s->n / 16);
+    }
     struct val key = VAL(K_STR, s, name), *found = dict_find(vm, vm->vars.d, key), v;
     if (found) {
         v = *found;
@@ -138,6 +141,7 @@ static void push_kwarg(struct vm *vm, struct args *a, int *cap, const struct str
     for (int i = 0; i < a->n_kw; i++)
         if (a->kw[i].name->size == name->size && !memcmp(a->kw[i].name->data, name->data, name->size))
             fail(vm, "got multiple values for keyword argument '%.*s'", name->size > 100 ? 100 : (int)name->size, name->data);
+    vm_step(vm, (size_t)a->n_kw / 8);
     if (a->n_kw == *cap) {
         struct kwarg *more = vm_array(vm, (size_t)*cap * 2, sizeof *more);
         memcpy(more, a->kw, (size_t)a->n_kw * sizeof *more);
@@ -229,6 +233,7 @@ static const struct kwarg *find_kwarg(const struct args *args, const struct str 
 static struct val extra_kwargs(struct vm *vm, const struct node *def, const struct args *args)
 {
     struct val rest = val_dict(vm);
+    vm_step(vm, (size_t)args->n_kw * (size_t)def->n_args / 8);
     for (int i = 0; i < args->n_kw; i++) {
         const struct str *name = args->kw[i].name;
         int taken = def->uses_caller && name->size == 6 && !memcmp(name->data, "caller", 6);

@@ -17,6 +17,11 @@
 static int str_range(struct vm *vm, struct val s, struct val start, struct val stop, size_t *from, size_t *to)
 {
     int64_t n = (int64_t)s.s->n_chars, i = arg_int(vm, start, 0), k = arg_int(vm, stop, n);
+    *from = 0;
+    *to = s.s->size;
+    if (i == 0 && k >= n)
+        return 1;
+    vm_step(vm, s.s->size / 16);
     i = i < 0 ? i + n : i;
     k = k < 0 ? k + n : k > n ? n : k;
     i = i < 0 ? 0 : i;
@@ -40,7 +45,10 @@ static FILTER(s_find)           /* sub, start, end */
     }
     if (hit == SIZE_MAX && variant & FIND_OR_FAIL)
         fail(vm, "substring not found");
-    return val_int(hit == SIZE_MAX ? -1 : (int64_t)utf8_count(in.s->data, hit));
+    if (hit == SIZE_MAX)
+        return val_int(-1);
+    vm_step(vm, hit / 16);
+    return val_int((int64_t)utf8_count(in.s->data, hit));
 }
 
 static FILTER(s_count)          /* sub, start, end */
@@ -218,7 +226,7 @@ static FILTER(s_is)
     for (size_t at = 0; at < in.s->size; at += (size_t)n)
         if (!kinds[variant](utf8_next(in.s->data + at, in.s->size - at, &n)))
             return val_bool(0);
-    vm_step(vm, in.s->size / 16);
+    vm_step(vm, in.s->size / 4);
     return val_bool(in.s->size || variant == IS_ASCII || variant == IS_PRINTABLE);
 }
 
@@ -232,6 +240,7 @@ static FILTER(s_iscase)         /* variant: 'l', 'u'; 't': title case */
         previous = c != 0;
         cased |= previous;
     }
+    vm_step(vm, in.s->size / 4);
     return val_bool(cased);
 }
 
@@ -243,6 +252,7 @@ static FILTER(s_isidentifier)
         if (!(c == '_' || is_alpha(c) || (at && char_word(c))))
             return val_bool(0);
     }
+    vm_step(vm, in.s->size / 4);
     return val_bool(in.s->size > 0);
 }
 

@@ -187,7 +187,7 @@ struct val op_attr(struct vm *vm, struct val v, const struct str *name)
     case K_LOOP: return loop_attr(vm, v.loop, text);
     case K_MACRO: return macro_attr(vm, v.macro, text);
     case K_NS:
-        found = dict_find_cstr(v.d, text);
+        found = dict_find(vm, v.d, VAL(K_STR, s, name));
         return found ? *found : val_missing();
     case K_TUPLE:                               /* what groupby yields */
         if (v.flag && v.l->n == 2 && (!strcmp(text, "grouper") || !strcmp(text, "list")))

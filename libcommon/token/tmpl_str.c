@@ -70,7 +70,7 @@ size_t str_find(struct vm *vm, const struct str *s, size_t from, const struct st
     if (!what->size)
         return from;
     const char *p = memmem(s->data + from, s->size - from, what->data, what->size);
-    vm_step(vm, 1 + (what->size + (p ? (size_t)(p - s->data) - from : s->size - from)) / 64);
+    vm_step(vm, 1 + (what->size + (p ? (size_t)(p - s->data) - from : s->size - from)) / 16);
     return p ? (size_t)(p - s->data) : SIZE_MAX;
 }
 

@@ -51,6 +51,7 @@ static FILTER(t_case)           /* lower, upper: all cased letters are, and ther
             return val_bool(0);
         cased |= c != 0;
     }
+    vm_step(vm, s.s->size / 4);
     return val_bool(cased);
 }
 

@@ -143,6 +143,7 @@ struct val val_slice(struct vm *vm, struct val s, size_t at, size_t size)
     if (at == 0 && size == s.s->size)
         return s;
     size_t n = s.s->n_chars == s.s->size ? size : utf8_count(s.s->data + at, size);
+    vm_step(vm, n / 64);
     struct val r = new_str(vm, s.s->data + at, size, n, NULL);
     r.flag = s.flag;
     return r;
@@ -322,15 +323,6 @@ struct val *dict_find(struct vm *vm, const struct dict *d, struct val key)
 {
     struct entry *e = find(vm, d, key, hash(vm, key));
     return e ? &e->value : NULL;
-}
-
-struct val *dict_find_cstr(const struct dict *d, const char *key)
-{
-    size_t n = strlen(key);
-    for (size_t i = 0; i < d->n; i++)
-        if (d->v[i].key.kind == K_STR && d->v[i].key.s->size == n && !memcmp(d->v[i].key.s->data, key, n))
-            return &d->v[i].value;
-    return NULL;
 }
 
 static void index_entries(struct vm *vm, struct dict *d)

@@ -144,7 +144,6 @@ static inline struct val val_safe(struct val s, int safe) { s.flag = safe != 0; 
 /* ---- lists and dicts */
 void list_push(struct vm *vm, struct list *l, struct val v);
 struct val *dict_find(struct vm *vm, const struct dict *d, struct val key);     /* fails on a key without hash */
-struct val *dict_find_cstr(const struct dict *d, const char *key);
 void dict_set(struct vm *vm, struct dict *d, struct val key, struct val value);
 int dict_remove(struct vm *vm, struct dict *d, struct val key, struct val *was);
 void dict_update(struct vm *vm, struct dict *d, struct val from);               /* mapping or pairs */
