@@ -185,7 +185,7 @@ static void whole_token(struct detok_state *d, uint32_t k, const struct tokb_op 
         st->inside = 0;
         break;
     case DEC_REPLACE:
-        if (!(how & VERBATIM) && memmem(b->p ? b->p : "", b->n, a, op->a_size))
+        if (!(how & VERBATIM) && text_find(b->p, b->n, a, op->a_size) < b->n)
             norm_replace(&to, b->p, b->n, a, op->a_size, t->text + op->b, op->b_size);
         else
             tbuf_swap(&to, b);

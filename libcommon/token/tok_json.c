@@ -192,6 +192,7 @@ static int byte_level(struct ctx *c, const json_t *o)
     return plain(c, SPEC_PRE, PRE_BYTES, 0);
 }
 
+#define RUST_WORD "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{200C}\\x{200D}"      /* \w of Rust's regular expressions, which Whitespace uses */
 #define PUNCTUATION "[\\p{P}!-/:-@\\[-`{-~]"
 
 static int pre_tokenizer(struct ctx *c, const json_t *o, const char *type)
@@ -208,7 +209,7 @@ static int pre_tokenizer(struct ctx *c, const json_t *o, const char *type)
     if (!strcmp(type, "Punctuation"))
         return behaviour_of(c, o, "Isolated", &number) ? -1 : tok_spec_split(c->s, PUNCTUATION, (int)number, c->e);
     if (!strcmp(type, "Whitespace"))
-        return tok_spec_split(c->s, "[\\w\\x{200C}\\x{200D}]+|[^\\w\\x{200C}\\x{200D}\\s]+", SPLIT_REMOVED | SPLIT_INVERT, c->e);
+        return tok_spec_split(c->s, "[" RUST_WORD "]+|[^" RUST_WORD "\\s]+", SPLIT_REMOVED | SPLIT_INVERT, c->e);
     if (!strcmp(type, "WhitespaceSplit"))
         return tok_spec_split(c->s, "\\s", SPLIT_REMOVED, c->e);
     if (!strcmp(type, "BertPreTokenizer"))

@@ -6,13 +6,12 @@
 
 void norm_replace(struct tbuf *out, const char *s, size_t n, const char *what, size_t n_what, const char *content, size_t n_content)
 {
-    const char *end = s + n, *hit;
-    while (n_what && (size_t)(end - s) >= n_what && (hit = memmem(s, (size_t)(end - s), what, n_what))) {
-        tbuf_add(out, s, (size_t)(hit - s));
+    size_t hit;
+    for (; (hit = text_find(s, n, what, n_what)) < n; s += hit + n_what, n -= hit + n_what) {
+        tbuf_add(out, s, hit);
         tbuf_add(out, content, n_content);
-        s = hit + n_what;
     }
-    tbuf_add(out, s, (size_t)(end - s));
+    tbuf_add(out, s, n);
 }
 
 int norm_replace_regex(struct tbuf *out, const struct regex *r, struct regex_scratch *w, const char *s, size_t n, const char *content, size_t n_content,

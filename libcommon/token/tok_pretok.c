@@ -103,9 +103,8 @@ static int split_word(const struct tokb_op *op, const char *arg, const struct re
             if (hit < 0)
                 return -1;
         } else {
-            const char *p = op->a_size && word.n - from >= op->a_size ? memmem(s + from, word.n - from, arg, op->a_size) : NULL;
-            hit = p != NULL;
-            b = p ? (size_t)(p - s) : 0;
+            b = from + text_find(s + from, word.n - from, arg, op->a_size);
+            hit = b < word.n;
             end = b + op->a_size;
         }
         if (!hit)

@@ -11,6 +11,8 @@
 /* ---- translation ---- */
 
 #define WORD_SET "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}"
+/* Outside of sets Oniguruma looks Latin-1 up in another table, which has the superscript digits and fractions, too. */
+#define WORD_ALONE WORD_SET "\\x{B2}\\x{B3}\\x{B9}\\x{BC}-\\x{BE}"
 enum { MAX_NESTING = 200 };
 
 struct tr {
@@ -245,12 +247,12 @@ static int escape(struct tr *t, struct tbuf *o)
         return k;
     int c = peek(t, 0);
     switch (c) {
-    case 'w': put(o, "[" WORD_SET "]"); break;
-    case 'W': put(o, "[^" WORD_SET "]"); break;
+    case 'w': put(o, "[" WORD_ALONE "]"); break;
+    case 'W': put(o, "[^" WORD_ALONE "]"); break;
     case 'h': put(o, "[0-9A-Fa-f]"); break;
     case 'H': put(o, "[^0-9A-Fa-f]"); break;
-    case 'b': put(o, "(?:(?<=[" WORD_SET "])(?![" WORD_SET "])|(?<![" WORD_SET "])(?=[" WORD_SET "]))"); break;
-    case 'B': put(o, "(?:(?<=[" WORD_SET "])(?=[" WORD_SET "])|(?<![" WORD_SET "])(?![" WORD_SET "]))"); break;
+    case 'b': put(o, "(?:(?<=[" WORD_ALONE "])(?![" WORD_ALONE "])|(?<![" WORD_ALONE "])(?=[" WORD_ALONE "]))"); break;
+    case 'B': put(o, "(?:(?<=[" WORD_ALONE "])(?=[" WORD_ALONE "])|(?<![" WORD_ALONE "])(?![" WORD_ALONE "]))"); break;
     case 'O': put(o, "(?s:.)"); break;
     case 'y': case 'Y': case 'g': case 'M': case 'C': case 'c':
         return bad(t, "an escape that is not supported");

@@ -99,6 +99,19 @@ uint32_t text_prev(const char *s, size_t at, int *n)
     return text_next(s + i, n);
 }
 
+size_t text_find(const char *s, size_t n, const char *what, size_t n_what)
+{
+    for (size_t i = 0; n_what && n_what <= n && i <= n - n_what; i++) {
+        const char *p = memchr(s + i, what[0], n - n_what - i + 1);
+        if (!p)
+            return n;
+        i = (size_t)(p - s);
+        if (!memcmp(p, what, n_what))
+            return i;
+    }
+    return n;
+}
+
 int text_is_space(uint32_t c)
 {
     if (c < 0x80)
