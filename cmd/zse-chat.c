@@ -1,10 +1,9 @@
 /* zse-chat - talk with a model: a conversation on a terminal, a filter otherwise. */
 #include <errno.h>
-#include <fcntl.h>
 #include <histedit.h>
 #include <langinfo.h>
 #include <locale.h>
-#include <poll.h>
+#include <setjmp.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,12 +27,33 @@ struct editor {
     sigset_t outside;           /* signal mask with SIGINT let through */
 };
 
-static volatile sig_atomic_t interrupted;
+/* Ctrl-C at the prompt.  SIGINT is blocked while libedit works and let in only around read(), which it then leaves by a jump: a terminal
+ * forgets its input at Ctrl-C, so to wait until it is readable and then read could block for ever. */
+static volatile sig_atomic_t interrupted, reading;
+static sigjmp_buf leave_read;
 
 static void on_interrupt(int number)
 {
     (void)number;
     interrupted = 1;
+    if (reading)
+        siglongjmp(leave_read, 1);
+}
+
+/* read(), or -1 after Ctrl-C. */
+static ssize_t read_byte(const sigset_t *outside, char *c)
+{
+    if (sigsetjmp(leave_read, 1)) {
+        reading = 0;
+        return -1;
+    }
+    sigset_t inside;
+    reading = 1;
+    sigprocmask(SIG_SETMASK, outside, &inside);
+    ssize_t n = read(STDIN_FILENO, c, 1);
+    sigprocmask(SIG_SETMASK, &inside, NULL);
+    reading = 0;
+    return n;
 }
 
 static char *prompt_text(EditLine *el)
@@ -45,24 +65,18 @@ static char *prompt_text(EditLine *el)
     return text;
 }
 
-/* One character from the terminal; -1 when Ctrl-C came first (SIGINT is blocked but in ppoll, so it cannot slip past). */
+/* One character from the terminal; 0 at its end, -1 after Ctrl-C. */
 static int read_char(EditLine *el, wchar_t *c)
 {
     struct editor *d;
     char b[4];
     el_get(el, EL_CLIENTDATA, &d);
     for (size_t n = 0; n < sizeof b;) {
-        struct pollfd in = { STDIN_FILENO, POLLIN, 0 };
-        if (interrupted || (ppoll(&in, 1, NULL, &d->outside) < 0 && interrupted))
-            return -1;
-        ssize_t got = read(STDIN_FILENO, b + n, 1);
-        if (got == 0)
-            return 0;
-        if (got < 0) {
-            if (errno == EINTR)
-                continue;
-            return -1;
-        }
+        ssize_t got = read_byte(&d->outside, b + n);
+        if (got < 0 && errno == EINTR && !interrupted)
+            continue;
+        if (got <= 0)
+            return (int)got;
         if (utf8_incomplete(b, ++n) == 0) {
             int taken;
             *c = (wchar_t)utf8_next(b, n, &taken);
