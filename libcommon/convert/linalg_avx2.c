@@ -6,4 +6,4 @@ enum { WIDTH = 8, BLOCK = 3 };
 #define NAME "avx2"
 #define FMA(a, b, c) ((vec)_mm256_fmadd_ps((__m256)(a), (__m256)(b), (__m256)(c)))
 static int supported(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
-#include "libcommon/convert/linalg_ops.h"
+#include "libcommon/convert/linalg_ops.inc"

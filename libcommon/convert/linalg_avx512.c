@@ -11,4 +11,4 @@ static int supported(void)
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi") &&
            __builtin_cpu_supports("avx512bf16");
 }
-#include "libcommon/convert/linalg_ops.h"
+#include "libcommon/convert/linalg_ops.inc"

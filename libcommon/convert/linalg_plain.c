@@ -4,4 +4,4 @@ enum { WIDTH = 4, BLOCK = 2 };
 #define NAME "plain"
 #define FMA(a, b, c) ((a) * (b) + (c))
 static int supported(void) { return 1; }
-#include "libcommon/convert/linalg_ops.h"
+#include "libcommon/convert/linalg_ops.inc"
