@@ -17,7 +17,7 @@
       if (target !~ /^(libcommon|gpu)/) { print FILENAME ":" FNR ": " part[2] ": not named from the root"; next }
       if (target ~ /^gpu/) target = "gpu"
       if (!((self, target) in may)) print FILENAME ":" FNR ": " part[2]
-    }' libcommon/LAYERS $(find libcommon gpu -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh'))
+    }' libcommon/LAYERS $(find libcommon gpu -name '*.[ch]' -o -name '*.inc' -o -name '*.cu' -o -name '*.cuh'))
   [ -z "$bad" ] || { echo "$bad"; return 1; }
 }
 
@@ -28,10 +28,18 @@
 }
 
 @test "the library never prints, exits or reads the environment" {
-  bad=$(grep -nE '\b(printf|puts|putchar|perror|exit|abort|getenv)\(' $(find libcommon -name '*.c') | grep -vE 'v?snprintf|asprintf|fprintf\(f' || true)
+  bad=$(awk '
+    { code = $0; gsub(/"([^"\\]|\\.)*"/, "", code) }
+    code ~ /(^|[^a-z_.>])(printf|vprintf|puts|putchar|perror|exit|_exit|abort|getenv|secure_getenv)\(/ || code ~ /fprintf\((stdout|stderr)/ { print FILENAME ":" FNR ": " $0 }
+    ' $(find libcommon -name '*.[ch]' -o -name '*.inc'))
   [ -z "$bad" ] || { echo "$bad"; return 1; }
 }
 
 @test "shell scripts pass shellcheck" {
-  shellcheck -S warning -e SC2046,SC2086 scripts/deps scripts/check scripts/demo scripts/fetch-model scripts/bench-vs .ci/run tests/run
+  scripts=$(grep -lE '^#!.*\b(ba)?sh$' scripts/* tests/run tests/lib/* .ci/*)
+  [ "$(wc -l <<<"$scripts")" -ge 7 ]
+  # shellcheck disable=SC2086
+  shellcheck -S warning $scripts
+  shellcheck -S warning -e SC2044,SC2046,SC2154 tests/cli/*.bats
+  shellcheck -S warning -e SC2207 completions/*.bash
 }

@@ -1,0 +1,26 @@
+# bash completion of zse-bench
+_zse_bench() {
+  local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]}
+  case $prev in
+    -p|--prompt) COMPREPLY=(); return ;;
+    -n|--generate) COMPREPLY=(); return ;;
+    -b|--batch) COMPREPLY=(); return ;;
+    -r|--repeats) COMPREPLY=(); return ;;
+    -w|--warmup) COMPREPLY=(); return ;;
+    --ids) COMPREPLY=(); return ;;
+    -o|--output) COMPREPLY=($(compgen -f -- "$cur")); return ;;
+    --window) COMPREPLY=(); return ;;
+    --windows) COMPREPLY=(); return ;;
+    -q|--quantize) COMPREPLY=(); return ;;
+    --threads) COMPREPLY=(); return ;;
+    --ctx) COMPREPLY=(); return ;;
+    --kv) COMPREPLY=($(compgen -W "f32 f16 i8" -- "$cur")); return ;;
+    --kernels) COMPREPLY=(); return ;;
+    --device) COMPREPLY=(); return ;;
+  esac
+  case $cur in
+    -*) COMPREPLY=($(compgen -W "--prompt --generate --batch --repeats --warmup --json --ids --output --window --windows --quantize --threads --ctx --kv --exact --kernels --device --help --version" -- "$cur")) ;;
+    *) COMPREPLY=($(compgen -f -- "$cur")) ;;
+  esac
+}
+complete -o filenames -F _zse_bench zse-bench

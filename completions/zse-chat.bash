@@ -1,0 +1,35 @@
+# bash completion of zse-chat
+_zse_chat() {
+  local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]}
+  case $prev in
+    -p|--prompt) COMPREPLY=(); return ;;
+    --batch) COMPREPLY=($(compgen -f -- "$cur")); return ;;
+    --parallel) COMPREPLY=(); return ;;
+    -s|--system) COMPREPLY=(); return ;;
+    --template) COMPREPLY=($(compgen -f -- "$cur")); return ;;
+    -n|--max-tokens) COMPREPLY=(); return ;;
+    --temp) COMPREPLY=(); return ;;
+    --top-k) COMPREPLY=(); return ;;
+    --top-p) COMPREPLY=(); return ;;
+    --min-p) COMPREPLY=(); return ;;
+    --typical-p) COMPREPLY=(); return ;;
+    --repeat-penalty) COMPREPLY=(); return ;;
+    --repeat-last-n) COMPREPLY=(); return ;;
+    --presence-penalty) COMPREPLY=(); return ;;
+    --frequency-penalty) COMPREPLY=(); return ;;
+    --logit-bias) COMPREPLY=(); return ;;
+    --seed) COMPREPLY=(); return ;;
+    --stop) COMPREPLY=(); return ;;
+    -q|--quantize) COMPREPLY=(); return ;;
+    --threads) COMPREPLY=(); return ;;
+    --ctx) COMPREPLY=(); return ;;
+    --kv) COMPREPLY=($(compgen -W "f32 f16 i8" -- "$cur")); return ;;
+    --kernels) COMPREPLY=(); return ;;
+    --device) COMPREPLY=(); return ;;
+  esac
+  case $cur in
+    -*) COMPREPLY=($(compgen -W "--prompt --batch --parallel --system --raw --template --no-think --json --ids --max-tokens --temp --top-k --top-p --min-p --typical-p --repeat-penalty --repeat-last-n --presence-penalty --frequency-penalty --logit-bias --seed --stop --ignore-eos --quantize --threads --ctx --kv --exact --kernels --device --help --version" -- "$cur")) ;;
+    *) COMPREPLY=($(compgen -f -- "$cur")) ;;
+  esac
+}
+complete -o filenames -F _zse_chat zse-chat

@@ -1,0 +1,21 @@
+# bash completion of zse-convert
+_zse_convert() {
+  local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]}
+  case $prev in
+    -o|--output) COMPREPLY=($(compgen -f -- "$cur")); return ;;
+    -q|--quantize) COMPREPLY=(); return ;;
+    -g|--group-size) COMPREPLY=(); return ;;
+    --quant) COMPREPLY=(); return ;;
+    --skip) COMPREPLY=(); return ;;
+    -m|--target-memory) COMPREPLY=(); return ;;
+    --quality) COMPREPLY=(); return ;;
+    --calibration) COMPREPLY=($(compgen -f -- "$cur")); return ;;
+    --threads) COMPREPLY=(); return ;;
+    --kernels) COMPREPLY=(); return ;;
+  esac
+  case $cur in
+    -*) COMPREPLY=($(compgen -W "--output --quantize --group-size --quant --skip --target-memory --quality --calibration --threads --kernels --dry-run --tensors --json --force --help --version" -- "$cur")) ;;
+    *) COMPREPLY=($(compgen -f -- "$cur")) ;;
+  esac
+}
+complete -o filenames -F _zse_convert zse-convert

@@ -1,0 +1,16 @@
+# bash completion of zse-info
+_zse_info() {
+  local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]}
+  case $prev in
+    --format) COMPREPLY=($(compgen -W "text json" -- "$cur")); return ;;
+    --layer) COMPREPLY=(); return ;;
+    --dump-tensor) COMPREPLY=(); return ;;
+    -o|--output) COMPREPLY=($(compgen -f -- "$cur")); return ;;
+    --extract-tokenizer) COMPREPLY=($(compgen -f -- "$cur")); return ;;
+  esac
+  case $cur in
+    -*) COMPREPLY=($(compgen -W "--json --format --tensors --layers --layer --memory --layout --verify --dump-tensor --output --extract-tokenizer --help --version" -- "$cur")) ;;
+    *) COMPREPLY=($(compgen -f -- "$cur")) ;;
+  esac
+}
+complete -o filenames -F _zse_info zse-info

@@ -1,0 +1,55 @@
+# examples.bats - the examples of the man pages do what they say: each `$ command` that a page shows is run as it is printed.
+bats_require_minimum_version 1.5.0
+
+setup_file() {
+  cd "$BATS_TEST_DIRNAME/../.." || exit 1
+  local t=$BATS_FILE_TMPDIR
+  zse-convert models/tiny -o "$t/m.zse" --quality fast
+  zse-convert models/tiny -o "$t/f32.zse" -q f32
+  cp "$t/m.zse" "$t/nl4.zse"
+  cp LICENSE "$t/text.txt"
+  printf 'What is 2+2?\nWhat is the capital of France?\n' >"$t/prompts.txt"
+}
+
+# In a folder with the files that the pages speak of.
+setup() {
+  ROOT=$(cd "$BATS_TEST_DIRNAME/../.." && pwd)
+  cd "$BATS_TEST_TMPDIR" || exit 1
+  cp "$BATS_FILE_TMPDIR"/*.zse "$BATS_FILE_TMPDIR"/*.txt .
+  ln -s "$ROOT/models" "$ROOT/README.md" .
+}
+
+examples() { mandoc -Tascii -Owidth=300 "$ROOT/man/$1" | col -bx | sed -n 's/^ *\$ //p'; }
+
+run_page() {
+  local n=0 line
+  while read -r line; do
+    n=$((n + 1))
+    bash -e -o pipefail -c "$line" </dev/null >out 2>err || { echo "$1: $line: exit $?"; cat err; return 1; }
+    [ -s out ] || [[ $line == *" -o "* || $line == *cmp* ]] || { echo "$1: $line: said nothing"; return 1; }
+  done < <(examples "$1")
+  [ "$n" -ge 4 ] || { echo "$1: only $n examples"; return 1; }
+}
+
+@test "zse-convert(1): its examples" { run_page zse-convert.1; }
+
+@test "zse-info(1): its examples" { run_page zse-info.1; }
+
+@test "zse-chat(1): its examples" { run_page zse-chat.1; }
+
+@test "zse-bench(1): its examples" { run_page zse-bench.1; }
+
+@test "zse(5): its examples" { run_page zse.5; }
+
+@test "zse(7): its examples" { run_page zse.7; }
+
+# A page may say more than --help, but no other default.
+@test "the defaults that --help and the man page state are the same" {
+  local p name default page
+  for p in zse-convert zse-info zse-chat zse-bench; do
+    while read -r name default; do
+      page=$(mandoc -Tascii -Owidth=300 "$ROOT/man/$p.1" | col -bx | sed -n "/^ *\(-[A-Za-z], \)\{0,1\}$name\( .*\)\{0,1\}$/,/^\$/p")
+      [[ $page == *default*"$default"* ]] || { echo "$p $name: --help says $default, the man page: $page"; return 1; }
+    done < <("$p" --help | sed -nE 's/^ +(-[A-Za-z], )?(--[a-z-]+).*\(default: ([a-z0-9]+)\).*/\2 \3/p')
+  done
+}
