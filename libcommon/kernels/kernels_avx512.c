@@ -25,7 +25,7 @@ static int supported(void)
            __builtin_cpu_supports("fma");
 }
 
-enum { BLOCK_K = 512, PANEL_MAX = 6, PAIR = 4, BIAS = 128, F32_PANEL = 12, F32_VECTORS = 2 };
+enum { BLOCK_K = 512, PANEL_MAX = 6, STREAM_MAX = 6, PAIR = 4, BIAS = 128, F32_PANEL = 12, F32_VECTORS = 2 };
 typedef int8_t code_t;
 
 /* Scales of group g of a unit of n: quad q of rows has its four at element 4 * (q * n + g). */
@@ -97,6 +97,7 @@ INLINE void dot_panel(const int T, const int one, const struct weights *w, const
 {
     const int8_t *line = s->w.lines;
     const float *scale = s->scale, *min = w->type->extra == EXTRA_NONE ? NULL : s->min;
+    const int8_t *code = a.code;
     const int n_lines = w->step / 4, n_steps = one ? 1 : w->n_steps;
     __m512 f[PANEL_MAX][2];
     if (one)
@@ -108,9 +109,9 @@ INLINE void dot_panel(const int T, const int one, const struct weights *w, const
             inner[t][0] = inner[t][1] = vf_set(0);
         for (int i = 0; i < n_steps; i++) {
             __m512i d[PANEL_MAX][2];
-            dot_lines(T, d, line, a.code, a.seed, n_lines, next);
+            dot_lines(T, d, line, code, a.seed, n_lines, next);
             line += 128 * n_lines;
-            a.code += 4 * T * n_lines;
+            code += 4 * T * n_lines;
             a.seed += T;
             UNROLL for (int r = 0; r < 2; r++) {
                 const __m512 v = vf_load(scale + 16 * r);
@@ -163,6 +164,7 @@ INLINE void dot_stream(const int T, const int bits, const struct qtype_info type
         f[t][0] = vf_load(c + 32 * t), f[t][1] = vf_load(c + 32 * t + 16);
         inner[t][0] = inner[t][1] = vf_set(0);
     }
+    const int8_t *code = a.code;
     int steps_left = w->n_steps, group = k0 / m->group_size;
     const uint8_t *line = unit_at(m, tile, group);
     for (const int end = (k0 + n_k) / m->group_size; group < end; ) {
@@ -187,19 +189,19 @@ INLINE void dot_stream(const int T, const int bits, const struct qtype_info type
                         __m512i w0 = vi_load(line), w1 = vi_load(line + 64);
                         __m512i v0 = bits == 4 ? _mm512_permutexvar_epi8(w0, table) : vbytes_flip(w0), v1 = bits == 4 ? _mm512_permutexvar_epi8(w1, table) : vbytes_flip(w1);
                         UNROLL for (int t = 0; t < T; t++) {
-                            __m512i q = bcast4(a.code + 4 * t);
+                            __m512i q = bcast4(code + 4 * t);
                             d[t][0] = _mm512_dpbusd_epi32(d[t][0], v0, q);
                             d[t][1] = _mm512_dpbusd_epi32(d[t][1], v1, q);
                         }
-                        a.code += 4 * T;
+                        code += 4 * T;
                         if (bits == 4) {
                             v0 = _mm512_permutexvar_epi8(vbytes_shr(w0, 4), table), v1 = _mm512_permutexvar_epi8(vbytes_shr(w1, 4), table);
                             UNROLL for (int t = 0; t < T; t++) {
-                                __m512i q = bcast4(a.code + 4 * t), *to = split ? e[t] : d[t];
+                                __m512i q = bcast4(code + 4 * t), *to = split ? e[t] : d[t];
                                 to[0] = _mm512_dpbusd_epi32(to[0], v0, q);
                                 to[1] = _mm512_dpbusd_epi32(to[1], v1, q);
                             }
-                            a.code += 4 * T;
+                            code += 4 * T;
                         }
                         line += 128;
                     }
@@ -245,7 +247,7 @@ static stream_fn *const stream_nl4[] = SIX(stream_nl4), *const stream_i4[] = SIX
 static stream_fn *stream_of(const struct qtype_info *t, int n_tokens)
 {
     stream_fn *const *s = t->type == QT_NL4 ? stream_nl4 : t->type == QT_I4 ? stream_i4 : t->type == QT_I8 ? stream_i8 : t->bits == 4 ? stream_4 : t->bits == 8 ? stream_8 : NULL;
-    return s && n_tokens <= PANEL_MAX ? s[n_tokens - 1] : NULL;
+    return s && n_tokens <= STREAM_MAX ? s[n_tokens - 1] : NULL;
 }
 
 /* n panels of T tokens from token t0 on; the first AHEAD_PANELS of all fetch what follows the codes. */
