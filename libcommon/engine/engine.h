@@ -40,7 +40,8 @@ struct request_params {
     const char *const *stop; int n_stop;        /* stop strings: end the answer, are not part of it, may span tokens; copied */
     int ignore_eos;
     /* Called from engine_step for every token: its text that became certain (may be empty; NULL tokenizer: always empty).
-     * With finish != FINISH_NONE it is the last call; id is -1 when no token belongs to it. The tokens of an EOS are reported with empty text. */
+     * With finish != FINISH_NONE it is the last call; id is -1 when no token belongs to it. An EOS has no text of its own; the last call also
+     * brings what was held back because a stop string could have begun with it. */
     void (*on_token)(void *user, int32_t id, const char *text, size_t size, enum finish finish, const struct err *error);
     void *user;
     int keep;                                   /* keep the sequence's KV after the end, so that a following request may begin with it (conversations) */
@@ -50,7 +51,8 @@ struct request;
 /* Refused at once: empty prompt, ids outside the vocabulary, prompt longer than max_len, sampling out of range. The request belongs to the engine; it is freed after its last callback unless
  * keep is set, then by engine_forget. */
 struct request *engine_submit(struct engine *g, const struct request_params *p, struct err *e);
-/* A new request that continues `kept`: ids is the whole conversation; the longest common prefix with what kept holds is not computed again. Consumes kept. */
+/* A new request that continues `kept`: ids is the whole conversation; the longest common prefix with what kept holds is not computed again. Consumes kept; if it
+ * is refused, kept stays. */
 struct request *engine_continue(struct engine *g, struct request *kept, const struct request_params *p, struct err *e);
 void engine_cancel(struct engine *g, struct request *r);
 void engine_forget(struct engine *g, struct request *r);

@@ -579,6 +579,37 @@ static void test_logits(void **state)
     engine_close(small);
 }
 
+/* The sampler hears of every token of the prompt and of the answer. */
+static void test_penalties(void **state)
+{
+    (void)state;
+    static struct answer a;
+    const struct logit_bias bias[] = { { 0, 9 }, { 1, 8 } };            /* more than the backend's logits differ */
+    struct request_params p = params((const int32_t[]){ 0, 2, 2 }, 3, &a);
+    p.max_tokens = 6;
+    p.ignore_eos = 1;
+    p.sampling.bias = bias;
+    p.sampling.n_bias = 1;
+    alone(&p, &a);
+    for (int i = 0; i < 6; i++)
+        assert_int_equal(a.ids[i], 0);
+    p.sampling.presence_penalty = 2;
+    p.sampling.frequency_penalty = 2;                                   /* 0 is down by 4, 6, 8, 10 ... */
+    p.sampling.n_bias = 2;
+    alone(&p, &a);
+    int n[2] = { 0 };
+    for (int i = 0; i < 6; i++)
+        n[0] += a.ids[i] == 0, n[1] += a.ids[i] == 1;
+    assert_in_range(n[0], 1, 5);
+    assert_in_range(n[1], 1, 5);
+    p.sampling.presence_penalty = p.sampling.frequency_penalty = 0;
+    p.sampling.repetition_penalty = 20;                                 /* 0 stands in the prompt: 15 / 20 */
+    p.sampling.n_bias = 1;
+    p.max_tokens = 1;
+    alone(&p, &a);
+    assert_int_not_equal(a.ids[0], 0);
+}
+
 static void test_no_allocation(void **state)
 {
     (void)state;
@@ -607,7 +638,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_schedules), cmocka_unit_test(test_ends), cmocka_unit_test(test_stop_strings), cmocka_unit_test(test_cancel),
         cmocka_unit_test(test_continue), cmocka_unit_test(test_evict_kept), cmocka_unit_test(test_refused), cmocka_unit_test(test_failures),
-        cmocka_unit_test(test_logits), cmocka_unit_test(test_no_allocation),
+        cmocka_unit_test(test_logits), cmocka_unit_test(test_penalties), cmocka_unit_test(test_no_allocation),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
