@@ -123,9 +123,8 @@ int prompter_question(const struct prompter *p, const char *system, const char *
     char *rendered = NULL;
     size_t rendered_size;
     json_t *messages = json_array();
-    if (system)
-        json_array_append_new(messages, chat_message("system", system, strlen(system)));
-    if (json_array_append_new(messages, chat_message("user", text, size)) != 0) {
+    if ((system && json_array_append_new(messages, chat_message("system", system, strlen(system))) != 0) ||
+        json_array_append_new(messages, chat_message("user", text, size)) != 0) {
         json_decref(messages);
         return err_set(e, ERR_FORMAT, "the prompt is not UTF-8");
     }

@@ -147,6 +147,8 @@ print(v if isinstance(v,str) else json.dumps(v))' "$1"; }
   fails "converted already" ask -p hi -q int8
   fails "vocabulary" ask -p hi --logit-bias 99999999=1
   fails "empty" ask -p "" --raw
+  fails "not UTF-8" ask -p $'\xff'
+  fails "not UTF-8" ask -p hi -s $'\xff'
   fails "stop string" ask -p hi --stop ""
   fails "No such file" ask --batch /no/such/file
   fails "no-such-kernels" ask -p hi --kernels no-such-kernels
