@@ -1,0 +1,656 @@
+/* t-convert.c - a folder or a GGUF file to a .zse: exactness, determinism, channel scaling, target sizes, refusals.
+ * Uses models/tiny; more architectures and every GGUF type where $ZSE_ORACLES (../shared/oracles) is. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include <dirent.h>
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "libcommon/base/file.h"
+#include "libcommon/base/rng.h"
+#include "libcommon/convert/assemble.h"
+#include "libcommon/convert/job.h"
+#include "libcommon/engine/cpu.h"
+#include "libcommon/format/zfile.h"
+#include "libcommon/quant/ggml.h"
+
+static const char tiny[] = "models/tiny";
+static char dir[64];
+
+/* The path of a file in the test's folder; the same text for the same name until the end. */
+static const char *at(const char *name)
+{
+    static char paths[16][256];
+    char path[256];
+    int i = 0;
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    while (i < 15 && *paths[i] && strcmp(paths[i], path))
+        i++;
+    assert_true(i < 15);
+    strcpy(paths[i], path);
+    return paths[i];
+}
+
+static const char *oracle(const char *name)
+{
+    static char path[512];
+    const char *root = getenv("ZSE_ORACLES");
+    snprintf(path, sizeof path, "%s/models/%s", root ? root : "../shared/oracles", name);
+    return path;
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    strcpy(dir, "/tmp/t-convert-XXXXXX");
+    if (!mkdtemp(dir))
+        return -1;
+    FILE *f = fopen(at("text"), "w");           /* enough for a few windows of the tiny tokenizer */
+    for (int i = 0; f && i < 120; i++)
+        fprintf(f, "Question %d: what is %d + %d? The answer is %d, said the fox to the crow; \xc3\xbc \xe2\x82\xac {x: [%d]}\n", i, i, 3 * i, 4 * i, i * i);
+    return f ? fclose(f) : -1;
+}
+
+static void remove_tree(const char *path)
+{
+    DIR *d = opendir(path);
+    for (struct dirent *e; d && (e = readdir(d));) {
+        char name[512];
+        snprintf(name, sizeof name, "%s/%s", path, e->d_name);
+        if (strcmp(e->d_name, ".") && strcmp(e->d_name, "..") && unlink(name))
+            remove_tree(name);
+    }
+    if (d)
+        closedir(d);
+    rmdir(path);
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    remove_tree(dir);
+    return 0;
+}
+
+static struct convert_options options(const char *source, const char *output, const char *type, enum convert_effort effort)
+{
+    struct convert_options o;
+    struct err e;
+    convert_defaults(&o);
+    o.source = source;
+    o.output = output;
+    o.effort = effort;
+    o.n_threads = 2;
+    if (convert_parse_type(&o.type, type, &e))
+        fail_msg("%s", e.msg);
+    return o;
+}
+
+static void must(const struct convert_options *o, struct convert_report *r)
+{
+    struct err e = { 0 };
+    if (convert_run(o, r, &e))
+        fail_msg("%s: %s", o->source, e.msg);
+}
+
+static void must_fail(const struct convert_options *o, const char *words)
+{
+    struct err e = { 0 };
+    assert_int_equal(convert_run(o, NULL, &e), -1);
+    if (!strstr(e.msg, words))
+        fail_msg("'%s' does not say '%s'", e.msg, words);
+}
+
+/* ---- every type: what the report says is what lies in the file ---- */
+
+static void check_file(const struct convert_options *o, const struct convert_report *r)
+{
+    struct err e;
+    struct zfile *z = zfile_open(o->output, &e);
+    struct source *s = source_open(o->source, &e);
+    assert_non_null(z);
+    assert_non_null(s);
+    assert_int_equal(zfile_verify(z, &e), 0);
+    assert_int_equal(zfile_n_tensors(z), r->n_tensors);
+    assert_int_equal(zfile_size(z), r->file_bytes);
+    uint64_t bytes = 0;
+    for (int i = 0; i < r->n_tensors; i++) {
+        const struct convert_tensor *t = &r->tensors[i];
+        const struct zfile_tensor *f = zfile_find(z, t->name);
+        struct rows rows;
+        assert_non_null(f);
+        assert_string_equal(f->source_name, t->source_name);
+        assert_int_equal(f->m.type, t->type);
+        bytes += f->m.size;
+        assert_int_equal(rows_open(&rows, s, source_find(s, t->source_name), &f->map, t->rows, t->cols, t->vector && t->rows == 1, &e), 0);
+        float *want = malloc((size_t)t->cols * 8), *got = want + t->cols;
+        double max = 0;
+        for (int64_t row = 0; row < t->rows; row++) {
+            assert_int_equal(rows_read(&rows, row, 1, want, &e), 0);
+            if (f->tiled)
+                mat_decode_row(&f->m, row, got);
+            else
+                memcpy(got, (const float *)(const void *)f->m.data + row * t->cols, (size_t)t->cols * 4);
+            for (int64_t k = 0; k < t->cols; k++)
+                max = fmax(max, fabs((double)want[k] - (double)got[k]));
+        }
+        if (r->effort == CONVERT_FAST && fabs(max - t->max_error) > 1e-12)
+            fail_msg("%s: largest error %g, the report says %g", t->name, max, t->max_error);
+        assert_true(!t->exact || max == 0 || r->effort != CONVERT_FAST);
+        free(want);
+        rows_close(&rows);
+    }
+    assert_int_equal(bytes, r->weight_bytes);
+    zfile_close(z);
+    source_close(s);
+}
+
+static void every_type(void **state)
+{
+    (void)state;
+    static const struct { const char *name; double worst; } types[] = {      /* worst relative error of a matrix of the tiny model */
+        { "f32", 1e-12 }, { "bf16", 2e-3 }, { "f16", 3e-4 }, { "keep", 1e-12 }, { "int8", 9e-3 }, { "nl4", .1 }, { "int4", .14 }, { "nf4", .12 },
+        { "int4m", .11 }, { "int4z", .13 }, { "m2", .45 }, { "m3", .22 }, { "m5", .06 }, { "m6", .03 },
+    };
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        struct convert_options o = options(tiny, at("types.zse"), types[i].name, CONVERT_FAST);
+        struct convert_report r;
+        must(&o, &r);
+        check_file(&o, &r);
+        double worst = 0;
+        for (int k = 0; k < r.n_tensors; k++)
+            worst = fmax(worst, r.tensors[k].rel_error);
+        print_message("# %-5s worst relative error %.2e, %llu bytes of weights\n", types[i].name, worst, (unsigned long long)r.weight_bytes);
+        assert_true(worst <= types[i].worst);
+        convert_report_release(&r);
+    }
+}
+
+/* ---- GGUF: grids that are kept are kept bit for bit ---- */
+
+static void kept_exactly(void **state)
+{
+    (void)state;
+    static const struct { const char *file; int type; enum qtype to; } files[] = {
+        { "F32", GGML_F32, QT_F32 }, { "F16", GGML_F16, QT_F16 }, { "BF16", GGML_BF16, QT_BF16 }, { "Q4_0", GGML_Q4_0, QT_I4 }, { "Q4_1", GGML_Q4_1, QT_I4M },
+        { "Q5_0", GGML_Q5_0, QT_I8 }, { "Q8_0", GGML_Q8_0, QT_I8 }, { "IQ4_NL", GGML_IQ4_NL, QT_I8 }, { "MXFP4", GGML_MXFP4, QT_I8 },
+        { "TQ1_0", GGML_TQ1_0, QT_I4 }, { "TQ2_0", GGML_TQ2_0, QT_I4 },
+    };
+    if (access(oracle("gguf"), R_OK)) {
+        print_message("# skipped: no oracles (set ZSE_ORACLES)\n");
+        skip();
+    }
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "gguf/%s.gguf", strcmp(files[i].file, "F32") ? files[i].file : "f32");
+        struct convert_options o = options(oracle(name), at("keep.zse"), "keep", CONVERT_GOOD);
+        struct convert_report r;
+        int n = 0;
+        must(&o, &r);
+        check_file(&o, &r);
+        for (int k = 0; k < r.n_tensors; k++)
+            if (r.tensors[k].source_type == files[i].type && !r.tensors[k].vector) {
+                if (r.tensors[k].type != files[i].to || !r.tensors[k].exact || r.tensors[k].max_error != 0)
+                    fail_msg("%s: %s became %s with an error of %g", files[i].file, r.tensors[k].name, qtype_info(r.tensors[k].type)->name, r.tensors[k].max_error);
+                n++;
+            }
+        assert_true(n > 5);
+        convert_report_release(&r);
+    }
+}
+
+/* All the others come within a thousandth to a hundredth of the weights' size, and the report says that it is not exact. */
+static void kept_nearly(void **state)
+{
+    (void)state;
+    static const struct { const char *file; double worst; } files[] = { { "Q4_K_M", 6e-3 }, { "Q5_1", 6e-3 }, { "Q5_K_M", 6e-3 }, { "Q6_K", 6e-3 },
+                                                                      { "Q3_K_M", 7e-3 }, { "Q2_K", 7e-3 }, { "IQ4_XS", 6e-3 }, { "IQ2_XXS", 8e-3 } };
+    if (access(oracle("gguf"), R_OK)) {
+        print_message("# skipped: no oracles (set ZSE_ORACLES)\n");
+        skip();
+    }
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "gguf/%s.gguf", files[i].file);
+        struct convert_options o = options(oracle(name), at("near.zse"), "keep", CONVERT_GOOD);
+        struct convert_report r;
+        double worst = 0;
+        must(&o, &r);
+        check_file(&o, &r);
+        for (int k = 0; k < r.n_tensors; k++)
+            worst = fmax(worst, r.tensors[k].rel_error);
+        print_message("# %-7s worst relative error %.2e, %d tensors not exact\n", files[i].file, worst, r.n_inexact);
+        assert_true(worst < files[i].worst && r.n_inexact > 0);
+        convert_report_release(&r);
+    }
+}
+
+/* ---- the same bytes with any number of threads ---- */
+
+static int same_content(const char *a, const char *b)
+{
+    struct map x, y;
+    struct err e;
+    assert_int_equal(map_open(&x, a, &e), 0);
+    assert_int_equal(map_open(&y, b, &e), 0);
+    int same = x.size == y.size && memcmp(x.data, y.data, x.size) == 0;
+    map_close(&x);
+    map_close(&y);
+    return same;
+}
+
+static void threads(void **state)
+{
+    (void)state;
+    static const struct { const char *type; enum convert_effort effort; } runs[] = {
+        { "nl4", CONVERT_FAST }, { "nl4", CONVERT_GOOD }, { "nl4", CONVERT_BEST }, { "int8", CONVERT_GOOD }, { "mixed", CONVERT_GOOD },
+    };
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+        struct convert_options o = options(tiny, at("one.zse"), runs[i].type, runs[i].effort);
+        struct convert_report r;
+        o.calibration = runs[i].effort == CONVERT_FAST ? NULL : at("text");
+        o.target_bytes = o.type.kind == CONVERT_MIXED ? 900000 : 0;
+        o.n_threads = 1;
+        must(&o, &r);
+        assert_int_equal(r.effort, runs[i].effort);
+        assert_true(runs[i].effort == CONVERT_FAST || r.n_calibration_tokens >= 512);
+        convert_report_release(&r);
+        for (int n = 2; n <= 3; n++) {
+            o.n_threads = n;
+            o.output = at("more.zse");
+            must(&o, NULL);
+            if (!same_content(at("one.zse"), at("more.zse")))
+                fail_msg("%s, effort %d: other bytes with %d threads", runs[i].type, (int)runs[i].effort, n);
+        }
+    }
+}
+
+/* ---- channel scaling leaves the function as it was ---- */
+
+static void random_calib(struct job *j, struct rng *r)
+{
+    const struct config *c = &j->config;
+    const int width[N_INPUTS] = { c->hidden_size, c->n_heads * c->head_dim, c->hidden_size, c->intermediate_size };
+    j->calib = calloc((size_t)c->n_layers, sizeof *j->calib);
+    for (int l = 0; l < c->n_layers; l++)
+        for (int i = 0; i < N_INPUTS; i++) {
+            j->calib[l].strength[i] = malloc((size_t)width[i] * 4);
+            for (int k = 0; k < width[i]; k++)
+                j->calib[l].strength[i][k] = (float)exp(6 * rng_double(r) - 3);
+            if (i == INPUT_MLP && c->block == BLOCK_PARALLEL)
+                memcpy(j->calib[l].strength[i], j->calib[l].strength[INPUT_QKV], (size_t)width[i] * 4);
+        }
+}
+
+/* All weights of the plan into m as f32, scaled or not. */
+static void build(struct job *j, struct model *m, int scaled)
+{
+    struct err e = { 0 };
+    m->config = j->config;
+    m->layers = calloc((size_t)j->config.n_layers, sizeof *m->layers);
+    model_norms(m);
+    for (int i = 0; i < j->n_plans; i++) {
+        struct plan *p = &j->plans[i];
+        const struct weight_spec *s = p->spec;
+        struct weight_place place = weight_place(m, s);
+        struct rows rows;
+        struct fold fold = fold_of(j, p);
+        if (s->layer < 0)
+            continue;
+        float *x = malloc((size_t)s->rows * (size_t)s->cols * 4);
+        assert_int_equal(rows_open(&rows, j->source, p->source, &s->map, s->rows, s->cols, s->is_vector, &e), 0);
+        assert_int_equal(rows_read(&rows, 0, s->rows, x, &e), 0);
+        rows_close(&rows);
+        if (s->is_vector) {
+            if (scaled)
+                fold_vector(&fold, x, s->cols);
+            if (place.norm && place.plain == &place.norm->w && j->config.norm == NORM_LAYER && s->cols == j->config.hidden_size)
+                for (int64_t k = 0; k < s->cols; k++)
+                    x[k] += j->config.norm_offset;
+            *place.plain = x;
+            continue;
+        }
+        for (int64_t r = 0; scaled && r < s->rows; r++)
+            fold_row(&fold, r, x + r * s->cols, s->cols);
+        struct mat w;
+        assert_int_equal(mat_init(&w, QT_F32, 32, 0, s->rows, s->cols, &e), 0);
+        uint8_t *data = aligned_alloc(64, w.size);
+        mat_encode_float(&w, data, x, (size_t)s->cols);
+        w.data = data;
+        place.linear->w = w;
+        free(x);
+    }
+}
+
+static void drop(struct job *j, struct model *m)
+{
+    for (int i = 0; i < j->n_plans; i++) {
+        const struct weight_spec *s = j->plans[i].spec;
+        struct weight_place place = weight_place(m, s);
+        if (s->layer >= 0)
+            free(s->is_vector ? (void *)(uintptr_t)*place.plain : (void *)(uintptr_t)place.linear->w.data);
+    }
+    free(m->layers);
+}
+
+static int n_scaled(const struct job *j)
+{
+    int n = 0;
+    for (int l = 0; l < j->config.n_layers; l++)
+        for (int i = 0; i < N_INPUTS; i++)
+            n += j->calib[l].scale[i] != NULL;
+    return n;
+}
+
+/* Largest difference of what the layers make of the same input, relative to its size; -1: this architecture does not run. */
+static double scaling_error(const char *path, int *scaled)
+{
+    enum { T = 40 };
+    struct convert_options o = options(path, NULL, "nl4", CONVERT_GOOD);
+    struct convert_report r;
+    struct job j;
+    struct err e = { 0 };
+    memset(&r, 0, sizeof r);
+    double worst = -1;
+    if (job_open(&j, &o, &r, &e) == 0) {
+        struct rng rng = { 77 };
+        struct model plain = { 0 }, folded = { 0 };
+        size_t n = T * (size_t)j.config.hidden_size;
+        float *a = malloc(n * 4), *b = malloc(n * 4);
+        random_calib(&j, &rng);
+        for (int l = 0; l < j.config.n_layers; l++)
+            assert_int_equal(fold_layer(&j, l, 0.5f, &e), 0);
+        *scaled = n_scaled(&j);
+        build(&j, &plain, 0);
+        build(&j, &folded, 1);
+        for (size_t i = 0; i < n; i++)
+            a[i] = b[i] = (float)(rng_double(&rng) * 2 - 1);
+        struct cpu_layers *run = cpu_layers_open(&j.config, 1, T, 1, NULL, &e);
+        assert_non_null(run);
+        double diff = 0, size = 0;
+        for (int l = 0; l < j.config.n_layers; l++) {
+            assert_int_equal(cpu_layers_run(run, l, &plain.layers[l], 1, a, NULL, &e), 0);
+            assert_int_equal(cpu_layers_run(run, l, &folded.layers[l], 1, b, NULL, &e), 0);
+        }
+        for (size_t i = 0; i < n; i++) {
+            diff = fmax(diff, fabs((double)a[i] - (double)b[i]));
+            size = fmax(size, fabs((double)a[i]));
+        }
+        worst = diff / size;
+        cpu_layers_close(run);
+        drop(&j, &plain);
+        drop(&j, &folded);
+        free(a);
+        free(b);
+    }
+    job_close(&j);
+    convert_report_release(&r);
+    return worst;
+}
+
+static void channel_scaling(void **state)
+{
+    (void)state;
+    int scaled = 0, n = 0;
+    double worst = scaling_error(tiny, &scaled);
+    print_message("# %-18s %.1e, %d inputs scaled\n", "tiny", worst, scaled);
+    assert_true(worst >= 0 && worst < 1e-5 && scaled > 0 && scaled % 4 == 0);
+    DIR *d = opendir(oracle("hf"));
+    for (struct dirent *entry; d && (entry = readdir(d));) {
+        char name[300];
+        if (entry->d_name[0] == '.')
+            continue;
+        snprintf(name, sizeof name, "hf/%s", entry->d_name);
+        scaled = 0;
+        worst = scaling_error(oracle(name), &scaled);
+        if (worst < 0)
+            continue;                   /* mixtures of experts and the like: not yet */
+        print_message("# %-18s %.1e, %d inputs scaled\n", entry->d_name, worst, scaled);
+        assert_true(worst < 1e-5);
+        n += scaled > 0;
+    }
+    if (d) {
+        closedir(d);
+        assert_true(n >= 30);
+    } else {
+        print_message("# only models/tiny: no oracles (set ZSE_ORACLES)\n");
+    }
+}
+
+/* ---- sizes ---- */
+
+static void target_sizes(void **state)
+{
+    (void)state;
+    struct convert_options o = options(tiny, NULL, "f16", CONVERT_FAST);
+    struct convert_report r;
+    uint64_t size[4];
+    static const char *const types[] = { "f32", "f16", "int8", "nl4" };
+    for (int i = 0; i < 4; i++) {
+        o = options(tiny, NULL, types[i], CONVERT_FAST);
+        must(&o, &r);
+        size[i] = r.weight_bytes;
+        convert_report_release(&r);
+    }
+    o.type.kind = CONVERT_FIT;
+    for (int i = 1; i < 4; i++) {           /* exactly enough, and a byte too little */
+        o.target_bytes = size[i];
+        must(&o, &r);
+        assert_true(r.weight_bytes <= size[i] && r.type.kind == CONVERT_TYPE);
+        assert_true(r.type.qtype == (i == 1 ? QT_F16 : i == 2 ? QT_I8 : QT_NL4) || (i == 1 && r.type.qtype == QT_BF16));
+        convert_report_release(&r);
+        o.target_bytes = size[i] - 1;
+        must(&o, &r);
+        assert_true(r.weight_bytes < size[i] || r.type.kind == CONVERT_MIXED);
+        convert_report_release(&r);
+    }
+    o = options(tiny, NULL, "int8", CONVERT_FAST);
+    o.target_bytes = size[2] - 1;
+    must_fail(&o, "more than the target");
+    o = options(tiny, at("mixed.zse"), "mixed", CONVERT_GOOD);
+    must_fail(&o, "target size");
+    o.calibration = at("text");
+    double last = 1e9;
+    for (uint64_t target = size[3] * 3 / 4; target <= size[2]; target += (size[2] - size[3]) / 3) {
+        unsigned kinds = 0;
+        double error = 0;
+        o.target_bytes = target;
+        must(&o, &r);
+        assert_true(r.weight_bytes <= target && r.weight_bytes > target * 95 / 100);
+        for (int i = 0; i < r.n_tensors; i++) {
+            kinds |= r.tensors[i].vector ? 0 : 1u << qtype_info(r.tensors[i].type)->bits;
+            error += r.tensors[i].rel_error;
+        }
+        print_message("# mixed, at most %llu bytes: %llu, bits 0x%x, sum of relative errors %.3f\n", (unsigned long long)target,
+                      (unsigned long long)r.weight_bytes, kinds, error);
+        assert_true(error < last);
+        last = error;
+        convert_report_release(&r);
+    }
+    o.target_bytes = 1000;
+    must_fail(&o, "2 bits everywhere");
+}
+
+static void parts_and_globs(void **state)
+{
+    (void)state;
+    struct convert_options o = options(tiny, NULL, "nl4", CONVERT_FAST);
+    struct convert_report r;
+    const char *skip[] = { "layers.0.*", "*.down_proj.weight" };
+    struct err e;
+    o.skip = skip;
+    o.n_skip = 2;
+    o.part[PART_ATTENTION].set = 1;
+    assert_int_equal(convert_parse_type(&o.part[PART_ATTENTION].type, "int8", &e), 0);
+    must(&o, &r);
+    for (int i = 0; i < r.n_tensors; i++) {
+        const struct convert_tensor *t = &r.tensors[i];
+        if (t->vector)
+            continue;
+        int kept = strncmp(t->name, "layers.0.", 9) == 0 || strstr(t->name, "down_proj");
+        enum qtype want = kept ? (t->source_type == GGML_F32 ? QT_F32 : t->source_type == GGML_BF16 ? QT_BF16 : QT_F16)
+                        : strstr(t->name, "q_proj") || strstr(t->name, "k_proj") || strstr(t->name, "v_proj") || strstr(t->name, "o_proj") ? QT_I8
+                        : strstr(t->name, "embed") || strstr(t->name, "head") ? QT_I8 : QT_NL4;
+        if (t->type != want)
+            fail_msg("%s is %s, expected %s", t->name, qtype_info(t->type)->name, qtype_info(want)->name);
+    }
+    convert_report_release(&r);
+    assert_int_equal(convert_part_find("lm_head", 7), PART_LM_HEAD);
+    assert_int_equal(convert_part_find("lm_hea", 6), -1);
+    assert_int_equal(convert_parse_type(&o.type, "int3", &e), -1);
+}
+
+/* ---- refusals ---- */
+
+/* A folder like models/tiny whose safetensors can be changed. */
+static const char *copy_of_tiny(struct map *weights, struct err *e)
+{
+    static char folder[128];
+    char from[512], to[512], *cwd = getcwd(NULL, 0);
+    snprintf(folder, sizeof folder, "%s/copy", dir);
+    remove_tree(folder);
+    mkdir(folder, 0755);
+    DIR *d = opendir(tiny);
+    for (struct dirent *entry; d && (entry = readdir(d));) {
+        snprintf(from, sizeof from, "%s/%s/%s", cwd, tiny, entry->d_name);
+        snprintf(to, sizeof to, "%s/%s", folder, entry->d_name);
+        if (entry->d_name[0] != '.' && strcmp(entry->d_name, "model.safetensors"))
+            assert_int_equal(symlink(from, to), 0);
+    }
+    closedir(d);
+    free(cwd);
+    snprintf(from, sizeof from, "%s/model.safetensors", tiny);
+    assert_int_equal(map_open(weights, from, e), 0);
+    return folder;
+}
+
+static void bad_numbers(void **state)
+{
+    (void)state;
+    struct map w;
+    struct err e = { 0 };
+    const char *folder = copy_of_tiny(&w, &e);
+    struct source *s = source_open(tiny, &e);
+    assert_non_null(s);
+    for (int i = 0; i < s->n_tensors; i += s->n_tensors / 3) {
+        const struct source_tensor *t = &s->tensors[i];
+        const struct ggml_type_info *info = ggml_type_info(t->type);
+        size_t element = (size_t)(t->n_dims > 1 ? t->dim[1] + 5 : 5) * (size_t)info->block_bytes;
+        uint8_t *bytes = malloc(w.size);
+        char path[256];
+        memcpy(bytes, w.data, w.size);
+        memset(bytes + t->offset + element, 0xff, (size_t)info->block_bytes);         /* a NaN in every float format */
+        snprintf(path, sizeof path, "%s/model.safetensors", folder);
+        FILE *f = fopen(path, "wb");
+        assert_int_equal(fwrite(bytes, 1, w.size, f), w.size);
+        fclose(f);
+        for (int effort = CONVERT_FAST; effort <= CONVERT_BEST; effort++) {
+            struct convert_options o = options(folder, at("nan.zse"), "nl4", (enum convert_effort)effort);
+            o.calibration = effort == CONVERT_FAST ? NULL : at("text");
+            must_fail(&o, t->name);
+            must_fail(&o, t->n_dims > 1 ? "row 1, column 5: is not a number" : "column 5: is not a number");
+            assert_int_equal(access(at("nan.zse"), F_OK), -1);
+        }
+        free(bytes);
+    }
+    map_close(&w);
+    source_close(s);
+}
+
+static void bad_targets(void **state)
+{
+    (void)state;
+    struct convert_options o = options(tiny, at("x/y.zse"), "f16", CONVERT_FAST);
+    struct map w;
+    struct err e = { 0 };
+    must_fail(&o, "y.zse: No such file");
+    o.output = dir;
+    must_fail(&o, "is a folder");
+    o.output = "-";
+    must_fail(&o, "standard output");
+    o.output = "/dev/null";
+    must_fail(&o, "no regular file");
+    o.output = at("text");
+    must_fail(&o, "--force");
+    o.source = copy_of_tiny(&w, &e);
+    map_close(&w);
+    char own[256];
+    snprintf(own, sizeof own, "%s/config.json", o.source);
+    o.output = own;
+    o.overwrite = 1;
+    must_fail(&o, "part of");
+    o = options("/no/such", at("x.zse"), "f16", CONVERT_FAST);
+    must_fail(&o, "/no/such: No such file");
+    o.source = "meta-llama/Llama-3-8B";
+    must_fail(&o, "later version");
+    o.source = dir;
+    must_fail(&o, "without config.json");
+    o = options(tiny, at("x.zse"), "nl4", CONVERT_FAST);
+    o.group_size = 64;
+    must_fail(&o, "not for nl4");
+    must(&(struct convert_options){ .source = tiny, .output = at("x.zse"), .type = { CONVERT_TYPE, QT_NL4 } }, NULL);
+    must(&(struct convert_options){ .source = tiny, .output = at("x.zse"), .type = { CONVERT_TYPE, QT_NL4 } }, NULL);  /* a .zse is replaced */
+    o = options(at("x.zse"), at("z.zse"), "nl4", CONVERT_FAST);
+    must_fail(&o, "is a .zse file already");
+}
+
+/* Progress says stop: at any point the old file stays and nothing else is left behind. */
+struct stop { int after, calls; };
+static int stop_after(void *user, const char *what, uint64_t done, uint64_t total, const char *unit)
+{
+    struct stop *s = user;
+    (void)what, (void)unit;
+    assert_true(done <= total);
+    return ++s->calls > s->after;
+}
+
+static void cancelled(void **state)
+{
+    (void)state;
+    static const enum convert_effort efforts[] = { CONVERT_FAST, CONVERT_GOOD, CONVERT_BEST };
+    char folder[128];
+    snprintf(folder, sizeof folder, "%s/stop", dir);
+    mkdir(folder, 0755);
+    const char *out = at("stop/m.zse");
+    for (int k = 0; k < 3; k++)
+        for (int after = 0; after < 40; after += 7) {
+            struct stop s = { after, 0 };
+            struct progress p = { stop_after, &s };
+            struct convert_options o = options(tiny, out, "nl4", efforts[k]);
+            struct err e = { 0 };
+            struct stat st;
+            int n = 0;
+            FILE *f = fopen(out, "w");
+            fclose(f);                      /* an empty file counts as ours */
+            o.progress = &p;
+            o.calibration = k ? at("text") : NULL;
+            assert_int_equal(convert_run(&o, NULL, &e), -1);
+            if (e.code != ERR_CANCELLED)
+                fail_msg("effort %d, after %d reports: %s", k, after, e.msg);
+            assert_true(stat(out, &st) == 0 && st.st_size == 0);
+            DIR *d = opendir(folder);
+            for (struct dirent *entry; (entry = readdir(d));)
+                n += strcmp(entry->d_name, ".") && strcmp(entry->d_name, "..");
+            closedir(d);
+            assert_int_equal(n, 1);
+        }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_type), cmocka_unit_test(kept_exactly), cmocka_unit_test(kept_nearly), cmocka_unit_test(threads),
+        cmocka_unit_test(channel_scaling), cmocka_unit_test(target_sizes), cmocka_unit_test(parts_and_globs), cmocka_unit_test(bad_numbers),
+        cmocka_unit_test(bad_targets), cmocka_unit_test(cancelled),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
