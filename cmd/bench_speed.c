@@ -129,7 +129,7 @@ static void report(const struct bench_options *o, const struct opened_model *m, 
     uint64_t file = zfile_size(m->model->file);
     if (!o->json) {
         char a[CLI_BYTES], b[CLI_BYTES], c[CLI_BYTES], d[CLI_BYTES];
-        printf("%s: %s, %s, %s; batch %d, median of %d\n", m->path, m->model->config.arch, quantization(m), s.backend, o->batch, n);
+        printf("%s: %s, %s, %s; batch %d, median of %d\n", m->name, m->model->config.arch, quantization(m), s.backend, o->batch, n);
         if (o->prompt)
             print_rate("prefill", o->batch * o->prompt, &prefill);
         if (o->generate)
@@ -140,7 +140,7 @@ static void report(const struct bench_options *o, const struct opened_model *m, 
         return;
     }
     double generated = (double)o->batch * (o->generate + 1) * n;
-    json_t *j = json_pack("{s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:f}", "model", m->path, "architecture", m->model->config.arch, "quantization", quantization(m),
+    json_t *j = json_pack("{s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:f}", "model", m->name, "architecture", m->model->config.arch, "quantization", quantization(m),
                           "device", s.backend, "prompt_tokens", o->prompt, "generated_tokens", o->generate, "batch", o->batch, "repeats", n, "load_s", o->load_s);
     if (o->prompt)
         json_object_set_new(j, "prefill_tokens_per_s", summary_json(&prefill));

@@ -362,6 +362,10 @@ int chat_talk(const struct chat_options *o, const struct opened_model *m, read_l
     }
     if (o->system)
         set_system(&t, o->system);
+    char size[CLI_BYTES];
+    printf("%s: %s, %s of weights, context %d.  /help lists the commands.\n", m->name, m->model->config.arch,
+           cli_bytes(size, m->model->weight_bytes), context_len(m, &o->run));
+    fflush(stdout);
     sigaction(SIGINT, &action, &before);
     loop(&t);
     sigaction(SIGINT, &before, NULL);

@@ -219,6 +219,7 @@ int open_model(const char *prog, const char *path, const struct run_options *r, 
         path = getenv("ZSE_MODEL");
     if (!path || !*path)
         return err_set(e, ERR_IO, "no MODEL given, and ZSE_MODEL is not set");
+    o->name = path;
     int rc = find_and_load(prog, path, r, o, e);
     if (rc == 0 && r->ctx && o->model->config.max_len > 0 && r->ctx > o->model->config.max_len)
         rc = err_set(e, ERR_LIMIT, "--ctx %d: %s was made for at most %d tokens", r->ctx, path, o->model->config.max_len);

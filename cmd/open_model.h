@@ -43,6 +43,7 @@ int run_options_check(const char *prog, struct run_options *r);
 struct opened_model {
     struct model *model;
     struct tokenizer *tokenizer;    /* NULL: the file has none */
+    const char *name;               /* as it was asked for; borrowed */
     char *path;                     /* of the .zse that is used */
     const json_t *json;             /* zfile_json: borrowed from the model */
 };
