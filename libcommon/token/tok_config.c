@@ -99,21 +99,11 @@ static int edge(int32_t **list, uint32_t *n, int32_t id, const json_t *wanted, i
     return 0;
 }
 
-/* Lengths "without limit" are written as whole numbers beyond 64 bits: no number of this file matters here. */
-static json_t *parse_config(const char *text, size_t n, struct err *e)
-{
-    json_error_t je;
-    json_t *root = json_loadb(text, n, JSON_DECODE_INT_AS_REAL, &je);
-    if (!root)
-        err_set(e, ERR_FORMAT, "tokenizer_config.json: line %d, column %d: %s", je.line, je.column, je.text);
-    return root;
-}
-
 int tok_config_apply(struct tok_spec *s, const struct tokenizer_files *f, struct err *e)
 {
     json_t *config = NULL, *map = NULL, *generation = NULL, *model = NULL;
     int rc = -1, said_bos, said_eos, said_pad;
-    if ((f->tokenizer_config && !(config = parse_config(f->tokenizer_config, f->tokenizer_config_size, e))) ||
+    if ((f->tokenizer_config && !(config = js_parse("tokenizer_config.json", f->tokenizer_config, f->tokenizer_config_size, e))) ||
         (f->special_tokens_map && !(map = js_parse("special_tokens_map.json", f->special_tokens_map, f->special_tokens_map_size, e))) ||
         (f->generation_config && !(generation = js_parse("generation_config.json", f->generation_config, f->generation_config_size, e))) ||
         (f->config && !(model = js_parse("config.json", f->config, f->config_size, e))))

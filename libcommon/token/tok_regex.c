@@ -122,6 +122,27 @@ static int escape_common(struct tr *t, struct tbuf *o)
     return 0;
 }
 
+/* One operand of a set is complete: as it stands if it is the last, else as a condition on the character that the last one matches.
+ * negated: the usual set, without operators or nested sets, takes the ^ into itself. */
+static void operand(struct tbuf *all, struct tbuf *flat, struct tbuf *nested, int last, int *negated)
+{
+    int usual = negated && flat->n;
+    put(all, last ? "" : "(?=");
+    put(all, nested->n ? "(?:" : "");
+    if (flat->n) {
+        put(all, usual && *negated ? "[^" : "[");
+        tbuf_add(all, flat->p, flat->n);
+        put(all, nested->n ? "]|" : "]");
+    }
+    tbuf_add(all, nested->p, nested->n);
+    put(all, nested->n ? ")" : flat->n ? "" : "(?!)");
+    put(all, last ? "" : ")");
+    if (usual)
+        *negated = 0;
+    all->failed |= flat->failed | nested->failed;
+    flat->n = nested->n = 0;
+}
+
 /* A set as one matcher of a single character.  Operands of && are unions of plain members (flat) and nested sets (nested, "a|b"). */
 static int set(struct tr *t, struct tbuf *o)
 {
@@ -145,38 +166,11 @@ static int set(struct tr *t, struct tbuf *o)
             bad(t, "set without ]");
             goto done;
         }
-        int operand_ends = c == ']' || (c == '&' && peek(t, 1) == '&');
-        if (operand_ends) {
-            struct tbuf one = { 0 };
-            int mixed = flat.n && nested.n;
-            put(&one, mixed || (nested.n && !flat.n) ? "(?:" : "");
-            if (flat.n) {
-                put(&one, "[");
-                tbuf_add(&one, flat.p, flat.n);
-                put(&one, mixed ? "]|" : "]");
-            }
-            tbuf_add(&one, nested.p, nested.n);
-            put(&one, nested.n ? ")" : "");
-            if (!flat.n && !nested.n)
-                put(&one, "(?!)");
-            int last = c == ']';
-            if (last && n_operands == 0 && !nested.n && flat.n) {     /* the usual set */
-                put(&all, negated ? "[^" : "[");
-                tbuf_add(&all, flat.p, flat.n);
-                put(&all, "]");
-                negated = 0;
-            } else if (last) {
-                tbuf_add(&all, one.p, one.n);
-            } else {
-                put(&all, "(?=");
-                tbuf_add(&all, one.p, one.n);
-                put(&all, ")");
-            }
-            tbuf_release(&one);
+        if (c == ']' || (c == '&' && peek(t, 1) == '&')) {
+            closed = c == ']';
+            operand(&all, &flat, &nested, closed, closed && n_operands == 0 && !nested.n ? &negated : NULL);
             n_operands++;
-            flat.n = nested.n = 0;
-            closed = last;
-            t->i += last ? 1 : 2;
+            t->i += closed ? 1 : 2;
         } else if (c == '[' && peek(t, 1) == ':') {
             size_t k = 2;
             while (peek(t, k) >= 0 && (isalpha(peek(t, k)) || peek(t, k) == '^'))
