@@ -318,7 +318,7 @@ static void test_ends(void **state)
 static void test_stop_strings(void **state)
 {
     (void)state;
-    static const char *const stops[] = { "a", "b", "ab", "abc", "ba", "cabc", "abab", "bcab", "\xc3\xa9", "\xc3\xa9" "a", "b\xc3\xa9", " b", "a b", "cab b", "aa", "aab", "never so" };
+    static const char *const stops[] = { "a", "b", "ab", "abc", "ba", "cabc", "abab", "bcab", "\xc3\xa9", ("\xc3\xa9" "a"), "b\xc3\xa9", " b", "a b", "cab b", "aa", "aab", "never so" };
     struct err e;
     struct rng r = { 11 };
     static struct answer whole, cut;
