@@ -87,6 +87,10 @@ struct engine *engine_open(const struct model *m, const struct tokenizer *t, con
     g->max_tokens = o->max_tokens > 0 ? o->max_tokens : 512;
     if (g->max_tokens < g->max_seqs)
         g->max_tokens = g->max_seqs;
+    if (c->max_len > 0 && g->max_len > c->max_len) {
+        err_set(e, ERR_LIMIT, "a context of %d tokens, expected at most the model's %d", g->max_len, c->max_len);
+        goto fail;
+    }
     int n_blocks = pool_blocks(g, o, e);
     if (n_blocks < 0 || !(g->pool = kv_pool_open(n_blocks, e)))
         goto fail;

@@ -517,6 +517,9 @@ static void test_refused(void **state)
     struct engine_options o = { .backend = &backend_fake, .max_len = MAX_LEN, .kv_bytes = 100 };
     assert_null(engine_open(&model, tokenizer, &o, &e));
     assert_non_null(strstr(e.msg, "KV memory"));
+    o = (struct engine_options){ .backend = &backend_fake, .max_len = MAX_LEN + 1 };
+    assert_null(engine_open(&model, tokenizer, &o, &e));
+    assert_non_null(strstr(e.msg, "at most the model's 128"));
 }
 
 /* NaN ends one request, a dead device all that run. */
