@@ -9,11 +9,16 @@ NVCC    ?= $(shell command -v nvcc)
 
 ARCH    := $(shell $(CC) -dumpmachine | cut -d- -f1)
 PKGS    := jansson libcurl zlib libpcre2-8 libutf8proc
+ifneq ($(filter-out clean uninstall,$(or $(MAKECMDGOALS),all)),)
+MISSING := $(foreach p,$(PKGS) libedit,$(shell pkg-config --exists $p 2>/dev/null || echo $p))
+$(if $(strip $(MISSING)),$(error pkg-config does not find: $(strip $(MISSING)); on Debian, scripts/deps installs what is needed))
+endif
 PKG_CFLAGS := $(shell pkg-config --cflags $(PKGS))
 PKG_LIBS   := $(shell pkg-config --libs $(PKGS))
 # -ffp-contract=off: a sum rounds the same way in every build; the kernels say fma where they mean it.
 FLAGS   := -std=c11 -D_GNU_SOURCE -DZSE_VERSION='"$(VERSION)"' -I. $(PKG_CFLAGS) -Wall -Wextra -Werror \
-           -Wstrict-prototypes -Wmissing-prototypes -Wshadow -ffp-contract=off -fno-math-errno -pthread $(CFLAGS)
+           -Wstrict-prototypes -Wmissing-prototypes -Wshadow -ffp-contract=off -fno-math-errno -pthread \
+           $(if $(filter x86_64,$(ARCH)),-DZSE_X86) $(CFLAGS)
 
 PROGRAMS := $(patsubst cmd/%.c,%,$(wildcard cmd/zse-*.c))
 LIB   := $(filter-out $(if $(filter x86_64,$(ARCH)),,%_avx2.c %_avx512.c),$(wildcard libcommon/*/*.c)) $(wildcard gpu/stub.c)

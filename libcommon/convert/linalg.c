@@ -9,7 +9,7 @@ enum { TOKENS = 128, ROWS = 96 };       /* tokens of one pass of a Gram matrix (
 const struct linalg_ops *const *linalg_all(void)
 {
     static const struct linalg_ops *const all[] = {
-#if defined(__x86_64__)
+#ifdef ZSE_X86
         &linalg_avx512, &linalg_avx2,
 #endif
         &linalg_plain, NULL,

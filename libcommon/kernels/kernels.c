@@ -3,7 +3,7 @@
 #include <string.h>
 
 static const struct kernels *const all[] = {
-#if defined(__x86_64__)
+#ifdef ZSE_X86
     &kernels_avx512, &kernels_avx2,
 #endif
     &kernels_ref, NULL
