@@ -153,8 +153,8 @@ static void sizes_parse(struct parse *p, const struct arch *a, struct config *c)
     c->hidden_size = (int)parse_int(p, "hidden_size|n_embd|n_embed|d_model", 1, MAX_WIDTH, a->hidden_size);
     c->n_layers = (int)parse_int(p, "num_hidden_layers|n_layer|n_layers", 1, MAX_LAYERS, a->n_layers);
     c->n_heads = (int)parse_int(p, "num_attention_heads|n_head|n_heads", 1, MAX_WIDTH, a->n_heads);
-    c->n_kv_heads = (int)parse_int(p, "num_key_value_heads|num_kv_heads", 1, MAX_WIDTH, a->n_kv_heads ? a->n_kv_heads : c->n_heads);
-    c->intermediate_size = (int)parse_int(p, "intermediate_size|n_inner|ffn_dim|ffn_hidden_size", 1, MAX_WIDTH,
+    c->n_kv_heads = (int)parse_int(p, "num_kv_heads|n_head_kv|num_key_value_heads", 1, MAX_WIDTH, a->n_kv_heads ? a->n_kv_heads : c->n_heads);
+    c->intermediate_size = (int)parse_int(p, "ffn_hidden_size|ffn_dim|n_inner|intermediate_size", 1, MAX_WIDTH,
                                           a->intermediate_size ? a->intermediate_size : 4 * (int64_t)c->hidden_size);
     c->max_len = (int)parse_int(p, "max_position_embeddings|n_positions|max_seq_len|seq_length", 1, MAX_LEN, a->max_len);
     c->head_dim = (int)parse_int(p, "head_dim|attention_head_dim|kv_channels", 1, MAX_WIDTH, a->head_dim);
