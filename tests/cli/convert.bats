@@ -1,0 +1,228 @@
+# convert.bats - zse-convert: types, streams, refusals, interruptions; with the tiny model.
+bats_require_minimum_version 1.5.0
+
+setup() {
+  cd "$BATS_TEST_DIRNAME/../.." || exit 1
+  T=$BATS_TEST_TMPDIR
+}
+convert() { zse-convert models/tiny "$@"; }
+field() { python3 -c 'import json,sys; v=json.load(sys.stdin)
+for k in sys.argv[1].split("."): v=v[int(k) if k.isdigit() else k]
+print(v if isinstance(v,str) else json.dumps(v))' "$1"; }
+
+@test "every type makes a file that verifies and answers" {
+  for type in nl4 int4 int8 nf4 f16 bf16 f32 keep; do
+    convert -o "$T/m.zse" -q $type --quality fast >"$T/out"
+    grep -q "$type" "$T/out"
+    zse-info "$T/m.zse" --verify >/dev/null
+  done
+  for type in nl4 int8 f32; do
+    convert -o "$T/m.zse" -q $type >/dev/null
+    [ "$(zse-chat "$T/m.zse" --temp 0 -p "What is 2+2?")" = "2 + 2 = 4" ]
+  done
+  convert -o "$T/m.zse" -q mixed --target-memory 700kB >/dev/null
+  [ "$(zse-chat "$T/m.zse" --temp 0 -p "What is the capital of France?")" = "The capital of France is Paris." ]
+}
+
+@test "best answers, too, and is the same file every time" {
+  head -c 12000 README.md FEATURES.md libcommon/convert/convert.c 2>/dev/null >"$T/text" || true
+  convert -o "$T/a.zse" --quality best --calibration "$T/text" --threads 1 >/dev/null
+  convert -o "$T/b.zse" --quality best --calibration "$T/text" --threads 2 >/dev/null
+  cmp "$T/a.zse" "$T/b.zse"
+  [ "$(zse-chat "$T/a.zse" --temp 0 -p "What is 2+2?")" = "2 + 2 = 4" ]
+}
+
+@test "--json: sizes, times, a row for each pair of types, all tensors on request" {
+  run --separate-stderr convert -o "$T/m.zse" --json --tensors --quality fast
+  [ "$status" = 0 ] && [ -z "$stderr" ]
+  echo "$output" >"$T/json"
+  [ "$(field type <"$T/json")" = nl4 ] && [ "$(field quality <"$T/json")" = fast ]
+  [ "$(field file_bytes <"$T/json")" = "$(stat -c %s "$T/m.zse")" ]
+  [ "$(field types.0.tensors <"$T/json")" = 1 ] && [ "$(field types.0.type <"$T/json")" = i8 ]
+  [ "$(field tensors.0.name <"$T/json")" = embed.weight ]
+  python3 - "$T/json" <<'P'
+import json,sys
+d=json.load(open(sys.argv[1]))
+assert sum(t["bytes"] for t in d["tensors"])==d["weight_bytes"]
+assert d["seconds"]>0 and d["parameters"]>5e5
+assert all(t["exact"] for t in d["tensors"] if t["shape"][0]==1)
+P
+  run --separate-stderr convert -n --json -q int8
+  [ "$status" = 0 ] && [ "$(field file_bytes <<<"$output")" = 0 ]
+}
+
+@test "parts, globs and group sizes" {
+  convert -o "$T/m.zse" --quality fast --quant attention=bf16,mlp=int8 --skip 'layers.0.*,*down*' --tensors >"$T/out"
+  grep -Eq '^layers.1.q_proj.weight +BF16 +bf16' "$T/out"
+  grep -Eq '^layers.1.up_proj.weight +BF16 +i8' "$T/out"
+  grep -Eq '^layers.0.up_proj.weight +BF16 +bf16 .*exact' "$T/out"
+  grep -Eq '^layers.1.down_proj.weight +BF16 +bf16 .*exact' "$T/out"
+  for group in 32 64 128 row; do
+    convert -o "$T/m.zse" -q int8 -g $group >/dev/null
+    [ "$(zse-chat "$T/m.zse" --temp 0 -p "What is 2+2?")" = "2 + 2 = 4" ]
+  done
+  run ! convert -o "$T/m.zse" -q nl4 -g 64
+}
+
+@test "--target-memory takes the finest type that fits, or says what would not" {
+  [ "$(convert -n --json -m 2MB | field type)" = bf16 ]
+  [ "$(convert -n --json -m 1MB | field type)" = int8 ]
+  [ "$(convert -n --json -m 600kB | field type)" = nl4 ]
+  run ! convert -o "$T/m.zse" -m 100kB
+  [[ "$output" == *"2 bits everywhere"* ]]
+  run ! convert -n -q int8 -m 600kB
+  [[ "$output" == *"more than the target of 600000"* ]]
+}
+
+@test "wrong usage is 2, a failure is 1, both with one sentence" {
+  run -2 zse-convert
+  run -2 convert
+  [[ "$output" == *"-o OUT.zse is needed"* ]]
+  run -2 convert -o "$T/m.zse" -q int3
+  [[ "$output" == *"'int3' is no type"* ]]
+  run -2 convert -o "$T/m.zse" -q mixed
+  run -2 convert -o "$T/m.zse" --quality superb
+  run -2 convert -o "$T/m.zse" --quant head=int8
+  run -2 convert -o "$T/m.zse" -g 48
+  run -2 convert -o - --json
+  run -1 zse-convert /no/such -o "$T/m.zse"
+  [ "$output" = "zse-convert: /no/such: No such file or directory" ]
+  run -1 zse-convert meta-llama/Llama-3-8B -o "$T/m.zse"
+  [[ "$output" == *"later version"* ]]
+  run -1 convert -o "$T/none/m.zse"
+  [[ "$output" == *"No such file or directory"* ]]
+  run -1 convert -o "$T"
+  [[ "$output" == *"is a folder"* ]]
+  echo text >"$T/notes"
+  run -1 convert -o "$T/notes"
+  [[ "$output" == *"--force"* ]] && [ "$(cat "$T/notes")" = text ]
+  convert -o "$T/notes" --force --quality fast >/dev/null
+  [ "$(head -c 3 "$T/notes")" = ZSE ]
+  run -1 zse-convert "$T/notes" -o "$T/m.zse"
+  [[ "$output" == *"is a .zse file already"* ]]
+  [ ! -e "$T/m.zse" ]
+}
+
+@test "the source is never the target" {
+  cp -r models/tiny "$T/src"
+  cp "$T/src/model.safetensors" "$T/before"
+  for name in model.safetensors config.json tokenizer.json; do
+    run -1 zse-convert "$T/src" -o "$T/src/$name" --force
+    [[ "$output" == *"would be overwritten"* ]]
+  done
+  ln "$T/src/model.safetensors" "$T/link"
+  run -1 zse-convert "$T/src" -o "$T/link" --force
+  cmp "$T/before" "$T/src/model.safetensors"
+  zse-convert "$T/src" -o "$T/src/m.zse" --quality fast >/dev/null
+  zse-convert "$T/src" -o "$T/src/m.zse" --quality fast >/dev/null
+}
+
+@test "an unwritable folder, and a full disk" {
+  if [ "$(id -u)" != 0 ]; then
+    mkdir -m 555 "$T/closed"
+    run -1 convert -o "$T/closed/m.zse"
+    [[ "$output" == *"Permission denied"* ]]
+  fi
+  echo old >"$T/full.zse"; printf 'ZSE\0\1\0\0\0' >"$T/full.zse"
+  cp "$T/full.zse" "$T/old"
+  # SIGXFSZ ignored: writing beyond the limit fails like a full disk
+  run -1 bash -c "trap '' XFSZ; ulimit -f 300; zse-convert models/tiny -o '$T/full.zse' --quality fast"
+  [[ "$output" == *"$T"* ]]
+  cmp "$T/full.zse" "$T/old"
+  [ "$(find "$T" -name '.full.zse*' | wc -l)" = 0 ]
+  if mkdir "$T/small" && mount -t tmpfs -o size=400k none "$T/small" 2>/dev/null; then
+    run -1 convert -o "$T/small/m.zse" --quality fast
+    umount "$T/small"
+    [[ "$output" == *"No space left on device"* ]]
+  fi
+}
+
+@test "Ctrl-C ends it by the signal and leaves nothing; kill -9 leaves the old file" {
+  convert -o "$T/m.zse" --quality fast >/dev/null
+  cp "$T/m.zse" "$T/old"
+  for _ in {1..40}; do cat libcommon/convert/*.c; done | head -c 3000000 >"$T/text"
+  for signal in INT TERM KILL; do
+    # a shell without job control ignores SIGINT in its children; python gives it back
+    python3 - "$T" $signal <<'P'
+import signal, subprocess, sys, time
+t, name = sys.argv[1], sys.argv[2]
+p = subprocess.Popen(['zse-convert', 'models/tiny', '-o', t + '/m.zse', '--quality', 'best', '--calibration', t + '/text'], stdout=subprocess.DEVNULL,
+                     stderr=subprocess.PIPE, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
+time.sleep(1.0)
+assert p.poll() is None, 'it was over too soon'
+p.send_signal(getattr(signal, 'SIG' + name))
+err = p.communicate(timeout=60)[1]
+assert p.returncode == -getattr(signal, 'SIG' + name), (p.returncode, err)
+assert err == b'', err
+P
+    cmp "$T/m.zse" "$T/old"
+    [ $signal = KILL ] || [ "$(find "$T" -name '.m.zse*' | wc -l)" = 0 ]
+  done
+}
+
+@test "-o - writes to a pipe" {
+  convert -o - --quality fast | cat >"$T/m.zse"
+  zse-info "$T/m.zse" --verify >/dev/null
+  convert -o "$T/n.zse" --quality fast >/dev/null
+  cmp "$T/m.zse" "$T/n.zse"
+}
+
+@test "what cannot be kept exactly is named on standard error" {
+  oracles=${ZSE_ORACLES:-../shared/oracles}/models/gguf
+  [ -d "$oracles" ] || skip "no oracles (set ZSE_ORACLES)"
+  run --separate-stderr zse-convert "$oracles/Q6_K.gguf" -o "$T/m.zse" -q keep
+  [ "$status" = 0 ] && [[ "$stderr" == *"Q6_K to i8 is not exact"* ]]
+  run --separate-stderr zse-convert "$oracles/Q8_0.gguf" -o "$T/m.zse" -q keep
+  [ "$status" = 0 ] && [ -z "$stderr" ]
+  run --separate-stderr zse-convert "$oracles/Q4_0.gguf" -o "$T/m.zse" -q nl4 --quality fast
+  [ "$status" = 0 ] && [[ "$stderr" == *"rounded a second time"* ]]
+}
+
+@test "memory does not grow with the model" {
+  python3 - "$T" <<'P'
+import json, os, struct, sys
+d = sys.argv[1] + '/big'
+os.mkdir(d)
+layers, hidden, inter, vocab = 12, 1024, 4096, 2048
+c = json.load(open('models/tiny/config.json'))
+c.update(num_hidden_layers=layers, hidden_size=hidden, intermediate_size=inter, num_attention_heads=16, num_key_value_heads=16, vocab_size=vocab)
+c.pop('head_dim', None)
+json.dump(c, open(d + '/config.json', 'w'))
+shapes = {'model.embed_tokens.weight': (vocab, hidden), 'model.norm.weight': (hidden,)}
+for i in range(layers):
+    p = 'model.layers.%d.' % i
+    for n in 'qkvo':
+        shapes[p + 'self_attn.%s_proj.weight' % n] = (hidden, hidden)
+    shapes.update({p + 'mlp.gate_proj.weight': (inter, hidden), p + 'mlp.up_proj.weight': (inter, hidden), p + 'mlp.down_proj.weight': (hidden, inter),
+                   p + 'input_layernorm.weight': (hidden,), p + 'post_attention_layernorm.weight': (hidden,)})
+if not c.get('tie_word_embeddings'):
+    shapes['lm_head.weight'] = (vocab, hidden)
+header, at = {}, 0
+for n, s in shapes.items():
+    size = 2 * s[0] * (s[1] if len(s) > 1 else 1)
+    header[n] = {'dtype': 'BF16', 'shape': list(s), 'data_offsets': [at, at + size]}
+    at += size
+h = json.dumps(header).encode()
+h += b' ' * (-len(h) % 8)
+with open(d + '/model.safetensors', 'wb') as f:
+    f.write(struct.pack('<Q', len(h)) + h)
+    block = b''.join(struct.pack('<H', 0x3c00 | i * 37 % 256 | (i * 53 & 1) << 15) for i in range(32768))
+    for i in range(0, at, len(block)):
+        f.write(block[:min(len(block), at - i)])
+P
+  size=$(stat -c %s "$T/big/model.safetensors")
+  [ "$size" -gt 400000000 ]
+  # RssAnon: memory of its own, without pages of files
+  zse-convert "$T/big" -o "$T/big.zse" -q int8 --quality fast >/dev/null 2>&1 &
+  pid=$!
+  peak=0
+  while kill -0 $pid 2>/dev/null; do
+    now=$(awk '/RssAnon/ { print $2 }' /proc/$pid/status 2>/dev/null) || now=
+    [ -n "$now" ] && [ "$now" -gt "$peak" ] && peak=$now
+    sleep 0.02
+  done
+  wait $pid
+  echo "# $size bytes converted with $peak kB of its own memory" >&3
+  [ "$peak" -gt 100 ] && [ "$peak" -lt 100000 ]
+  rm -rf "$T/big" "$T/big.zse"
+}
