@@ -11,6 +11,7 @@
 #include "libcommon/token/tok_norm.h"
 
 enum { END = 1, VERBATIM = 2 };
+enum { FAILED_REGEX = 4 };            /* besides enum tbuf_failure */
 
 struct stage {
     struct tbuf held;               /* of the current token (DEC_SUFFIX: the token before) */
@@ -24,6 +25,7 @@ struct detok_state {
     const struct tokenizer *t;
     int skip_special, begun, first_skipped;
     uint32_t n_stages;
+    size_t n_in;                    /* bytes of tokens so far */
     struct stage *stage;
     struct regex_scratch *regex;
     struct tbuf raw, out, tmp;      /* raw: left the last stage, may end inside a character */
@@ -165,7 +167,7 @@ static void whole_token(struct detok_state *d, uint32_t k, const struct tokb_op 
     const struct tokenizer *t = d->t;
     struct stage *st = &d->stage[k];
     const char *a = t->text + op->a;
-    struct tbuf to = { 0 };
+    struct tbuf to = { .limit = tbuf_growth(d->n_in) };
     int byte;
     uint64_t index = st->index++;
     switch (op->type) {
@@ -193,7 +195,7 @@ static void whole_token(struct detok_state *d, uint32_t k, const struct tokb_op 
         break;
     case DEC_REPLACE_REGEX:
         if (b->n && norm_replace_regex(&to, t->regex[2][k], d->regex, b->p, b->n, t->text + op->b, op->b_size, d->e))
-            d->failed |= 2;
+            d->failed |= FAILED_REGEX;
         tbuf_swap(&to, b);
         break;
     case DEC_METASPACE:
@@ -287,7 +289,7 @@ static void emit(struct detok_state *d, uint32_t k, const char *s, size_t n, int
             struct tbuf token = st->held;
             memset(&st->held, 0, sizeof st->held);
             whole_token(d, k, op, &token, how);
-            token.n = 0;
+            token.n = token.limit = 0;
             tbuf_swap(&token, &st->held);
             tbuf_release(&token);
         }
@@ -353,6 +355,7 @@ static int push_id(struct detok_state *d, int32_t id)
     if (!d->begun)
         d->first_skipped = skip;
     d->begun = 1;
+    d->n_in += n;
     if (!skip)
         emit(d, 0, s, n, END | (t->flags[id] & TOKEN_VERBATIM ? VERBATIM : 0));
     return 0;
@@ -363,8 +366,10 @@ static int settle(struct detok_state *d, int end)
 {
     size_t used = text_sanitize(&d->out, d->raw.p, d->raw.n, !end);
     drop(&d->raw, used);
-    if (d->failed & 2)
+    if (d->failed & FAILED_REGEX)
         return -1;
+    if (d->failed & TBUF_LIMIT)
+        return err_set(d->e, ERR_LIMIT, "the tokenizer's decoder makes a text more than 256 times as long");
     return d->failed || d->raw.failed || d->out.failed ? err_nomem(d->e, "decoded text") : 0;
 }
 

@@ -224,8 +224,9 @@ static int replace_regex(struct tbuf *out, const struct tokb_op *op, const char 
 
 int norm_text(const struct tokb_op *op, uint32_t n, const char *text, struct regex *const *regex, struct tbuf *io, struct err *e)
 {
-    struct tbuf out = { 0 };
+    struct tbuf out = { .limit = tbuf_growth(io->n) };
     int rc = 0;
+    io->limit = out.limit;
     for (uint32_t i = 0; i < n && !rc && io->n; i++) {
         const char *s = io->p, *a = text + op[i].a;
         struct charsmap map;
@@ -262,5 +263,8 @@ int norm_text(const struct tokb_op *op, uint32_t n, const char *text, struct reg
         tbuf_swap(&out, io);
     }
     tbuf_release(&out);
+    io->limit = 0;
+    if (!rc && io->failed & TBUF_LIMIT)
+        return err_set(e, ERR_LIMIT, "the tokenizer's normalizer makes a text more than 256 times as long");
     return rc ? rc : io->failed ? err_nomem(e, "normalized text") : 0;
 }

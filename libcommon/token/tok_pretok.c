@@ -164,6 +164,8 @@ static int rewrite(const struct tokb_op *op, const char *arg, const char *s, str
             i += plain + (space != NULL);
         }
     }
+    if (to->failed & TBUF_LIMIT)
+        return err_set(e, ERR_LIMIT, "the tokenizer's pre-tokenizer makes a text more than 256 times as long");
     if (to->failed)
         return err_nomem(e, "words of the text");
     struct piece made = { at, to->n - at, word.first };
@@ -179,11 +181,13 @@ static int rewrite(const struct tokb_op *op, const char *arg, const char *s, str
 int pretok_run(const struct tokb_op *op, uint32_t n, const char *text, struct regex *const *regex, struct regex_scratch *w, struct tbuf *io,
                struct tbuf *work, int at_start, struct pieces *out, struct pieces *spare, struct err *e)
 {
+    int rc = 0;
     out->n = 0;
     if (io->n)
         push(out, 0, io->n, at_start);
-    for (uint32_t i = 0; i < n; i++) {
-        int rewrites = op[i].type == PRE_PREFIX_SPACE || op[i].type == PRE_BYTES || op[i].type == PRE_METASPACE, rc = 0;
+    io->limit = work->limit = tbuf_growth(io->n);
+    for (uint32_t i = 0; i < n && !rc; i++) {
+        int rewrites = op[i].type == PRE_PREFIX_SPACE || op[i].type == PRE_BYTES || op[i].type == PRE_METASPACE;
         spare->n = work->n = 0;
         for (size_t k = 0; k < out->n && !rc; k++) {
             if (rewrites)
@@ -193,8 +197,6 @@ int pretok_run(const struct tokb_op *op, uint32_t n, const char *text, struct re
             else
                 rc = split_word(&op[i], text + op[i].a, regex[i], w, io->p, out->p[k], spare, e);
         }
-        if (rc)
-            return -1;
         if (rewrites)
             tbuf_swap(io, work);
         struct pieces t = *out;
@@ -203,5 +205,6 @@ int pretok_run(const struct tokb_op *op, uint32_t n, const char *text, struct re
         if (out->failed || spare->failed || io->failed)
             break;
     }
-    return out->failed || spare->failed || io->failed ? err_nomem(e, "words of the text") : 0;
+    io->limit = work->limit = 0;
+    return rc ? -1 : out->failed || spare->failed || io->failed ? err_nomem(e, "words of the text") : 0;
 }

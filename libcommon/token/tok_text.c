@@ -11,19 +11,23 @@ int tbuf_reserve(struct tbuf *b, size_t more)
 {
     if (b->failed)
         return -1;
+    if (b->limit && (b->n > b->limit || more > b->limit - b->n)) {
+        b->failed |= TBUF_LIMIT;
+        return -1;
+    }
     if (more <= b->room - b->n)
         return 0;
     size_t room = b->room ? b->room : 64;
     while (room - b->n < more) {
         if (room > SIZE_MAX / 2) {
-            b->failed = 1;
+            b->failed |= TBUF_NO_MEMORY;
             return -1;
         }
         room *= 2;
     }
     char *p = realloc(b->p, room);
     if (!p) {
-        b->failed = 1;
+        b->failed |= TBUF_NO_MEMORY;
         return -1;
     }
     b->p = p;
@@ -283,7 +287,7 @@ int text_char_byte(uint32_t c)
 void text_to_byte_chars(struct tbuf *out, const char *s, size_t n)
 {
     if (n > SIZE_MAX / 2 || tbuf_reserve(out, 2 * n)) {
-        out->failed = 1;
+        out->failed |= TBUF_NO_MEMORY;
         return;
     }
     char *w = out->p + out->n;

@@ -11,9 +11,13 @@
 struct tbuf {
     char *p;                        /* owned; NULL while room is 0 */
     size_t n, room;
-    int failed;
+    size_t limit;                   /* no more bytes than this; 0: no limit */
+    int failed;                     /* enum tbuf_failure */
 };
+enum tbuf_failure { TBUF_NO_MEMORY = 1, TBUF_LIMIT = 2 };
 int tbuf_reserve(struct tbuf *b, size_t more);          /* room for n + more bytes: 0 or -1 */
+/* What a text of n bytes may grow to by the steps of a tokenizer: far more than any of a real one makes of it. */
+static inline size_t tbuf_growth(size_t n) { return n > SIZE_MAX / 512 ? SIZE_MAX : (1 << 20) + 256 * n; }
 void tbuf_add(struct tbuf *b, const void *p, size_t n);
 void tbuf_char(struct tbuf *b, uint32_t c);             /* as UTF-8 */
 void tbuf_release(struct tbuf *b);
