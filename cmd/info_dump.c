@@ -57,12 +57,14 @@ static void decode_row(const struct zfile_tensor *t, int64_t row, float *out)
     }
 }
 
-/* The source tensor in memory, with the pieces found so far. */
+/* The source tensor, with the pieces found so far. */
 struct assembly {
     int64_t rows, cols;                 /* of the source, before transposing */
     int n_dims;                         /* 1 if every piece is a vector */
-    float *out;
-    uint8_t *seen;                      /* [rows * cols / unit] */
+    int by_rows;                        /* rows of ours are whole rows of the source: each goes to the file when it is decoded */
+    int64_t widest;                     /* columns of the widest piece */
+    float *out;                         /* otherwise: all of it */
+    uint8_t *seen;                      /* of each row, or of each value */
     int64_t filled;
 };
 
@@ -95,10 +97,26 @@ static int is_piece(const struct zfile_tensor *t, const char *name)
     return t->source_name && strcmp(t->source_name, name) == 0;
 }
 
-static int assemble(const struct zfile *z, const char *name, struct assembly *a, struct err *e)
+static int place_rows(struct assembly *a, const struct zfile_tensor *t, float *row, struct atomic_file *f, struct err *e)
 {
-    int64_t widest = 1;
-    a->n_dims = 1;
+    size_t bytes = (size_t)a->cols * sizeof *row;
+    for (int64_t i = 0; i < t->m.rows; i++) {
+        int64_t r = row_map_source(&t->map, i);
+        if (a->seen[r])
+            continue;
+        a->seen[r] = 1;
+        a->filled += a->cols;
+        decode_row(t, i, row);
+        if (atomic_pwrite(f, row, bytes, (uint64_t)r * bytes, e) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* What the pieces say of their source. */
+static int look(const struct zfile *z, const char *name, struct assembly *a, struct err *e)
+{
+    a->n_dims = a->by_rows = 1;
     for (int i = 0; i < zfile_n_tensors(z); i++) {
         const struct zfile_tensor *t = zfile_tensor(z, i);
         if (!is_piece(t, name))
@@ -109,24 +127,36 @@ static int assemble(const struct zfile *z, const char *name, struct assembly *a,
         a->rows = t->source_rows;
         a->cols = t->source_cols;
         a->n_dims = t->n_dims == 2 ? 2 : a->n_dims;
-        widest = t->m.cols > widest ? t->m.cols : widest;
+        a->by_rows &= t->n_dims == 2 && !t->map.transposed && t->m.cols == a->cols;
+        a->widest = t->m.cols > a->widest ? t->m.cols : a->widest;
     }
+    return 0;
+}
+
+static int assemble(const struct zfile *z, const char *name, struct assembly *a, struct atomic_file *f, struct err *e)
+{
+    if (look(z, name, a, e) < 0)
+        return -1;
     size_t n = (size_t)a->rows * (size_t)a->cols;
-    float *row = malloc((size_t)widest * sizeof *row);
-    a->out = calloc(n, sizeof *a->out);
-    a->seen = calloc(n, 1);
-    if (!row || !a->out || !a->seen) {
-        free(row);
-        return err_nomem(e, name);
-    }
-    for (int i = 0; i < zfile_n_tensors(z); i++)
-        if (is_piece(zfile_tensor(z, i), name))
+    float *row = malloc((size_t)a->widest * sizeof *row);
+    a->out = calloc(a->by_rows ? 1 : n, sizeof *a->out);
+    a->seen = calloc(a->by_rows ? (size_t)a->rows : n, 1);
+    int r = row && a->out && a->seen ? 0 : err_nomem(e, name);
+    for (int i = 0; i < zfile_n_tensors(z) && r == 0; i++) {
+        if (!is_piece(zfile_tensor(z, i), name))
+            continue;
+        if (a->by_rows)
+            r = place_rows(a, zfile_tensor(z, i), row, f, e);
+        else
             place(a, zfile_tensor(z, i), row);
+    }
     free(row);
+    if (r < 0)
+        return -1;
     if (a->filled != a->rows * a->cols)
         return err_set(e, ERR_SHAPE, "%s: tensor %s: only %" PRId64 " of %" PRId64 " values of the source are in this file", zfile_path(z), name, a->filled,
                        a->rows * a->cols);
-    return 0;
+    return a->by_rows ? 0 : atomic_write(f, a->out, n * sizeof *a->out, e);
 }
 
 static int dump_zse(const struct zfile *z, const char *name, struct atomic_file *f, json_t **shape, struct err *e)
@@ -137,9 +167,7 @@ static int dump_zse(const struct zfile *z, const char *name, struct atomic_file 
     for (int i = 0; i < zfile_n_tensors(z) && !t; i++)
         t = is_piece(zfile_tensor(z, i), name) ? zfile_tensor(z, i) : NULL;
     if (t) {
-        r = assemble(z, name, &a, e);
-        if (r == 0)
-            r = atomic_write(f, a.out, (size_t)(a.rows * a.cols) * sizeof *a.out, e);
+        r = assemble(z, name, &a, f, e);
         *shape = a.n_dims == 1 && a.rows == 1 ? json_pack("[I]", (json_int_t)a.cols) : json_pack("[I,I]", (json_int_t)a.rows, (json_int_t)a.cols);
         free(a.out);
         free(a.seen);
