@@ -43,6 +43,39 @@ run_page() {
 
 @test "zse(7): its examples" { run_page zse.7; }
 
+# Times and measured figures differ; "..." stands for what is left out.
+mask() { sed -E 's/[0-9.]+ s$/T s/; /kl_mean/s/[0-9.]+/N/g' "$@"; }
+
+check_output() {
+  local line shown=0
+  while IFS= read -r line; do
+    shown=$((shown + 1))
+    [ "$line" = ... ] && return 0
+    [ "$(sed -n "${shown}p" got)" = "$line" ] || { echo "$1: line $shown is '$(sed -n "${shown}p" got)', the README has '$line'"; return 1; }
+  done < <(mask expected)
+  [ "$shown" = "$(wc -l <got)" ] || { echo "$1: more than the README shows:"; cat got; return 1; }
+}
+
+@test "README: what the programs print is what it shows" {
+  local line command='' n=0
+  ln -s "$ROOT/LICENSE" .
+  while IFS= read -r line; do
+    case $line in
+      '$ '*|'```')
+        if [ -n "$command" ]; then
+          bash -e -o pipefail -c "$command" </dev/null 2>err >out || { echo "$command: exit $?"; cat err; return 1; }
+          mask out >got
+          check_output "$command"
+          n=$((n + 1))
+        fi
+        command=${line#'$ '} ;;
+      *) printf '%s\n' "$line" >>expected ;;
+    esac
+    case $line in '$ '*) : >expected ;; '```') command='' ;; esac
+  done < <(sed -n '/^```console$/,/^```$/p' README.md | grep -v '^```console$')
+  [ "$n" -ge 9 ] || { echo "only $n examples"; return 1; }
+}
+
 # A page may say more than --help, but no other default.
 @test "the defaults that --help and the man page state are the same" {
   local p name default page
