@@ -13,6 +13,7 @@ void tok_spec_init(struct tok_spec *s)
 {
     memset(s, 0, sizeof *s);
     s->bos = s->unk = s->pad = -1;
+    tbuf_reserve(&s->text, 1);          /* so that there is something to point into; if it fails, the first text says so */
 }
 
 void tok_spec_release(struct tok_spec *s)
