@@ -61,3 +61,28 @@ long_options() { grep -oE '^ +(-[A-Za-z], )?--[a-z0-9-]+' | grep -oE -- '--[a-z0
   left=$(find "$BATS_TEST_TMPDIR/root" -type f)
   [ -z "$left" ] || { echo "$left"; return 1; }
 }
+
+# Names of all keys at any depth; what lies below config and the like is named by others.
+keys() {
+  jq -r 'del(.config?, .hf_config_json?, .memory?.by_type?, .memory?.by_role?) | [paths | map(select(type == "string")) | last | select(. != null)] | unique[]' "$1"
+}
+
+@test "the man pages name every key of the JSON" {
+  t=$BATS_TEST_TMPDIR
+  zse-convert models/tiny -o "$t/m.zse" --json --tensors >"$t/zse-convert.a"
+  zse-info --json "$t/m.zse" >"$t/zse-info.a"
+  zse-info --json models/tiny >"$t/zse-info.b"
+  zse-chat "$t/m.zse" -p hi --json --ids >"$t/zse-chat.a"
+  zse-bench "$t/m.zse" --json -r 1 -p 8 -n 8 >"$t/zse-bench.a"
+  zse-bench logits "$t/m.zse" --ids '1 2' -o "$t/logits" >"$t/zse-bench.b"
+  zse-bench perplexity "$t/m.zse" LICENSE --windows 1 >"$t/zse-bench.c"
+  zse-bench quality "$t/m.zse" "$t/m.zse" LICENSE --windows 1 >"$t/zse-bench.d"
+  for p in $(programs); do
+    mandoc -Tascii -Owidth=300 "man/$p.1" man/zse.5 | col -bx >"$t/page"
+    for json in "$t/$p".?; do
+      for key in $(keys "$json"); do
+        grep -qw "$key" "$t/page" || { echo "$p: no word on $key"; return 1; }
+      done
+    done
+  done
+}
