@@ -186,9 +186,7 @@ INLINE void dot_step(const int T, const int bits, struct table table, const uint
     }
 }
 
-/* Few tokens straight from a tile: pure streaming, PREFETCH bytes ahead.  Codes of other widths are unpacked group by group. */
-enum { PREFETCH = 6144 };
-
+/* Few tokens straight from a tile: pure streaming.  Codes of other widths are unpacked group by group. */
 INLINE void dot_stream(const int T, const int bits, const struct qtype_info type, const struct weights *w, const uint8_t *tile, int k0, int n_k, struct act_panel a, float *c, uint8_t *lines)
 {
     const struct mat *m = w->m;
@@ -202,14 +200,12 @@ INLINE void dot_stream(const int T, const int bits, const struct qtype_info type
         const int n = skip > 1 ? skip : unit_n(m, group);
         const uint8_t *unit = p;
         p += areas(&type, n);
-        for (const uint8_t *q = unit; q < p; q += 64)
-            prefetch(q + PREFETCH);
         for (int g = 0; g < n; g += skip) {
             vf s[2], x[2];
             group_scales(&type, unit, n, g, s, x);
             const uint8_t *line = p;
-            for (size_t i = 0; i < m->group_bytes * (size_t)skip; i += 64)
-                prefetch(p + i + PREFETCH);
+            for (size_t i = 0; i < m->group_bytes * (size_t)skip; i += 512)
+                prefetch_512(p + i, w->ahead);
             p += m->group_bytes * (size_t)skip;
             if (bits == 0) {
                 unpack_group(w, lines, line, 0);

@@ -149,9 +149,7 @@ INLINE __m512i bcast4(const int8_t *p)
     return _mm512_set1_epi32(four);
 }
 
-/* The same straight from a tile's 4- or 8-bit codes, for the few tokens of one panel: pure streaming, PREFETCH bytes ahead. */
-enum { PREFETCH = 6144 };
-
+/* The same straight from a tile's 4- or 8-bit codes, for the few tokens of one panel: pure streaming. */
 INLINE void dot_stream(const int T, const int bits, const struct qtype_info type, const struct weights *w, const uint8_t *tile, int k0, int n_k, struct act_panel a, float *c)
 {
     const struct mat *m = w->m;
@@ -170,9 +168,7 @@ INLINE void dot_stream(const int T, const int bits, const struct qtype_info type
     for (const int end = (k0 + n_k) / m->group_size; group < end; ) {
         const int n = skip > 1 ? skip : unit_n(m, group);
         const uint8_t *p = line;
-        for (line += areas(&type, n); p < line; p += 64)
-            prefetch(p + PREFETCH);
-        p = line - areas(&type, n);
+        line += areas(&type, n);
         for (int g = 0; g < n; g += skip) {
             __m512 s[2], x[2];
             group_scales(&type, p, n, g, s, x);
@@ -183,9 +179,9 @@ INLINE void dot_stream(const int T, const int bits, const struct qtype_info type
                     e[t][0] = e[t][1] = vi_set(0);
                 }
                 a.seed += T;
-                for (int l = 0; l < n_lines; l += 4)
+                for (int l = 0; l < n_lines; l += 4) {
+                    prefetch_512(line, w->ahead);
                     UNROLL for (int j = 0; j < 4; j++) {
-                        prefetch(line + PREFETCH), prefetch(line + PREFETCH + 64);
                         __m512i w0 = vi_load(line), w1 = vi_load(line + 64);
                         __m512i v0 = bits == 4 ? _mm512_permutexvar_epi8(w0, table) : vbytes_flip(w0), v1 = bits == 4 ? _mm512_permutexvar_epi8(w1, table) : vbytes_flip(w1);
                         UNROLL for (int t = 0; t < T; t++) {
@@ -205,6 +201,7 @@ INLINE void dot_stream(const int T, const int bits, const struct qtype_info type
                         }
                         line += 128;
                     }
+                }
                 UNROLL for (int t = 0; t < T; t++)
                     UNROLL for (int r = 0; r < 2; r++) {
                         __m512 v = vf_from_i32(split ? vi_add(d[t][r], e[t][r]) : d[t][r]);
