@@ -26,6 +26,7 @@ const char *const arch_ignored[] = {
     "embedding_fraction", "learned_pos_emb", "norm_type", "mlp_type", "org_vocab_size", "max_window_layers",
     "layer_switch", "order_of_interleaved_layers", "use_gated_activation", "use_parallel_block", "use_parallel_embedding", "use_embedding_sharing",
     "use_rotary_pos_emb", "position_embedding_type", "original_max_position_embeddings", "partial_rotary_factor", "rotary", "compression_ratio",
+    "full_attn_mod", "interpolate_factor", "model_max_length", "ignored_index", "use_rmsnorm", "use_flash_attention", "fuse_rms_norm", "fuse_swiglu", "fuse_linear",
     "unsloth_version", "unsloth_fixed", "tensor_parallel", "cla_share_factor", "pool_type", "quantization_config_source", NULL
 };
 
@@ -200,6 +201,8 @@ static void more_stablelm(struct parse *p, struct config *c)
         c->names = &stablelm_parallel_names;
     }
     parse_must_be(p, "qk_layernorm", 0);
+    if (parse_real(p, "rotary_scaling_factor", 1) != 1)
+        parse_fail(p, ERR_UNSUPPORTED, "rotary_scaling_factor is not supported");
 }
 
 static void more_starcoder2(struct parse *p, struct config *c)
@@ -410,6 +413,9 @@ static void more_hunyuan(struct parse *p, struct config *c)
     parse_must_be(p, "use_qk_norm", 1);
     parse_must_be(p, "use_cla", 0);
     parse_must_be(p, "mlp_bias", 0);
+    parse_int(p, "num_experts", 1, 1, 1);       /* the family's one configuration, with a mixture of one */
+    parse_find(p, "moe_topk|num_shared_expert|moe_intermediate_size|moe_layer_num_skipped|class_num|dense_list|mask_init_id|num_media_embeds|anyres_pooling_size|"
+                  "vit_type|vit_path|vit_patch|vit_token|vit_input_resolution|vit_mapping_type|vit_norm_type|vit_used_rms_norm|video_start_id|video_end_id", NULL);
 }
 
 static void more_glm4(struct parse *p, struct config *c)

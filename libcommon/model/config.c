@@ -152,7 +152,7 @@ static void sizes_parse(struct parse *p, const struct arch *a, struct config *c)
     c->vocab_size = (int)parse_int(p, "vocab_size", 1, MAX_VOCAB, a->vocab_size);
     c->hidden_size = (int)parse_int(p, "hidden_size|n_embd|n_embed|d_model", 1, MAX_WIDTH, a->hidden_size);
     c->n_layers = (int)parse_int(p, "num_hidden_layers|n_layer|n_layers", 1, MAX_LAYERS, a->n_layers);
-    c->n_heads = (int)parse_int(p, "num_attention_heads|n_head|n_heads", 1, MAX_WIDTH, a->n_heads);
+    c->n_heads = (int)parse_int(p, "num_attention_heads|n_head|n_heads|num_heads", 1, MAX_WIDTH, a->n_heads);
     c->n_kv_heads = (int)parse_int(p, "num_kv_heads|n_head_kv|num_key_value_heads", 1, MAX_WIDTH, a->n_kv_heads ? a->n_kv_heads : c->n_heads);
     c->intermediate_size = (int)parse_int(p, "ffn_hidden_size|ffn_dim|n_inner|intermediate_size", 1, MAX_WIDTH,
                                           a->intermediate_size ? a->intermediate_size : 4 * (int64_t)c->hidden_size);
@@ -279,6 +279,8 @@ int config_parse(struct config *c, const json_t *json, struct err *e)
         a->more(&p, c);
     if (!p.bad && !json_object_get(p.seen, "layer_types"))
         layer_types_parse(&p, c, 0);
+    if (!p.bad && !json_object_get(p.seen, "scale_attn_weights"))
+        parse_must_be(&p, "scale_attn_weights", 1);
     if (!p.bad)
         check(&p, c);
     if (!p.bad)

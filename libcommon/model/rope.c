@@ -176,7 +176,7 @@ done:
 void rope_parse(struct parse *p, const struct arch *a, struct config *c)
 {
     const json_t *rope = parse_find(p, "rope_parameters", NULL);
-    const double partial = parse_real(p, "partial_rotary_factor", a->partial > 0 ? a->partial : 1);
+    const double partial = parse_real(p, "partial_rotary_factor|rope_pct", a->partial > 0 ? a->partial : 1);
     parse_find(p, "original_max_position_embeddings", NULL);
     if (c->pos != POS_ROPE) {
         for (int i = 0; i < c->n_layers; i++)
