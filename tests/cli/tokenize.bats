@@ -17,7 +17,10 @@ fails_with() {
   local words=$1
   shift
   run --separate-stderr "$@"
-  [ "$status" = 1 ] && [[ "$stderr" == "zse-info "*"$words"* ]] || { echo "$*: $status: '$output' / '$stderr', expected '$words'"; return 1; }
+  if [ "$status" != 1 ] || [[ "$stderr" != "zse-info "*"$words"* ]]; then
+    echo "$*: $status: '$output' / '$stderr', expected '$words'"
+    return 1
+  fi
 }
 
 @test "a text to ids and back: the bytes as they are, the last line feed, too" {
