@@ -1,7 +1,7 @@
 /* mixed.c - 2 to 8 bits a tensor: begin with the fewest everywhere, then spend the target's bytes where they take away most error.
  *
  * The error of a tensor is its relative output error, sum of strength * (w - w')^2 over sum of strength * w^2 (64 rows are looked at), times its
- * number of weights, times how much such an error of that kind of matrix moved the logits of a real model (see LAYOUT in FORMAT.md: v most, q least,
+ * number of weights, times how much such an error of that kind of matrix moved the logits of a real model (v most, q least,
  * the first two layers more than the others). */
 #include <inttypes.h>
 #include <stdlib.h>

@@ -57,7 +57,7 @@ struct qtype_info {
 const struct qtype_info *qtype_info(enum qtype type);
 const struct qtype_info *qtype_find(const char *name);
 
-/* 16 values for group size 32: LAYOUT, learned on the weights of real models; the sign of the scale turns the long end either way. */
+/* 16 values for groups of 32, learned on the weights of real models; the sign of the scale turns the long end either way. */
 extern const int8_t nl4_value[16];
 
 #ifdef __cplusplus

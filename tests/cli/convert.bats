@@ -25,7 +25,7 @@ print(v if isinstance(v,str) else json.dumps(v))' "$1"; }
 }
 
 @test "best answers, too, and is the same file every time" {
-  head -c 12000 README.md FEATURES.md libcommon/convert/convert.c 2>/dev/null >"$T/text" || true
+  cat README.md libcommon/convert/convert.c >"$T/text"
   convert -o "$T/a.zse" --quality best --calibration "$T/text" --threads 1 >/dev/null
   convert -o "$T/b.zse" --quality best --calibration "$T/text" --threads 2 >/dev/null
   cmp "$T/a.zse" "$T/b.zse"
