@@ -347,6 +347,96 @@ static void sentencepiece(void **state)
     tbuf_release(&m);
 }
 
+/* ---- GGUF: what the oracle files do not cover ---- */
+
+static const char *gguf_tokens[] = { "<unk>", "<s>", "</s>", "a", "b", "1", "2", "\xC4\xA0", "ab", "\xE2\x96\x81", "\xE2\x96\x81" "a", "<0x0A>" };
+enum { N_GGUF = sizeof gguf_tokens / sizeof *gguf_tokens };
+static size_t gguf_sizes[N_GGUF];
+
+static struct tokenizer_gguf gguf_of(const char *model, const char *pre)
+{
+    static const float scores[N_GGUF] = { 0, 0, 0, -2, -2, -3, -3, -9, -3, -2, -3, 0 };
+    static const int32_t types[N_GGUF] = { 2, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1, 6 };
+    static const char *const merges[] = { "a b" };
+    static const size_t merge_sizes[] = { 3 };
+    for (int i = 0; i < N_GGUF; i++)
+        gguf_sizes[i] = strlen(gguf_tokens[i]);
+    return (struct tokenizer_gguf){ .model = model, .pre = pre, .n_tokens = N_GGUF, .tokens = gguf_tokens, .token_size = gguf_sizes, .scores = scores,
+                                    .types = types, .n_merges = 1, .merges = merges, .merge_size = merge_sizes, .bos = 1, .eos = 2, .unk = 0, .pad = -1,
+                                    .eot = -1, .sep = -1, .cls = -1, .mask = -1, .add_bos = -1, .add_eos = -1, .add_space_prefix = -1,
+                                    .remove_extra_whitespaces = -1 };
+}
+
+static struct tokenizer *open_gguf(const struct tokenizer_gguf *g, void **blob)
+{
+    struct err e;
+    size_t size;
+    if (tokenizer_compile_gguf(g, blob, &size, &e))
+        fail_msg("%s: %s", g->pre ? g->pre : g->model, e.msg);
+    struct tokenizer *t = tokenizer_open(*blob, size, &e);
+    if (!t)
+        fail_msg("%s: %s", g->pre ? g->pre : g->model, e.msg);
+    return t;
+}
+
+/* Every pre-tokenizer that has a name: its expressions are good, letters stay together, a digit stays apart from them. */
+static void gguf_pre_tokenizers(void **state)
+{
+    (void)state;
+    static const char names[] =
+        "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano dbrx smaug-bpe chatglm-bpe glm4 jais-2 qwen2 megrez deepseek-r1-qwen "
+        "kormo f2llmv2 stablelm2 hunyuan grok-2 solar-open qwen35 gpt-2 phi-2 jina-es jina-de jina-v2-es jina-v2-de gigachat a.x-4.0 mellum modern-bert "
+        "exaone4 jais trillion granite-docling olmo mpt jina-v1-en jina-v2-code roberta-bpe starcoder refact smollm codeshell exaone minerva-7b mellum2 "
+        "command-r falcon deepseek-llm deepseek-coder deepseek-v3 hunyuan-dense joyai-llm hy_v4 spark2_5 bloom poro-chat gpt3-finnish viking tekken gpt-4o "
+        "llama4 kanana2 talkie minimax-m2 granite-embed-multi-97m tiny_aya cohere2moe youtu chameleon kimi-k2 superbpe bailingmoe bailingmoe2 llada-moe "
+        "seed-coder exaone-moe minicpm5 laguna default ";
+    char name[32];
+    int n = 0, used;
+    for (const char *p = names; sscanf(p, "%31s%n", name, &used) == 1; p += used, n++) {
+        struct tokenizer_gguf g = gguf_of("gpt2", name);
+        void *blob;
+        struct tokenizer *t = open_gguf(&g, &blob);
+        ids_are(t, "ab1 ab", 0, "8 5 7 8");
+        tokenizer_close(t);
+        free(blob);
+    }
+    assert_int_equal(n, 84);
+}
+
+static void gguf_models(void **state)
+{
+    (void)state;
+    void *blob;
+    struct tokenizer_gguf g = gguf_of("llama", NULL);
+    struct tokenizer *t = open_gguf(&g, &blob);
+    ids_are(t, "ab", TOKENIZE_ADD_SPECIAL, "1 10 4");        /* a blank in front; "_a" (-3) ties with "ab": leftmost */
+    ids_are(t, "\n", 0, "9 11");
+    assert_string_equal(tokenizer_kind(t), "bpe-fallback");
+    tokenizer_close(t);
+    free(blob);
+    g = gguf_of("llama", NULL);
+    g.add_space_prefix = 0;
+    g.add_eos = 1;
+    g.add_bos = 0;
+    t = open_gguf(&g, &blob);
+    ids_are(t, "ab", TOKENIZE_ADD_SPECIAL, "8 2");
+    tokenizer_close(t);
+    free(blob);
+    g = gguf_of("t5", NULL);
+    g.remove_extra_whitespaces = 1;
+    t = open_gguf(&g, &blob);
+    ids_are(t, "  ab  a ", TOKENIZE_ADD_SPECIAL, "9 8 10 2");        /* _ ab and _a b are both -5: the way that was found first stays */
+    ids_are(t, "ax?b", 0, "10 0 4");
+    assert_string_equal(tokenizer_kind(t), "unigram");
+    tokenizer_close(t);
+    free(blob);
+    g = gguf_of("gemma4", NULL);
+    t = open_gguf(&g, &blob);
+    ids_are(t, "ab a\n", TOKENIZE_ADD_SPECIAL, "1 8 9 3 11");
+    tokenizer_close(t);
+    free(blob);
+}
+
 /* ---- refused, with a sentence that names what ---- */
 
 static void refused(void **state)
@@ -396,7 +486,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(steps), cmocka_unit_test(bpe_model), cmocka_unit_test(wordpiece_model), cmocka_unit_test(unigram_model),
-        cmocka_unit_test(added_tokens), cmocka_unit_test(edges), cmocka_unit_test(sentencepiece), cmocka_unit_test(refused),
+        cmocka_unit_test(added_tokens), cmocka_unit_test(edges), cmocka_unit_test(sentencepiece), cmocka_unit_test(gguf_pre_tokenizers), cmocka_unit_test(gguf_models),
+        cmocka_unit_test(refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
