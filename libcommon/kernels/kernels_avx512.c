@@ -150,13 +150,13 @@ INLINE __m512i bcast4(const int8_t *p)
 }
 
 /* The same straight from a tile's 4- or 8-bit codes, for the few tokens of one panel: pure streaming. */
-INLINE void dot_stream(const int T, const int bits, const struct qtype_info type, const struct weights *w, const uint8_t *tile, int k0, int n_k, struct act_panel a, float *c)
+INLINE void dot_stream(const int T, const int bits, const struct qtype_info type, const int step, const struct weights *w, const uint8_t *tile, int k0, int n_k, struct act_panel a, float *c)
 {
     const struct mat *m = w->m;
     const int split = T <= 2;                           /* two sums each, or the chain of dot products would be too long */
     const __m512i table = vi_load(w->table);
     /* steps of a group, or groups of a step */
-    const int n_lines = w->step * bits / 32, n_steps = m->group_size > w->step ? m->group_size / w->step : 1, skip = m->group_size < w->step ? w->step / m->group_size : 1;
+    const int n_lines = step * bits / 32, n_steps = m->group_size > step ? m->group_size / step : 1, skip = m->group_size < step ? step / m->group_size : 1;
     __m512 f[PANEL_MAX][2], inner[PANEL_MAX][2];
     UNROLL for (int t = 0; t < T; t++) {
         f[t][0] = vf_load(c + 32 * t), f[t][1] = vf_load(c + 32 * t + 16);
@@ -228,9 +228,9 @@ INLINE void dot_stream(const int T, const int bits, const struct qtype_info type
 }
 
 /* What the most used types are is known when these are compiled: S is nl4, m; F is i4, i8; X is any. */
-#define STREAM_S(T, bits) dot_stream(T, bits, (struct qtype_info){ .scale = SCALE_S8 }, w, tile, k0, n_k, a, c)
-#define STREAM_F(T, bits) dot_stream(T, bits, (struct qtype_info){ .scale = SCALE_F16 }, w, tile, k0, n_k, a, c)
-#define STREAM_X(T, bits) dot_stream(T, bits, *w->type, w, tile, k0, n_k, a, c)
+#define STREAM_S(T, bits) dot_stream(T, bits, (struct qtype_info){ .scale = SCALE_S8 }, 32, w, tile, k0, n_k, a, c)
+#define STREAM_F(T, bits) dot_stream(T, bits, (struct qtype_info){ .scale = SCALE_F16 }, w->step, w, tile, k0, n_k, a, c)
+#define STREAM_X(T, bits) dot_stream(T, bits, *w->type, w->step, w, tile, k0, n_k, a, c)
 #define STREAM(name, T, bits, kind) \
     static void name##_##T(const struct weights *w, const uint8_t *tile, int k0, int n_k, struct act_panel a, float *c) { kind(T, bits); }
 #define STREAMS(T) STREAM(stream_nl4, T, 4, STREAM_S) STREAM(stream_i4, T, 4, STREAM_F) STREAM(stream_4, T, 4, STREAM_X) STREAM(stream_i8, T, 8, STREAM_F) STREAM(stream_8, T, 8, STREAM_X)
