@@ -349,7 +349,7 @@ static void sentencepiece(void **state)
 
 /* ---- GGUF: what the oracle files do not cover ---- */
 
-static const char *gguf_tokens[] = { "<unk>", "<s>", "</s>", "a", "b", "1", "2", "\xC4\xA0", "ab", "\xE2\x96\x81", "\xE2\x96\x81" "a", "<0x0A>" };
+static const char *gguf_tokens[] = { "<unk>", "<s>", "</s>", "a", "b", "1", "2", "\xC4\xA0", "ab", "\xE2\x96\x81", "\342\226\201a", "<0x0A>" };
 enum { N_GGUF = sizeof gguf_tokens / sizeof *gguf_tokens };
 static size_t gguf_sizes[N_GGUF];
 
