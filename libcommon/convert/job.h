@@ -64,7 +64,7 @@ void job_note(const struct job *j, const char *fmt, ...) __attribute__((format(p
 int plan_make(struct job *j, struct err *e);
 uint64_t plan_bytes(const struct job *j);
 /* (Re)plan one tensor as a number format. */
-int plan_set(struct job *j, struct plan *p, enum qtype type, int group_size, struct err *e);
+int plan_set(struct plan *p, enum qtype type, int group_size, struct err *e);
 /* After calibration: activation groups by what was scaled. */
 int plan_activations(struct job *j, struct err *e);
 enum convert_part plan_part(const struct weight_spec *s);

@@ -30,13 +30,12 @@ static double sensitivity(const struct weight_spec *s)
     return by_role[s->role] * (s->layer == 0 || s->layer == 1 ? 2 : 1) * (double)s->rows * (double)s->cols;
 }
 
-static int try_type(struct job *j, struct choice *c, int step, const float *x, const float *importance, int n, float *decoded, struct err *e)
+static int try_type(struct choice *c, int step, const float *x, const float *importance, int n, float *decoded, struct err *e)
 {
     struct mat m;
     struct qrow q;
     size_t cols = (size_t)c->p->spec->cols;
     double err = 0, sum = 0;
-    (void)j;
     if (mat_init(&m, steps[step], steps[step] == QT_I8 ? 64 : 32, 32, c->p->spec->rows, c->p->spec->cols, e) || qrow_init(&q, &m, e))
         return -1;
     for (int r = 0; r < n; r++) {
@@ -79,7 +78,7 @@ static void measure_tensor(void *arg, int i, int thread)
     }
     int known = encode_importance(s->j, c->p, importance);
     for (int k = 0; k < N_STEPS && rc == 0; k++)
-        rc = try_type(s->j, c, k, x, known ? importance : NULL, n, decoded, &c->e);
+        rc = try_type(c, k, x, known ? importance : NULL, n, decoded, &c->e);
     free(rows.whole);
     free(x);
 }
@@ -132,7 +131,7 @@ int mixed_assign(struct job *j, struct err *e)
         c[i].step = to;
     }
     for (int i = 0; i < n && rc == 0; i++)
-        rc = plan_set(j, c[i].p, steps[c[i].step], 0, e);
+        rc = plan_set(c[i].p, steps[c[i].step], 0, e);
     free(c);
     return rc;
 }

@@ -93,7 +93,7 @@ static int default_group(enum qtype type)
     return type == QT_I8 || type == QT_NF4 ? 64 : 32;
 }
 
-int plan_set(struct job *j, struct plan *p, enum qtype type, int group_size, struct err *e)
+int plan_set(struct plan *p, enum qtype type, int group_size, struct err *e)
 {
     const struct weight_spec *s = p->spec;
     const struct qtype_info *t = qtype_info(type);
@@ -113,7 +113,6 @@ int plan_set(struct job *j, struct plan *p, enum qtype type, int group_size, str
     p->make = MAKE_QUANT;
     if (!user || (t->group_sizes & (t->group_sizes - 1)) == 0 || type == QT_I8R)
         group_size = type == QT_I8R ? 32 : default_group(type);
-    (void)j;
     return mat_init(&p->m, type, group_size, 32, s->rows, s->cols, e);
 }
 
@@ -144,7 +143,7 @@ static int set_type(struct job *j, struct plan *p, struct convert_type type, str
     if (type.kind == CONVERT_KEEP)
         return set_keep(p, e);
     /* mixed begins with 8 bits everywhere; mixed_assign goes from there */
-    return plan_set(j, p, type.kind == CONVERT_MIXED ? QT_I8 : type.qtype, j->o->group_size, e);
+    return plan_set(p, type.kind == CONVERT_MIXED ? QT_I8 : type.qtype, j->o->group_size, e);
 }
 
 /* The type of one tensor under `type` for the whole model. */
@@ -173,7 +172,7 @@ static int plan_tensor(struct job *j, struct plan *p, struct convert_type type, 
     }
     int ends = part == PART_EMBEDDINGS || part == PART_LM_HEAD;
     if (ends && type.kind == CONVERT_TYPE && qtype_info(type.qtype)->bits < 8)
-        return plan_set(j, p, QT_I8, 0, e);
+        return plan_set(p, QT_I8, 0, e);
     return set_type(j, p, type, e);
 }
 
