@@ -11,16 +11,18 @@ _zse_bench() {
     -o|--output) COMPREPLY=($(compgen -f -- "$cur")); return ;;
     --window) COMPREPLY=(); return ;;
     --windows) COMPREPLY=(); return ;;
-    -q|--quantize) COMPREPLY=(); return ;;
+    -q|--quantize) COMPREPLY=($(compgen -W "nl4 int4 int8 nf4 bf16 keep" -- "$cur")); return ;;
     --threads) COMPREPLY=(); return ;;
     --ctx) COMPREPLY=(); return ;;
     --kv) COMPREPLY=($(compgen -W "f32 f16 i8" -- "$cur")); return ;;
-    --kernels) COMPREPLY=(); return ;;
+    --kernels) COMPREPLY=($(compgen -W "ref avx2 avx512" -- "$cur")); return ;;
     --device) COMPREPLY=(); return ;;
   esac
   case $cur in
     -*) COMPREPLY=($(compgen -W "--prompt --generate --batch --repeats --warmup --json --ids --output --window --windows --quantize --threads --ctx --kv --exact --kernels --device --help --version" -- "$cur")) ;;
-    *) COMPREPLY=($(compgen -f -- "$cur")) ;;
+    *) COMPREPLY=($(compgen -f -- "$cur"))
+       [ "$COMP_CWORD" != 1 ] || COMPREPLY+=($(compgen -W "logits perplexity quality" -- "$cur"))
+       ;;
   esac
 }
 complete -o filenames -F _zse_bench zse-bench

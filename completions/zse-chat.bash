@@ -20,16 +20,17 @@ _zse_chat() {
     --logit-bias) COMPREPLY=(); return ;;
     --seed) COMPREPLY=(); return ;;
     --stop) COMPREPLY=(); return ;;
-    -q|--quantize) COMPREPLY=(); return ;;
+    -q|--quantize) COMPREPLY=($(compgen -W "nl4 int4 int8 nf4 bf16 keep" -- "$cur")); return ;;
     --threads) COMPREPLY=(); return ;;
     --ctx) COMPREPLY=(); return ;;
     --kv) COMPREPLY=($(compgen -W "f32 f16 i8" -- "$cur")); return ;;
-    --kernels) COMPREPLY=(); return ;;
+    --kernels) COMPREPLY=($(compgen -W "ref avx2 avx512" -- "$cur")); return ;;
     --device) COMPREPLY=(); return ;;
   esac
   case $cur in
     -*) COMPREPLY=($(compgen -W "--prompt --batch --parallel --system --raw --template --no-think --json --ids --max-tokens --temp --top-k --top-p --min-p --typical-p --repeat-penalty --repeat-last-n --presence-penalty --frequency-penalty --logit-bias --seed --stop --ignore-eos --quantize --threads --ctx --kv --exact --kernels --device --help --version" -- "$cur")) ;;
-    *) COMPREPLY=($(compgen -f -- "$cur")) ;;
+    *) COMPREPLY=($(compgen -f -- "$cur"))
+       ;;
   esac
 }
 complete -o filenames -F _zse_chat zse-chat

@@ -3,19 +3,20 @@ _zse_convert() {
   local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]}
   case $prev in
     -o|--output) COMPREPLY=($(compgen -f -- "$cur")); return ;;
-    -q|--quantize) COMPREPLY=(); return ;;
+    -q|--quantize) COMPREPLY=($(compgen -W "nl4 int4 int8 nf4 mixed f16 bf16 f32 keep" -- "$cur")); return ;;
     -g|--group-size) COMPREPLY=(); return ;;
     --quant) COMPREPLY=(); return ;;
     --skip) COMPREPLY=(); return ;;
     -m|--target-memory) COMPREPLY=(); return ;;
-    --quality) COMPREPLY=(); return ;;
+    --quality) COMPREPLY=($(compgen -W "fast good best" -- "$cur")); return ;;
     --calibration) COMPREPLY=($(compgen -f -- "$cur")); return ;;
     --threads) COMPREPLY=(); return ;;
-    --kernels) COMPREPLY=(); return ;;
+    --kernels) COMPREPLY=($(compgen -W "ref avx2 avx512" -- "$cur")); return ;;
   esac
   case $cur in
     -*) COMPREPLY=($(compgen -W "--output --quantize --group-size --quant --skip --target-memory --quality --calibration --threads --kernels --dry-run --tensors --json --force --help --version" -- "$cur")) ;;
-    *) COMPREPLY=($(compgen -f -- "$cur")) ;;
+    *) COMPREPLY=($(compgen -f -- "$cur"))
+       ;;
   esac
 }
 complete -o filenames -F _zse_convert zse-convert

@@ -10,7 +10,9 @@ _zse_info() {
   esac
   case $cur in
     -*) COMPREPLY=($(compgen -W "--json --format --tensors --layers --layer --memory --layout --verify --dump-tensor --output --extract-tokenizer --help --version" -- "$cur")) ;;
-    *) COMPREPLY=($(compgen -f -- "$cur")) ;;
+    *) COMPREPLY=($(compgen -f -- "$cur"))
+       [ "$COMP_CWORD" != 1 ] || COMPREPLY+=($(compgen -W "tokenize detokenize render" -- "$cur"))
+       ;;
   esac
 }
 complete -o filenames -F _zse_info zse-info
