@@ -170,9 +170,9 @@ static int plan_tensor(struct job *j, struct plan *p, struct convert_type type, 
         p->fixed = o->part[part].type.kind != CONVERT_MIXED;
         return set_type(j, p, o->part[part].type, e);
     }
-    int ends = part == PART_EMBEDDINGS || part == PART_LM_HEAD;
-    if (ends && type.kind == CONVERT_TYPE && qtype_info(type.qtype)->bits < 8)
-        return plan_set(p, QT_I8, 0, e);
+    int ends = part == PART_EMBEDDINGS || part == PART_LM_HEAD, group;
+    if (ends && type.kind == CONVERT_TYPE && qtype_info(type.qtype)->bits < 8)      /* 8 bits, or the source's own grid where a type holds it */
+        return !is_float(p->source->type) && ggml_exact_type(p->source->type, &group) >= 0 ? set_keep(p, e) : plan_set(p, QT_I8, 0, e);
     return set_type(j, p, type, e);
 }
 
