@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "libcommon/base/clock.h"
+#include "libcommon/base/pool.h"
 #include "libcommon/cache/kv.h"
 #include "libcommon/engine/engine_text.h"
 
@@ -69,6 +70,20 @@ static int pool_blocks(const struct engine *g, const struct engine_options *o, s
     return (int)n;
 }
 
+/* Tokens of a step: as many as make the most of the weights that are read for them, fewer where their activations would take more than 24 MB:
+ * private memory stays small for large models. */
+static int default_tokens(const struct config *c, int n_threads)
+{
+    enum { MOST = 512, LEAST = 32, MEMORY = 24 << 20 };
+    const size_t q = (size_t)c->n_heads * (size_t)c->head_dim, kv = (size_t)c->n_kv_heads * (size_t)c->head_dim;
+    const size_t hidden = (size_t)c->hidden_size, mlp = (size_t)c->intermediate_size, widest = mlp > q ? mlp : q;
+    /* about what cpu_core.c takes for each: floats, the widest row rounded, a piece of outputs for each thread */
+    const size_t floats = (c->block == BLOCK_PARALLEL2 ? 3 : 2) * hidden + 2 * q + 2 * kv + mlp;
+    const size_t bytes = floats * sizeof(float) + widest + 640 * (size_t)(n_threads > 0 ? n_threads : pool_n_cpus());
+    const size_t n = MEMORY / bytes / LEAST * LEAST;
+    return n < LEAST ? LEAST : n > MOST ? MOST : (int)n;
+}
+
 struct engine *engine_open(const struct model *m, const struct tokenizer *t, const struct engine_options *o, struct err *e)
 {
     struct engine *g = calloc(1, sizeof *g);
@@ -84,7 +99,7 @@ struct engine *engine_open(const struct model *m, const struct tokenizer *t, con
     g->vocab_size = c->vocab_size;
     g->max_len = o->max_len > 0 ? o->max_len : default_len;
     g->max_seqs = o->max_seqs > 0 ? o->max_seqs : 1;
-    g->max_tokens = o->max_tokens > 0 ? o->max_tokens : 512;
+    g->max_tokens = o->max_tokens > 0 ? o->max_tokens : default_tokens(c, o->n_threads);
     if (g->max_tokens < g->max_seqs)
         g->max_tokens = g->max_seqs;
     if (c->max_len > 0 && g->max_len > c->max_len) {

@@ -20,7 +20,7 @@ struct engine_options {
     enum kv_type kv_type;
     int max_len;                    /* tokens a sequence may reach; 0: the model's max_len, at most 8192 */
     int max_seqs;                   /* requests that run together; 0: 1 */
-    int max_tokens;                 /* tokens of one step; 0: 512 */
+    int max_tokens;                 /* tokens of one step; 0: 512, or what 24 MB of activations allow */
     int exact;
     const char *kernels;
     size_t kv_bytes;                /* 0: enough for max_seqs x max_len */

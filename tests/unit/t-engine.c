@@ -636,12 +636,40 @@ static void test_no_allocation(void **state)
     engine_close(g);
 }
 
+/* Activations of a step stay within 24 MB or so: a large model gets smaller steps, down to 32 tokens; what the caller wants counts. */
+static void test_step_size(void **state)
+{
+    (void)state;
+    static const struct { int hidden, heads, kv_heads, mlp, asked, least, most; } cases[] = {
+        { 576, 9, 3, 1536, 0, 512, 512 }, { 1536, 12, 2, 8960, 0, 256, 384 }, { 8192, 64, 8, 28672, 0, 32, 96 }, { 1 << 20, 64, 8, 1 << 22, 0, 32, 32 },
+        { 8192, 64, 8, 28672, 512, 512, 512 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct err e;
+        struct model large = model;
+        struct engine_options o = { .backend = &backend_fake, .n_threads = 2, .max_len = 64, .max_tokens = cases[i].asked };
+        large.config.hidden_size = cases[i].hidden;
+        large.config.n_heads = cases[i].heads;
+        large.config.n_kv_heads = cases[i].kv_heads;
+        large.config.head_dim = 128;
+        large.config.intermediate_size = cases[i].mlp;
+        struct engine *g = engine_open(&large, tokenizer, &o, &e);
+        assert_non_null(g);
+        assert_in_range(last_fake->o.max_tokens, cases[i].least, cases[i].most);
+        size_t floats = 2 * (size_t)cases[i].hidden + 256 * (size_t)(cases[i].heads + cases[i].kv_heads) + (size_t)cases[i].mlp;
+        if (!cases[i].asked && last_fake->o.max_tokens > 32)
+            assert_true((size_t)last_fake->o.max_tokens * floats * sizeof(float) <= 24 << 20);
+        engine_close(g);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_schedules), cmocka_unit_test(test_ends), cmocka_unit_test(test_stop_strings), cmocka_unit_test(test_cancel),
         cmocka_unit_test(test_continue), cmocka_unit_test(test_evict_kept), cmocka_unit_test(test_refused), cmocka_unit_test(test_failures),
         cmocka_unit_test(test_logits), cmocka_unit_test(test_penalties), cmocka_unit_test(test_no_allocation),
+        cmocka_unit_test(test_step_size),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
