@@ -113,8 +113,8 @@ int atomic_open(struct atomic_file *f, const char *path, struct err *e)
     struct stat st;
     memset(f, 0, sizeof *f);
     f->fd = -1;
-    if (stat(path, &st) == 0 && S_ISDIR(st.st_mode))
-        return err_set(e, ERR_IO, "%s: is a directory", path);
+    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode))           /* rename would replace a device as well */
+        return err_set(e, ERR_IO, "%s: is %s, expected a regular file", path, S_ISDIR(st.st_mode) ? "a directory" : "a device or pipe");
     const char *slash = strrchr(path, '/');
     int dir = slash ? (int)(slash - path + 1) : 0;
     f->path = strdup(path);

@@ -29,7 +29,7 @@ char *file_read(const char *path, size_t max, size_t *size, struct err *e);
 
 /* A new file that is invisible under its final name until atomic_commit: written as
  * DIR/.NAME.zse-XXXXXX, then fsync, rename, fsync of DIR.  atomic_abort (or a crash) leaves the old file
- * untouched; abort also removes the temporary.  Targets that are directories or not writable fail at open. */
+ * untouched; abort also removes the temporary.  Targets that are no regular files, or in a folder that is not writable, fail at open. */
 struct atomic_file {
     int fd;
     char *path, *temp;      /* owned */

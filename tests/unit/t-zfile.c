@@ -389,6 +389,11 @@ static void writer_leaves_nothing(void **state)
     assert_string_equal(old, "old");
     free(old);
     assert_null(zwriter_open(dir, &e));
+    assert_int_equal(unlink(other), 0);
+    assert_int_equal(mkfifo(other, 0600), 0);
+    assert_null(zwriter_open(other, &e));
+    assert_non_null(strstr(e.msg, "regular file"));
+    assert_int_equal(unlink(other), 0);
     assert_null(zwriter_open("/nonexistent/x.zse", &e));
     assert_non_null(strstr(e.msg, "/nonexistent/x.zse"));
 }
