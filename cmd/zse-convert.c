@@ -204,7 +204,7 @@ static void note(void *user, const char *text)
 static int run(struct arguments *a)
 {
     struct cli_progress progress;
-    struct convert_report r;
+    struct convert_report r = { 0 };
     struct err e = { 0 };
     cli_progress_init(&progress);
     cli_catch_interrupt();
