@@ -56,6 +56,21 @@ static void futex_wake(_Atomic uint32_t *word)
     syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
 }
 
+/* Wait while *word is value, for SPIN_NS at most: 1 when it changed, 0 when the time is up.  The word is looked at after every
+ * pause, the clock, which costs more, after every 64th. */
+static int spin_while(_Atomic uint32_t *word, uint32_t value)
+{
+    uint64_t until = clock_ns() + SPIN_NS;
+    do {
+        for (int i = 0; i < 64; i++) {
+            if (atomic_load_explicit(word, memory_order_acquire) != value)
+                return 1;
+            pause_cpu();
+        }
+    } while (clock_ns() < until);
+    return 0;
+}
+
 /* Take and run items of the current loop until none is left. */
 static void work(struct pool *p, int thread)
 {
@@ -79,16 +94,11 @@ static void *worker_main(void *arg)
     free(arg);
     uint32_t seen = 0;
     for (;;) {
-        uint64_t until = clock_ns() + SPIN_NS;
-        while (atomic_load_explicit(&p->epoch, memory_order_acquire) == seen) {
-            if (clock_ns() > until) {
-                atomic_fetch_add(&p->sleepers, 1);
+        if (!spin_while(&p->epoch, seen)) {
+            atomic_fetch_add(&p->sleepers, 1);
+            while (atomic_load_explicit(&p->epoch, memory_order_acquire) == seen)
                 futex_wait(&p->epoch, seen);
-                atomic_fetch_sub(&p->sleepers, 1);
-            } else {
-                for (int i = 0; i < 16; i++)
-                    pause_cpu();
-            }
+            atomic_fetch_sub(&p->sleepers, 1);
         }
         seen = atomic_load_explicit(&p->epoch, memory_order_acquire);
         if (atomic_load(&p->stop))
@@ -184,17 +194,13 @@ void pool_run(struct pool *p, int n, void (*fn)(void *arg, int i, int thread), v
     atomic_store_explicit(&p->state, ((s >> 32) + 1) << 32 | (uint32_t)n, memory_order_release);
     wake_workers(p);
     work(p, 0);
-    uint64_t until = clock_ns() + SPIN_NS;
     uint32_t done;
     while ((done = atomic_load(&p->done)) != (uint32_t)n) {
-        if (clock_ns() > until) {
-            atomic_store(&p->caller_sleeps, 1);
-            if ((done = atomic_load(&p->done)) != (uint32_t)n)
-                futex_wait(&p->done, done);
-            atomic_store(&p->caller_sleeps, 0);
-        } else {
-            for (int i = 0; i < 16; i++)
-                pause_cpu();
-        }
+        if (spin_while(&p->done, done))
+            continue;
+        atomic_store(&p->caller_sleeps, 1);
+        if ((done = atomic_load(&p->done)) != (uint32_t)n)
+            futex_wait(&p->done, done);
+        atomic_store(&p->caller_sleeps, 0);
     }
 }
