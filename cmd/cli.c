@@ -28,7 +28,11 @@ int cli_version(const char *prog)
 
 int cli_usage(const char *usage)
 {
-    fputs(usage, stderr);
+    const char *end = usage;
+    do {                                /* more would push out of sight what getopt says is wrong */
+        end = strchr(end, '\n') + 1;
+    } while (*end == ' ');
+    fprintf(stderr, "%.*s--help lists the options\n", (int)(end - usage), usage);
     return CLI_USAGE;
 }
 

@@ -17,7 +17,7 @@ enum { CLI_OK = 0, CLI_FAILED = 1, CLI_USAGE = 2 };
 
 int cli_help(const char *usage);                            /* usage on stdout: 0 */
 int cli_version(const char *prog);                          /* "prog 0.1.0" on stdout: 0 */
-int cli_usage(const char *usage);                           /* usage on stderr: 2 */
+int cli_usage(const char *usage);                           /* the synopsis, where usage begins, and a hint at --help on stderr: 2 */
 int cli_wrong(const char *prog, const char *fmt, ...) __attribute__((format(printf, 2, 3)));   /* "prog: TEXT" and a hint at --help: 2 */
 int cli_fail(const char *prog, const struct err *e);        /* "prog: MESSAGE" on stderr: 1 */
 void cli_note(const char *prog, const char *fmt, ...) __attribute__((format(printf, 2, 3)));   /* "prog: TEXT" on stderr */
