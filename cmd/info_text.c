@@ -111,7 +111,8 @@ static void print_overview(const json_t *d)
         line("format", "GGUF %" PRId64 ", %" PRId64 " keys", int_of(d, "version"), int_of(d, "metadata_keys"));
     else
         line("format", "%s", strcmp(kind, "folder") == 0 ? "Hugging Face folder" : strcmp(kind, "config") == 0 ? "config.json only" : "tokenizer only");
-    line("file size", "%s", cli_bytes_both(b, (uint64_t)int_of(m, "file_bytes")));
+    if (int_of(m, "file_bytes"))
+        line("file size", "%s", cli_bytes_both(b, (uint64_t)int_of(m, "file_bytes")));
     if (*string_of(d, "name"))
         line("name", "%s", string_of(d, "name"));
     if (*string_of(d, "architecture"))
@@ -129,6 +130,8 @@ static void print_overview(const json_t *d)
         line("vocabulary", "%" PRId64 " tokens", int_of(d, "vocab_size"));
     if (int_of(m, "weights_bytes"))
         print_types(m);
+    else
+        line("weights", "none");
     const json_t *kv = js_get(m, "kv_bytes_per_token");
     if (kv) {
         printf("%-15s %s a token in f16, ", "KV cache", cli_bytes(b, (uint64_t)int_of(kv, "f16")));

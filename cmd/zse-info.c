@@ -16,7 +16,7 @@ static const char usage[] =
     "      --format text|json        the same as --json, or not\n"
     "  -t, --tensors                 list every tensor\n"
     "  -l, --layers                  list the groups of tensors\n"
-    "      --layer N                 only layer N in these lists\n"
+    "      --layer N                 only layer N in these lists; alone: its tensors\n"
     "  -m, --memory                  bytes by number format and by role, KV cache\n"
     "      --layout                  where everything lies, in the order of the file\n"
     "      --verify                  read everything and compare the checksums\n"
@@ -116,17 +116,16 @@ static int run_extract(const struct options *o, const struct info *i, struct err
 
 static int run_verify(const struct options *o, const struct info *i, struct err *e)
 {
-    if (info_verify(i, e) < 0)
-        return -1;
+    int r = info_verify(i, e);
     if (o->json) {
-        json_t *said = json_pack("{s:s, s:b}", "file", o->model, "ok", 1);
+        json_t *said = json_pack("{s:s, s:b, s:s*}", "file", o->model, "ok", r == 0, "error", r == 0 ? NULL : e->msg);
         if (said)
             cli_json(said);
         json_decref(said);
-    } else {
+    } else if (r == 0) {
         printf("%s: %s\n", o->model, i->z ? "all checksums agree" : "every tensor is complete and finite (this kind of file has no checksums)");
     }
-    return 0;
+    return r;
 }
 
 static int run(const struct options *o, const struct info *i, struct err *e)
@@ -137,15 +136,19 @@ static int run(const struct options *o, const struct info *i, struct err *e)
         return run_extract(o, i, e);
     if (o->verify)
         return run_verify(o, i, e);
-    json_t *d = info_describe(i, o->layer);
+    json_t *d = info_describe(i, o->layer), *n = json_object_get(d, "num_hidden_layers");
+    unsigned lists = INFO_TENSORS | INFO_LAYERS | INFO_LAYOUT;
+    int r = 0;
     if (!d)
-        return err_nomem(e, o->model);
-    if (o->json)
+        r = err_nomem(e, o->model);
+    else if (n && o->layer >= json_integer_value(n))
+        r = err_set(e, ERR_LIMIT, "%s: has %lld layers, there is no layer %d", o->model, (long long)json_integer_value(n), o->layer);
+    else if (o->json)
         cli_json(d);
     else
-        info_print(d, o->parts);
+        info_print(d, o->layer >= 0 && !(o->parts & lists) ? o->parts | INFO_TENSORS : o->parts);
     json_decref(d);
-    return 0;
+    return r;
 }
 
 static const struct { const char *name; int (*run)(int argc, char **argv); } commands[] = {

@@ -508,9 +508,12 @@ static int verify_weights(const struct zfile *z, struct err *e)
     for (int i = 0; i < z->n_groups; i++) {
         const struct zfile_group *g = &z->groups[i];
         uint32_t crc = checksum(z->map.data + g->offset, g->size);
+        char layer[16] = "";
+        if (g->layer >= 0)
+            snprintf(layer, sizeof layer, " %d", g->layer);
         if (crc != g->crc)
-            return bad(z, g->offset, e, "group %d (%s%s%.0d): checksum: found %08" PRIx32 ", the %" PRIu64 " bytes give %08" PRIx32, i, g->kind,
-                       g->layer >= 0 ? " " : "", g->layer < 0 ? 0 : g->layer, g->crc, g->size, crc);
+            return bad(z, g->offset, e, "group %d (%s%s): checksum: found %08" PRIx32 ", the %" PRIu64 " bytes give %08" PRIx32, i, g->kind,
+                       layer, g->crc, g->size, crc);
         if (check_zeros(z, end, g->offset, e) < 0)
             return -1;
         end = g->offset + g->size;

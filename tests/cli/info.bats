@@ -70,6 +70,8 @@ fails_with() {
   [[ "$output" == *layers.1.q_proj.weight* && "$output" != *layers.0.* ]]
   zse-info --layout "$Z" | grep -q 'layers.1.q_proj.weight$'
   zse-info --layers "$Z" | grep -q '^layer 1 '
+  [ "$(zse-info --layer 1 "$Z")" = "$output" ]             # alone: its tensors
+  fails_with "4 layers" zse-info --layer 4 "$Z"
 }
 
 @test "--verify finds a changed byte of the weights and says where" {
@@ -80,7 +82,8 @@ fails_with() {
   cp "$Z" "$T/x.zse"
   printf '\377\376' | dd of="$T/x.zse" bs=1 seek="$at" conv=notrunc status=none
   fails_with "x.zse: offset" zse-info --verify "$T/x.zse"
-  [[ "$stderr" == *group*checksum* ]]
+  [[ "$stderr" == *"group 1 (layer 0): checksum"* ]]
+  [ "$(zse-info --verify --json "$T/x.zse" 2>"$T/said" | jq -r .error)" = "$(sed 's/^zse-info: //' "$T/said")" ]
   zse-info "$T/x.zse" >/dev/null                           # but it opens: nobody reads the weights for that
 }
 
@@ -121,6 +124,7 @@ fails_with() {
   zse-info models/tiny | grep -q 'Hugging Face folder'
   cp models/tiny/config.json "$T/c.json"
   zse-info "$T/c.json" | grep -q 'config.json only'
+  zse-info "$T/c.json" | grep -q '^weights  *none'
   [ "$(zse-info --json "$T/c.json" | jq .num_hidden_layers)" = "$(jq .num_hidden_layers models/tiny/config.json)" ]
   [ "$(zse-info --json "$T/c.json" | jq .parameters)" = "$(zse-info --json models/tiny | jq .parameters)" ]
   mkdir "$T/tok"
