@@ -31,8 +31,9 @@ static const char usage[] =
     "  -f, --force                replace OUT even if it is no .zse\n"
     "  -h, --help                 show this help\n"
     "  -V, --version              show the version\n"
-    "Embeddings and the head get 8 bits where the type has fewer; norms and biases are always f32.  keep: the source's own grid where a type\n"
-    "holds it exactly (Q4_0, Q4_1, Q5_0, Q8_0, IQ4_NL, MXFP4, F16 ...), else the nearest.  Downloading from the hub comes in a later version.\n";
+    "Embeddings and the head get 8 bits where the type has fewer, keys and values 6 bits with nl4; norms and biases are always f32.  keep: the\n"
+    "source's own grid where a type holds it exactly (Q4_0, Q4_1, Q5_0, Q8_0, IQ4_NL, MXFP4, F16 ...), else the nearest.  Downloading from the hub\n"
+    "comes in a later version.\n";
 
 enum { OPT_QUANT = 300, OPT_SKIP, OPT_QUALITY, OPT_CALIBRATION, OPT_THREADS, OPT_KERNELS, OPT_TENSORS, OPT_JSON };
 static const struct option options[] = {
@@ -159,13 +160,16 @@ static int check(struct arguments *a, int argc, char **argv)
 
 /* ---- standard output: written to a file first, because the header of a .zse is known last ---- */
 
-static int copy_out(const char *path, struct err *e)
+/* A closed pipe ends the program in here: path goes before. */
+static int copy_out(const char *path, const char *dir, struct err *e)
 {
     char buf[1 << 16];
     FILE *f = fopen(path, "rb");
     size_t n;
     if (!f)
         return err_sys(e, "%s", path);
+    unlink(path);
+    rmdir(dir);
     while ((n = fread(buf, 1, sizeof buf, f)) > 0)
         if (fwrite(buf, 1, n, stdout) != n) {
             err_sys(e, "standard output");
@@ -186,7 +190,7 @@ static int convert_to_stdout(struct arguments *a, struct convert_report *r, stru
     a->o.output = path;
     int rc = convert_run(&a->o, r, e);
     if (rc == 0)
-        rc = copy_out(path, e);
+        rc = copy_out(path, dir, e);
     unlink(path);
     rmdir(dir);
     a->o.output = "-";

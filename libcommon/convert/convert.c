@@ -118,8 +118,7 @@ static int check_options(const struct convert_options *o, struct err *e)
     if ((sizes & (sizes - 1)) == 0)
         return err_set(e, ERR_UNSUPPORTED, "a group size can be chosen for int4 and int8, not for %s", plan_type_name(o->type));
     if (o->group_size == -1 ? t->type != QT_I8 : o->group_size < 1 || (o->group_size & (o->group_size - 1)) || !((unsigned)o->group_size & sizes))
-        return err_set(e, ERR_UNSUPPORTED, "%s has groups of 32, 64 or 128%s, not %d", plan_type_name(o->type),
-                       t->type == QT_I8 ? " (or one scale a row)" : "", o->group_size);
+        return err_set(e, ERR_UNSUPPORTED, "%s has groups of 32, 64 or 128%s", plan_type_name(o->type), t->type == QT_I8 ? " (or one scale a row)" : "");
     return 0;
 }
 

@@ -173,6 +173,10 @@ static int plan_tensor(struct job *j, struct plan *p, struct convert_type type, 
     int ends = part == PART_EMBEDDINGS || part == PART_LM_HEAD, group;
     if (ends && type.kind == CONVERT_TYPE && qtype_info(type.qtype)->bits < 8)      /* 8 bits, or the source's own grid where a type holds it */
         return !is_float(p->source->type) && ggml_exact_type(p->source->type, &group) >= 0 ? set_keep(p, e) : plan_set(p, QT_I8, 0, e);
+    /* k and v are small, at least where heads share them, and an error in them reaches every token that looks back.  Six bits for these two took the KL
+     * divergence of SmolLM2-135M from 0.056 to 0.049 (best) and from 0.087 to 0.075 (good), for 1.9 % more bytes. */
+    if (type.kind == CONVERT_TYPE && type.qtype == QT_NL4 && (p->spec->role == ROLE_K || p->spec->role == ROLE_V))
+        return plan_set(p, QT_M6, 0, e);
     return set_type(j, p, type, e);
 }
 
@@ -220,12 +224,27 @@ static int fit(struct job *j, struct err *e)
     return plan_all(j, j->report->type, e);
 }
 
+/* A glob with a slip of the pen would leave tensors rounded that were to stay. */
+static void note_idle_globs(const struct job *j)
+{
+    const struct convert_options *o = j->o;
+    for (int i = 0; i < o->n_skip; i++) {
+        struct convert_options one = { .skip = &o->skip[i], .n_skip = 1 };
+        int used = 0;
+        for (int k = 0; k < j->n_plans && !used; k++)
+            used = matches(&one, &j->plans[k]);
+        if (!used)
+            job_note(j, "warning: --skip '%s': no tensor has such a name", o->skip[i]);
+    }
+}
+
 int plan_make(struct job *j, struct err *e)
 {
     const struct convert_options *o = j->o;
     if (o->part[PART_LM_HEAD].set && o->part[PART_EMBEDDINGS].set && j->config.tied &&
         memcmp(&o->part[PART_LM_HEAD].type, &o->part[PART_EMBEDDINGS].type, sizeof o->part[0].type))
         return err_set(e, ERR_UNSUPPORTED, "%s: the head is the embedding, one type for both is needed", j->source->path);
+    note_idle_globs(j);
     j->report->type = o->type;
     if (o->type.kind == CONVERT_FIT) {
         if (!o->target_bytes)

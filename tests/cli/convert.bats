@@ -62,6 +62,8 @@ P
     [ "$(zse-chat "$T/m.zse" --temp 0 -p "What is 2+2?")" = "2 + 2 = 4" ]
   done
   run ! convert -o "$T/m.zse" -q nl4 -g 64
+  run -0 --separate-stderr convert -n --skip '*q_proj*,*qproj*'
+  [ "$stderr" = "zse-convert: warning: --skip '*qproj*': no tensor has such a name" ]
 }
 
 @test "--target-memory takes the finest type that fits, or says what would not" {
@@ -161,7 +163,10 @@ P
 }
 
 @test "-o - writes to a pipe" {
-  convert -o - --quality fast | cat >"$T/m.zse"
+  mkdir "$T/tmp"
+  TMPDIR=$T/tmp convert -o - --quality fast | cat >"$T/m.zse"
+  TMPDIR=$T/tmp convert -o - --quality fast | head -c 1 >/dev/null       # a closed pipe leaves nothing behind
+  [ -z "$(ls "$T/tmp")" ]
   zse-info "$T/m.zse" --verify >/dev/null
   convert -o "$T/n.zse" --quality fast >/dev/null
   cmp "$T/m.zse" "$T/n.zse"
