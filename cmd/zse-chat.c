@@ -61,7 +61,7 @@ static char *prompt_text(EditLine *el)
     static char text[32];       /* libedit's callback has no other way to hand out a string */
     struct editor *d;
     el_get(el, EL_CLIENTDATA, &d);
-    snprintf(text, sizeof text, d->color ? "\1\33[1m\1%s\1\33[0m\1" : "%s", d->prompt);
+    snprintf(text, sizeof text, d->color ? "\1\33[1m\1%c\1\33[0m\1 " : "%c ", d->prompt[0]);   /* libedit drops what comes after the last character */
     return text;
 }
 
@@ -112,8 +112,8 @@ static void editor_open(struct editor *d)
     setlocale(LC_CTYPE, "");
     if (strcmp(nl_langinfo(CODESET), "UTF-8") != 0)
         setlocale(LC_CTYPE, "C.UTF-8");
-    const char *no_color = getenv("NO_COLOR");
-    d->color = isatty(STDOUT_FILENO) && !(no_color && *no_color);
+    const char *no_color = getenv("NO_COLOR"), *term = getenv("TERM");
+    d->color = isatty(STDOUT_FILENO) && !(no_color && *no_color) && term && strcmp(term, "dumb") != 0;
     d->el = el_init("zse-chat", stdin, isatty(STDOUT_FILENO) ? stdout : stderr, stderr);
     d->history = history_init();
     if (!d->el || !d->history)
