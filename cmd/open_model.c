@@ -101,7 +101,7 @@ static char *cache_path(const char *source, const char *type, struct err *e)
     }
     if (!(s = source_open(source, e)))
         return NULL;
-    int rc = source_key(s, key, e);
+    int rc = s->n_tensors ? source_key(s, key, e) : err_set(e, ERR_UNSUPPORTED, "%s has no weights, only a vocabulary", source);
     source_close(s);
     if (rc != 0)
         return NULL;
@@ -111,6 +111,7 @@ static char *cache_path(const char *source, const char *type, struct err *e)
     }
     if (make_folders(path, e) == 0)
         return path;
+    err_prefix(e, "no place to keep %s converted (zse-convert makes a .zse where you like)", source);
     free(path);
     return NULL;
 }
