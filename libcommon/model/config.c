@@ -120,6 +120,11 @@ void parse_leftovers(struct parse *p, const char *const *ignored)
             i++;
         if (ignored[i])
             continue;
+        const char *method = strcmp(key, "quantization_config") == 0 ? json_string_value(json_object_get(v, "quant_method")) : NULL;
+        if (method) {
+            parse_fail(p, ERR_UNSUPPORTED, "quantization_config: weights quantized by \"%s\" are not supported; take the model they were made from, or a GGUF of it", method);
+            return;
+        }
         char *text = json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT);
         parse_fail(p, ERR_UNSUPPORTED, "%s: %.60s is not understood by this architecture (keys that change nothing are listed in model/arch.c)", key, text ? text : "?");
         free(text);

@@ -102,7 +102,7 @@ static void test_refused(void **state)
         { "{\"model_type\": \"deepseek_v3\"}", "\"deepseek_v3\" is not supported; these are: llama mistral" },
         { "{\"model_type\": \"llama\", \"frobnicate\": 3}", "frobnicate: 3 is not understood" },
         { "{\"model_type\": \"llama\", \"num_local_experts\": 8}", "num_local_experts: 8 is not understood" },
-        { "{\"model_type\": \"llama\", \"quantization_config\": {\"quant_method\": \"gptq\"}}", "quantization_config: {\"quant_method\":\"gptq\"} is not understood" },
+        { "{\"model_type\": \"llama\", \"quantization_config\": {\"quant_method\": \"gptq\"}}", "quantization_config: weights quantized by \"gptq\" are not supported" },
         { "{\"model_type\": \"llama\", \"sliding_window\": 512}", "sliding_window: 512 is not understood" },
         { "{\"model_type\": \"llama\", \"hidden_act\": \"snake\"}", "hidden_act \"snake\"" },
         { "{\"model_type\": \"llama\", \"hidden_size\": \"big\"}", "hidden_size: found a string, expected a whole number" },
