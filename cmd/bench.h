@@ -9,6 +9,7 @@ struct bench_options {
     int prompt, generate, batch, repeats, warmup, json;
     int window, windows;                /* windows 0: all that the text fills */
     const char *ids, *output;
+    int speed_option, score_option;     /* one that only means something to the speed, or to perplexity and quality, was given */
     double load_s;
 };
 

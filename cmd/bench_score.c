@@ -309,7 +309,8 @@ int bench_quality(const struct bench_options *o, const char *reference_path, con
         err_nomem(&e, "scores");
         goto done;
     }
-    if (compare(o, &reference, &model, &t, pool, &all, &e) != 0 || check_finite(reference.m.path, all.reference_nll, n, &e) != 0 || check_finite(model.m.path, all.nll, n, &e) != 0)
+    if (compare(o, &reference, &model, &t, pool, &all, &e) != 0 || check_finite(reference.m.path, all.reference_nll, n, &e) != 0 || check_finite(model.m.path, all.nll, n, &e) != 0 ||
+        check_finite(model.m.path, all.kl, n, &e) != 0)
         goto done;
     json_t *j = quality_json(o, &t, &all, n);
     cli_json(j);

@@ -182,12 +182,14 @@ int bench_speed(const struct bench_options *options, const char *model)
     for (size_t i = 0; i < (size_t)o.batch * (size_t)n_ids; i++)
         ids[i] = (int32_t)(rng_u64(&rng) % (uint64_t)m.model->config.vocab_size);
     /* While the last prompts of a batch are computed the first sequences decode: room for those steps too. */
-    long len = (long)n_ids + o.generate + 2 + (long)o.batch * n_ids / 256;
+    long len = (long)n_ids + o.generate + 2 + (long)(o.batch - 1) * n_ids / 256;
     if (len > context_len(&m, &o.run) && (o.run.ctx || (m.model->config.max_len > 0 && len > m.model->config.max_len))) {
-        err_set(&e, ERR_LIMIT, "-p %d -n %d: %ld tokens, expected at most the context of %d", o.prompt, o.generate, len, context_len(&m, &o.run));
+        err_set(&e, ERR_LIMIT, "-p %d -n %d -b %d: needs room for %ld tokens, expected at most the context of %d", o.prompt, o.generate, o.batch, len, context_len(&m, &o.run));
         goto done;
     }
-    if (!(g = open_engine(&m, &o.run, o.batch, (int)len, 0, &e)))
+    /* ... at most one for 256 tokens of prompts: so many are left of a step when every sequence decodes. */
+    int step = o.batch == 1 ? 0 : o.batch > 256 ? 2 * o.batch : 512;
+    if (!(g = open_engine(&m, &o.run, o.batch, (int)len, step, &e)))
         goto done;
     struct run ignored;
     rc = 0;

@@ -52,6 +52,8 @@ static int parse_whole(const char *name, const char *arg, long long min, long lo
 
 static int take(struct bench_options *o, int c, const char *arg)
 {
+    o->speed_option |= strchr("pnbrw", c) != NULL;
+    o->score_option |= c == OPT_WINDOW || c == OPT_WINDOWS;
     switch (c) {
     case 'p': return parse_whole("--prompt", arg, 0, 1 << 20, &o->prompt);
     case 'n': return parse_whole("--generate", arg, 0, 1 << 20, &o->generate);
@@ -79,6 +81,12 @@ static int run(struct bench_options *o, int n, char **args)
         return cli_wrong(prog, "--ids and -o belong to zse-bench logits");
     if (i == 0 && (!o->ids || !o->output))
         return cli_wrong(prog, "logits: --ids and -o are needed");
+    if (i == 0 && o->run.kv_given && o->run.kv != KV_F32)
+        return cli_wrong(prog, "logits: always --exact, which stores keys and values as f32");
+    if (i < 3 && o->speed_option)
+        return cli_wrong(prog, "%s: -p, -n, -b, -r and -w belong to the measurement of speed", commands[i].name);
+    if ((i == 0 || i == 3) && o->score_option)
+        return cli_wrong(prog, "--window and --windows belong to perplexity and quality");
     switch (i) {
     case 0: return bench_logits(o, args[1]);
     case 1: return bench_perplexity(o, args[1], args[2]);

@@ -38,6 +38,12 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
   [[ "$output" == *decode* ]]
 }
 
+@test "speed: many sequences get their whole prompts while others decode" {
+  run --separate-stderr zse-bench "$MODEL" -p 40 -n 2 -r 1 -w 0 -b 500 --json
+  [ "$status" = 0 ]
+  check 'j["batch"] == 500 and j["tokens_generated"] == 500 * 3' <<<"$output"
+}
+
 @test "logits: one row a token, the same however the prompt is cut" {
   run --separate-stderr zse-bench logits "$MODEL" --ids '1 5 9 12' -o "$BATS_TEST_TMPDIR/a"
   [ "$status" = 0 ]
@@ -94,6 +100,10 @@ END
   wrong perplexity "$MODEL"
   wrong quality "$MODEL" "$TEXT"
   wrong "$MODEL" --ids '1 2'
+  wrong "$MODEL" --window 64
+  wrong logits "$MODEL" --ids 1 -o "$BATS_TEST_TMPDIR/x" --windows 2
+  wrong logits "$MODEL" --ids 1 -o "$BATS_TEST_TMPDIR/x" --kv i8
+  wrong perplexity "$MODEL" "$TEXT" -b 2
   wrong "$MODEL" -p 0 -n 0
   wrong "$MODEL" -b 0
   wrong "$MODEL" extra
