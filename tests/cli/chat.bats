@@ -235,7 +235,8 @@ END
 }
 
 @test "Ctrl-C stops an answer, not the program" {
-  printf 'expect >\nsend hello\nexpect \\w+ \\w+\nkey c\nexpect stopped\nexpect >\nsend What is 2+2?\nexpect 2\\+2\\?\\s+\\w+\nkey c\nexpect stopped\nexpect >\nsend /exit\nend 0\n' >"$BATS_TEST_TMPDIR/script"
+  # Hello, and no W: not what is typed, which is echoed, twice if the editor was not ready
+  printf 'expect >\nsend hello\nexpect Hello\nkey c\nexpect stopped\nexpect >\nsend What is 2+2?\nexpect 2\\+2\\?\\s+[0-9A-VX-Za-z]\nkey c\nexpect stopped\nexpect >\nsend /exit\nend 0\n' >"$BATS_TEST_TMPDIR/script"
   run tests/lib/talk zse-chat "$MODEL" --temp 0 --ignore-eos -n 0 --kernels ref --threads 1 <"$BATS_TEST_TMPDIR/script"
   [ "$status" = 0 ] || { echo "$output"; return 1; }
 }
