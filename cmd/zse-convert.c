@@ -31,9 +31,9 @@ static const char usage[] =
     "  -f, --force                replace OUT even if it is no .zse\n"
     "  -h, --help                 show this help\n"
     "  -V, --version              show the version\n"
-    "Embeddings and the head get 8 bits where the type has fewer, keys and values 6 bits with nl4; norms and biases are always f32.  keep: the\n"
-    "source's own grid where a type holds it exactly (Q4_0, Q4_1, Q5_0, Q8_0, IQ4_NL, MXFP4, F16 ...), else the nearest.  Downloading from the hub\n"
-    "comes in a later version.\n";
+    "Embeddings and the head get 8 bits where the type has fewer, with nl4 keys and values 6 and the first two layers 5;\n"
+    "norms and biases are always f32.  keep: the source's own grid where a type holds it exactly (Q4_0, Q4_1, Q5_0, Q8_0, IQ4_NL, MXFP4, F16 ...),\n"
+    "else the nearest.  Downloading from the hub comes in a later version.\n";
 
 enum { OPT_QUANT = 300, OPT_SKIP, OPT_QUALITY, OPT_CALIBRATION, OPT_THREADS, OPT_KERNELS, OPT_TENSORS, OPT_JSON };
 static const struct option options[] = {
