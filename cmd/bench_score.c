@@ -65,13 +65,13 @@ int bench_logits(const struct bench_options *options, const char *model)
     struct atomic_file f;
     if (!(logits = malloc(size)))
         err_nomem(&e, "logits");
-    else if ((g = open_engine(&m, &o.run, 1, n, 0, &e)) && engine_logits(g, ids, n, 0, logits, &e) == 0 && atomic_open(&f, o.output, &e) == 0) {
+    else if ((g = open_engine(&m, &o.run, 1, n, 0, &e)) && engine_logits(g, ids, n, 0, logits, &e) == 0 && cli_output_open(&f, o.output, &e) == 0) {
         rc = atomic_write(&f, logits, size, &e);
         if (rc == 0)
-            rc = atomic_commit(&f, &e);
+            rc = cli_output_commit(&f, &e);
         atomic_abort(&f);
     }
-    if (rc == 0) {
+    if (rc == 0 && strcmp(o.output, "-") != 0) {
         json_t *j = json_pack("{s:[i,i], s:s, s:s, s:s}", "shape", n, (int)vocab, "dtype", "float32", "byte_order", "little", "file", o.output);
         cli_json(j);
         json_decref(j);

@@ -74,6 +74,41 @@ int cli_finish(const char *prog)
     return CLI_OK;
 }
 
+int cli_output_open(struct atomic_file *f, const char *path, struct err *e)
+{
+    char temp[4096];
+    const char *dir = getenv("TMPDIR");
+    if (strcmp(path, "-") != 0)
+        return atomic_open(f, path, e);
+    snprintf(temp, sizeof temp, "%s/zse-output-XXXXXX", dir && *dir ? dir : "/tmp");
+    *f = (struct atomic_file){ .fd = mkstemp(temp), .path = strdup("standard output") };    /* written at offsets, which a pipe has not */
+    if (f->fd < 0)
+        err_sys(e, "%s", temp);
+    else
+        unlink(temp);
+    if (f->fd >= 0 && f->path)
+        return 0;
+    atomic_abort(f);
+    return -1;
+}
+
+int cli_output_commit(struct atomic_file *f, struct err *e)
+{
+    char buf[1 << 16];
+    ssize_t n;
+    if (f->temp)
+        return atomic_commit(f, e);
+    lseek(f->fd, 0, SEEK_SET);
+    while ((n = read(f->fd, buf, sizeof buf)) > 0)
+        if (fwrite(buf, 1, (size_t)n, stdout) != (size_t)n)
+            break;
+    int bad = n != 0 || fflush(stdout) != 0;
+    if (bad)
+        err_sys(e, "standard output");
+    atomic_abort(f);
+    return bad ? -1 : 0;
+}
+
 void cli_json(const json_t *json)
 {
     json_dumpf(json, stdout, JSON_INDENT(1) | JSON_ENSURE_ASCII | JSON_REAL_PRECISION(9));

@@ -11,6 +11,7 @@
 #include <jansson.h>
 
 #include "libcommon/base/err.h"
+#include "libcommon/base/file.h"
 #include "libcommon/base/progress.h"
 
 enum { CLI_OK = 0, CLI_FAILED = 1, CLI_USAGE = 2 };
@@ -25,6 +26,10 @@ void cli_note(const char *prog, const char *fmt, ...) __attribute__((format(prin
 int cli_finish(const char *prog);
 /* One JSON object and a newline on stdout. */
 void cli_json(const json_t *json);
+
+/* A result for -o FILE: like atomic_open and atomic_commit, but the FILE "-" is standard output. */
+int cli_output_open(struct atomic_file *f, const char *path, struct err *e);
+int cli_output_commit(struct atomic_file *f, struct err *e);
 
 /* Numbers of the command line.  0, or 2 after a sentence on stderr that names the option, the text and the range. */
 int cli_parse_int(const char *prog, const char *option, const char *text, long long min, long long max, long long *out);

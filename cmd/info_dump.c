@@ -7,7 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include "cmd/cli.h"
 #include "libcommon/base/file.h"
 #include "libcommon/base/json.h"
 #include "libcommon/quant/ggml.h"
@@ -193,6 +195,16 @@ static int is_same_file(const char *a, const char *b)
     return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
+/* Is output the model, or something that lies in its folder already? */
+static int is_part(const char *model, const char *output)
+{
+    const char *slash = strrchr(output, '/');
+    char *folder = slash ? strndup(output, (size_t)(slash - output) + 1) : strdup(".");
+    int part = is_same_file(model, output) || (access(output, F_OK) == 0 && folder && is_same_file(model, folder));
+    free(folder);
+    return part;
+}
+
 int info_dump_tensor(const struct info *i, const char *name, const char *output, json_t **shape, struct err *e)
 {
     struct atomic_file f;
@@ -201,9 +213,9 @@ int info_dump_tensor(const struct info *i, const char *name, const char *output,
     *shape = NULL;
     if (i->s && !t)
         return err_set(e, ERR_FORMAT, "%s: there is no tensor %s", i->path, name);
-    if (is_same_file(i->path, output))
-        return err_set(e, ERR_IO, "%s: is the model itself", output);
-    if (atomic_open(&f, output, e) < 0)
+    if (is_part(i->path, output))
+        return err_set(e, ERR_IO, "%s: is the model itself, or one of its files", output);
+    if (cli_output_open(&f, output, e) < 0)
         return -1;
     if (t) {
         *shape = json_array();
@@ -213,8 +225,8 @@ int info_dump_tensor(const struct info *i, const char *name, const char *output,
     } else {
         r = dump_zse(i->z, name, &f, shape, e);
     }
-    if (r == 0)
-        return atomic_commit(&f, e);
+    if (r == 0 && cli_output_commit(&f, e) == 0)
+        return 0;
     atomic_abort(&f);
     json_decref(*shape);
     *shape = NULL;

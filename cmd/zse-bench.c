@@ -1,5 +1,6 @@
 /* zse-bench - how fast a model answers, how much memory it takes, and how good it is against a text or another model. */
 #include <string.h>
+#include <unistd.h>
 
 #include "cmd/bench.h"
 #include "cmd/cli.h"
@@ -21,7 +22,7 @@ static const char usage[] =
     "      --json                 a JSON object instead of text\n"
     "\n"
     "      --ids IDS              logits: token ids, '1 5 9'\n"
-    "  -o, --output FILE          logits: float32 little endian [n_tokens, vocab_size], always --exact\n"
+    "  -o, --output FILE          logits: float32 little endian [n_tokens, vocab_size], always --exact; '-': standard output\n"
     "      --window N             perplexity, quality: tokens of a window (default: 512)\n"
     "      --windows N            perplexity, quality: only the first N windows of the text\n"
     "\n"
@@ -81,6 +82,8 @@ static int run(struct bench_options *o, int n, char **args)
         return cli_wrong(prog, "--ids and -o belong to zse-bench logits");
     if (i == 0 && (!o->ids || !o->output))
         return cli_wrong(prog, "logits: --ids and -o are needed");
+    if (i == 0 && strcmp(o->output, "-") == 0 && isatty(STDOUT_FILENO))
+        return cli_wrong(prog, "-o -: logits are not written to a terminal");
     if (i == 0 && o->run.kv_given && o->run.kv != KV_F32)
         return cli_wrong(prog, "logits: always --exact, which stores keys and values as f32");
     if (i < 3 && o->speed_option)

@@ -2,6 +2,7 @@
 #include <getopt.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cmd/cli.h"
 #include "cmd/info.h"
@@ -21,7 +22,7 @@ static const char usage[] =
     "      --layout                  where everything lies, in the order of the file\n"
     "      --verify                  read everything and compare the checksums\n"
     "      --dump-tensor NAME        one tensor as float32, as its source had it (with -o)\n"
-    "  -o, --output FILE             where --dump-tensor writes\n"
+    "  -o, --output FILE             where --dump-tensor writes; '-': standard output\n"
     "      --extract-tokenizer DIR   write the original files of the tokenizer\n"
     "  -h, --help                    show this help\n"
     "  -V, --version                 show the version\n";
@@ -80,6 +81,8 @@ static int parse_options(struct options *o, int argc, char **argv, int *code)
     o->model = argv[optind];
     if ((o->dump != NULL) != (o->output != NULL))
         return cli_wrong("zse-info", "--dump-tensor NAME and -o FILE belong together"), -1;
+    if (o->output && strcmp(o->output, "-") == 0 && (o->json || isatty(STDOUT_FILENO)))
+        return cli_wrong("zse-info", o->json ? "-o -: standard output is the tensor, so --json has no place" : "-o -: a tensor is not written to a terminal"), -1;
     return 0;
 }
 

@@ -53,6 +53,7 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
   cmp -n $((2 * 1024 * 4)) "$BATS_TEST_TMPDIR/a" "$BATS_TEST_TMPDIR/b"
   zse-bench logits "$MODEL" --ids '1 5 9 12' -o "$BATS_TEST_TMPDIR/c" --threads 1 >/dev/null
   cmp "$BATS_TEST_TMPDIR/a" "$BATS_TEST_TMPDIR/c"
+  zse-bench logits "$MODEL" --ids '1 5 9 12' -o - | cmp - "$BATS_TEST_TMPDIR/a"
 }
 
 @test "perplexity: one figure a window, and their mean" {

@@ -117,6 +117,14 @@ fails_with() {
   fails_with "there is no tensor nothing" zse-info --dump-tensor nothing -o "$T/none" "$Z"
   [ ! -e "$T/none" ]
   fails_with "is the model itself" zse-info --dump-tensor model.norm.weight -o "$Z" "$Z"
+  cp -r models/tiny "$T/m"
+  fails_with "one of its files" zse-info --dump-tensor model.norm.weight -o "$T/m/model.safetensors" "$T/m"
+  zse-info --dump-tensor model.norm.weight -o "$T/n" "$Z"
+  zse-info --dump-tensor model.norm.weight -o - "$Z" | cmp - "$T/n"
+  [ ! -e - ]
+  run -2 zse-info --json --dump-tensor model.norm.weight -o - "$Z"
+  run -1 --separate-stderr bash -c "zse-info --dump-tensor model.norm.weight -o - '$Z' >/dev/full"
+  [[ "$stderr" == *"No space left"* ]]
   fails_with "$T/no/such" zse-info --dump-tensor model.norm.weight -o "$T/no/such" "$Z"
 }
 
