@@ -187,7 +187,7 @@ int chat_options_parse(struct chat_options *o, int argc, char **argv)
             return rc < 0 ? cli_usage(usage) : rc;
     }
     if (argc - optind > 1)
-        return cli_usage(usage);
+        return cli_wrong(prog, "'%s': one MODEL is enough; -p TEXT is a prompt", argv[optind + 1]);
     o->model = argv[optind];
     rc = check(o);
     return rc ? rc : -1;

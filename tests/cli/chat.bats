@@ -113,6 +113,8 @@ print(v if isinstance(v,str) else json.dumps(v))' "$1"; }
 }
 
 @test "wrong usage ends with 2 and names the option" {
+  run -2 --separate-stderr zse-chat "$MODEL" 'What is 2+2?'
+  [[ "$stderr" == *"'What is 2+2?'"*" -p "* ]]
   local case
   for case in "--temp x" "--temp -1" "--top-p 1.5" "--top-k -2" "--seed -1" "--logit-bias 5" "--logit-bias x=1" "--kv f64" "--threads 0" "--device cuda" "--max-tokens -1" \
               "--presence-penalty 3" "--ctx 1" "-q int3" "--parallel 0"; do
@@ -231,7 +233,7 @@ END
   # the history is there again: Ctrl-P brings the last line back
   printf 'expect >\nkey p\nexpect /what\nkey d\nkey u\nkey d\nend 0\n' >"$BATS_TEST_TMPDIR/script"
   run tests/lib/talk zse-chat "$MODEL" <"$BATS_TEST_TMPDIR/script"
-  [ "$status" = 0 ] && [[ "$output" == *$'\e[1m>'* ]] || { echo "$output"; return 1; }
+  [ "$status" = 0 ] && [[ "$output" == *$'\e[1m>\e[0m'* ]] || { echo "$output"; return 1; }
 }
 
 @test "Ctrl-C stops an answer, not the program" {
