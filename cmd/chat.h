@@ -62,6 +62,8 @@ int answer_start(struct answer *a, struct engine *g, struct request *kept, const
 void answer_release(struct answer *a);
 json_t *answer_json(const struct answer *a, const struct chat_options *o, double load_s);
 const char *finish_name(enum finish f);
+/* To standard output; a terminal gets no control characters but tab and newline. */
+void chat_write(const char *text, size_t size);
 
 /* ---- chat_once.c ---- */
 int chat_once(const struct chat_options *o, const struct opened_model *m, double load_s);

@@ -15,9 +15,19 @@ const char *finish_name(enum finish f)
 static void write_terminal(const char *text, size_t size)
 {
     for (size_t i = 0; i < size; i++) {
-        unsigned char c = (unsigned char)text[i];
-        putchar((c < ' ' && c != '\n' && c != '\t') || c == 0x7f ? '?' : c);
+        unsigned char c = (unsigned char)text[i], next = i + 1 < size ? (unsigned char)text[i + 1] : 0;
+        int c1 = c == 0xC2 && next >= 0x80 && next < 0xA0;          /* U+0080 to U+009F: U+009B begins a sequence as ESC [ does */
+        putchar((c < ' ' && c != '\n' && c != '\t') || c == 0x7f || c1 ? '?' : c);
+        i += (size_t)c1;
     }
+}
+
+void chat_write(const char *text, size_t size)
+{
+    if (isatty(STDOUT_FILENO))
+        write_terminal(text, size);
+    else
+        fwrite(text, 1, size, stdout);
 }
 
 static void hear(void *user, int32_t id, const char *text, size_t size, enum finish finish, const struct err *error)
@@ -50,10 +60,7 @@ static void hear(void *user, int32_t id, const char *text, size_t size, enum fin
     if (id >= 0)
         a->ids[a->n_ids++] = id;
     if (a->stream && size) {
-        if (isatty(STDOUT_FILENO))
-            write_terminal(text, size);
-        else
-            fwrite(text, 1, size, stdout);
+        chat_write(text, size);
         fflush(stdout);
     }
     a->finish = finish;

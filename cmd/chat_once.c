@@ -132,13 +132,12 @@ struct line {
 /* One line of output: newlines as \n, backslashes doubled. */
 static void print_escaped(const char *text, size_t size)
 {
-    for (size_t i = 0; i < size; i++) {
-        if (text[i] == '\n')
-            fputs("\\n", stdout);
-        else if (text[i] == '\\')
-            fputs("\\\\", stdout);
-        else
-            putchar(text[i]);
+    for (size_t i = 0, n; i < size; i += n + 1) {
+        for (n = 0; i + n < size && text[i + n] != '\n' && text[i + n] != '\\'; n++)
+            ;
+        chat_write(text + i, n);
+        if (i + n < size)
+            fputs(text[i + n] == '\n' ? "\\n" : "\\\\", stdout);
     }
     putchar('\n');
 }

@@ -221,8 +221,13 @@ static void load(struct talk *t, const char *path)
         json_decref(t->messages);
         t->messages = json_deep_copy(messages);
         forget(t);
-        json_array_foreach(t->messages, i, m)
-            printf("%s: %s\n", json_string_value(json_object_get(m, "role")), json_string_value(json_object_get(m, "content")));
+        json_array_foreach(t->messages, i, m) {
+            const json_t *role = json_object_get(m, "role"), *content = json_object_get(m, "content");
+            chat_write(json_string_value(role), json_string_length(role));
+            fputs(": ", stdout);
+            chat_write(json_string_value(content), json_string_length(content));
+            putchar('\n');
+        }
     }
     json_decref(j);
 }

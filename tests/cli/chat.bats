@@ -236,6 +236,14 @@ END
   [ "$status" = 0 ] && [[ "$output" == *$'\e[1m>\e[0m'* ]] || { echo "$output"; return 1; }
 }
 
+@test "a terminal gets no control characters from a conversation" {
+  printf '{"messages": [{"role": "user", "content": "a\\u001b[31mb\\u009bc\\u00a0d"}]}' >"$BATS_TEST_TMPDIR/m.json"
+  printf 'expect >\nsend /load %s\nexpect >\nkey d\nend 0\n' "$BATS_TEST_TMPDIR/m.json" >"$BATS_TEST_TMPDIR/script"
+  run tests/lib/talk zse-chat "$MODEL" <"$BATS_TEST_TMPDIR/script"
+  [ "$status" = 0 ]
+  [[ "$output" == *$'user: a?[31mb?c\u00a0d'* ]] || { echo "$output" | cat -v; return 1; }
+}
+
 @test "Ctrl-C stops an answer, not the program" {
   # Hello, and no W: not what is typed, which is echoed, twice if the editor was not ready
   printf 'expect >\nsend hello\nexpect Hello\nkey c\nexpect stopped\nexpect >\nsend What is 2+2?\nexpect 2\\+2\\?\\s+[0-9A-VX-Za-z]\nkey c\nexpect stopped\nexpect >\nsend /exit\nend 0\n' >"$BATS_TEST_TMPDIR/script"
