@@ -26,22 +26,25 @@ static int remember(void *user, const void *data, size_t n, struct err *e)
 }
 
 /* Put p->data in its place in the quantized twin. */
-static void place(struct job *j, struct calibration *c, struct plan *p)
+static int place(struct job *j, struct calibration *c, struct plan *p, struct err *e)
 {
     struct weight_place to = weight_place(&c->q, p->spec);
     float *v = (float *)(void *)p->data;
     if (!p->spec->is_vector) {
         to.linear->w = p->m;
         to.linear->w.data = p->data;
-        return;
+        return 0;
     }
     *to.plain = v;
     if (to.norm && to.plain == &to.norm->w && j->config.norm == NORM_LAYER && j->config.norm_offset != 0 && p->spec->cols == j->config.hidden_size) {
-        float *w = calibrate_alloc(c, p->m.size, NULL);
-        for (int64_t i = 0; w && i < p->spec->cols; i++)
+        float *w = calibrate_alloc(c, p->m.size, e);
+        if (!w)
+            return -1;
+        for (int64_t i = 0; i < p->spec->cols; i++)
             w[i] = v[i] + j->config.norm_offset;
         *to.plain = w;
     }
+    return 0;
 }
 
 static int encode_rest(struct job *j, struct calibration *c, int layer, struct err *e)
@@ -57,9 +60,8 @@ static int encode_rest(struct job *j, struct calibration *c, int layer, struct e
         int rc = encode_tensor(j, p, remember, &m, e);
         j->done = done;
         p->data = m.data;
-        if (rc)
+        if (rc || place(j, c, p, e))
             return -1;
-        place(j, c, p);
     }
     return 0;
 }
@@ -258,7 +260,7 @@ static int quantize_input(struct job *j, struct calibration *c, int layer, int i
         if (wants(&j->plans[i], layer, input)) {
             rc = quantize_matrix(j, c, &g, &j->plans[i], e);
             if (rc == 0)
-                place(j, c, &j->plans[i]);
+                rc = place(j, c, &j->plans[i], e);
         }
     gptq_release(&g);
     return rc;

@@ -1,7 +1,8 @@
 /* convert.h - a Hugging Face folder or a GGUF file becomes one .zse file.
  *
  * Tensors stream from the source's mapping through a few rows of memory into the new file, which appears whole or not at all.  The bytes of
- * the result depend on the source and the options alone: not on the number of threads, the time or the paths.
+ * the result depend on the source and the options alone: not on the number of threads, the time or the paths.  (best: also on
+ * whether the processor multiplies and adds in one rounding, as every one with AVX2 does.)
  *
  * How it is quantized (effort):
  *   fast   no model run: for every group the best of some 19 scales, all weights alike
