@@ -16,6 +16,7 @@
 #include "libcommon/convert/describe.h"
 #include "libcommon/convert/job.h"
 #include "libcommon/format/zfile.h"
+#include "libcommon/kernels/kernels.h"
 #include "libcommon/quant/ggml.h"
 
 void convert_defaults(struct convert_options *o)
@@ -111,6 +112,12 @@ static int check_source(const char *path, struct err *e)
 
 static int check_options(const struct convert_options *o, struct err *e)
 {
+    if (o->kernels && !kernels_pick(o->kernels, e))
+        return -1;
+    for (int i = 0; i < N_PARTS; i++)
+        if (o->part[i].set && o->part[i].type.kind == CONVERT_MIXED && o->type.kind != CONVERT_MIXED)
+            return err_set(e, ERR_UNSUPPORTED, "%s=mixed: mixed weighs all parts of a model against each other, so it can only be the type of the whole",
+                           convert_part_name((enum convert_part)i));
     if (!o->group_size)
         return 0;
     const struct qtype_info *t = o->type.kind == CONVERT_TYPE ? qtype_info(o->type.qtype) : NULL;
@@ -315,6 +322,11 @@ static int run(struct job *j, struct err *e)
     struct calibration *c = NULL;
     int rc = -1;
     j->effort = wants_calibration(j) ? j->o->effort : CONVERT_FAST;
+    if (!j->o->output && j->report->type.kind == CONVERT_MIXED) {
+        job_note(j, "which tensors get how many bits is an estimate here: a conversion runs the model to find out");
+        if (mixed_assign(j, e))
+            return -1;
+    }
     fill_report(j);
     if (!j->o->output)
         return 0;

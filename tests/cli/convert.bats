@@ -69,11 +69,19 @@ P
 @test "--target-memory takes the finest type that fits, or says what would not" {
   [ "$(convert -n --json -m 2MB | field type)" = bf16 ]
   [ "$(convert -n --json -m 1MB | field type)" = int8 ]
-  [ "$(convert -n --json -m 600kB | field type)" = nl4 ]
+  [ "$(convert -n --json -m 650kB | field type)" = nl4 ]
   run ! convert -o "$T/m.zse" -m 100kB
   [[ "$output" == *"2 bits everywhere"* ]]
   run ! convert -n -q int8 -m 600kB
   [[ "$output" == *"more than the target of 600000"* ]]
+}
+
+@test "a dry run of mixed keeps to the target, or says that nothing does" {
+  run -0 --separate-stderr convert -n -m 300kB --json
+  [ "$(field weight_bytes <<<"$output")" -le 300000 ] && [ "$(field weight_bytes <<<"$output")" -gt 290000 ]
+  [[ "$stderr" == *estimate* ]]
+  run -1 --separate-stderr convert -n -m 100kB
+  [[ "$stderr" == *"more than the target of 100000" ]]
 }
 
 @test "wrong usage is 2, a failure is 1, both with one sentence" {
@@ -87,6 +95,10 @@ P
   run -2 convert -o "$T/m.zse" --quant head=int8
   run -2 convert -o "$T/m.zse" -g 48
   run -2 convert -o - --json
+  run -1 convert -o "$T/m.zse" --quant mlp=mixed
+  [[ "$output" == *"mlp=mixed"* ]]
+  run -1 convert -o "$T/m.zse" --quality fast --kernels none
+  [[ "$output" == *none* ]]
   run -1 zse-convert /no/such -o "$T/m.zse"
   [ "$output" = "zse-convert: /no/such: No such file or directory" ]
   run -1 zse-convert meta-llama/Llama-3-8B -o "$T/m.zse"
