@@ -76,6 +76,13 @@ P
   [[ "$output" == *"more than the target of 600000"* ]]
 }
 
+@test "a dry run says what is exact for certain" {
+  [ "$(convert -n -q keep --json | field types.0.exact)" = true ]
+  [ "$(convert -n -q f16 --json | field types.0.exact)" = false ]
+  run ! grep rounded <(convert -n)
+  grep -q 'exact$' <(convert -n -q f32)
+}
+
 @test "a dry run of mixed keeps to the target, or says that nothing does" {
   run -0 --separate-stderr convert -n -m 300kB --json
   [ "$(field weight_bytes <<<"$output")" -le 300000 ] && [ "$(field weight_bytes <<<"$output")" -gt 290000 ]
@@ -158,11 +165,12 @@ P
   for signal in INT TERM KILL; do
     # a shell without job control ignores SIGINT in its children; python gives it back
     python3 - "$T" $signal <<'P'
-import signal, subprocess, sys, time
+import glob, signal, subprocess, sys, time
 t, name = sys.argv[1], sys.argv[2]
-p = subprocess.Popen(['zse-convert', 'models/tiny', '-o', t + '/m.zse', '--quality', 'best', '--calibration', t + '/text'], stdout=subprocess.DEVNULL,
+p = subprocess.Popen(['zse-convert', 'models/tiny', '-o', t + '/m.zse', '--quality', 'best', '--calibration', t + '/text', '--threads', '1'], stdout=subprocess.DEVNULL,
                      stderr=subprocess.PIPE, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
-time.sleep(1.0)
+while p.poll() is None and not glob.glob(t + '/.m.zse*'):      # until it writes
+    time.sleep(0.01)
 assert p.poll() is None, 'it was over too soon'
 p.send_signal(getattr(signal, 'SIG' + name))
 err = p.communicate(timeout=60)[1]
