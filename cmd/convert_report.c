@@ -134,6 +134,6 @@ void convert_print_text(const struct convert_options *o, const struct convert_re
     printf(" from %s (%s%s%s), %s\n", cli_bytes(in, r->bytes_in), convert_type_label(r->type), r->n_calibration_tokens ? ", " : "",
            r->n_calibration_tokens ? efforts[r->effort] : "", cli_duration(time, r->seconds));
     for (int i = 0; i < n; i++)
-        printf("  %-8s to %-6s %4d matrices  %9s  %s\n", source_name(pairs[i].source), qtype_info(pairs[i].type)->name, pairs[i].tensors,
-               cli_bytes(out, pairs[i].bytes), pairs[i].exact ? "exact" : "rounded");
+        printf("  %-8s to %-6s %4d matrices  %9s%s\n", source_name(pairs[i].source), qtype_info(pairs[i].type)->name, pairs[i].tensors,
+               cli_bytes(out, pairs[i].bytes), pairs[i].exact ? "  exact" : o->output ? "  rounded" : "");
 }

@@ -198,6 +198,16 @@ static int open_report(struct job *j, struct err *e)
     return 0;
 }
 
+/* What is exact for certain, before anything is encoded. */
+static void foresee_exact(struct job *j)
+{
+    for (int i = 0; i < j->n_plans; i++) {
+        const struct plan *p = &j->plans[i];
+        int from = p->source->type, to = p->m.type;
+        p->report->exact = p->make == MAKE_COPY || (p->make == MAKE_FLOAT && (to == QT_F32 || (to == QT_F16 && from == GGML_F16) || (to == QT_BF16 && from == GGML_BF16)));
+    }
+}
+
 /* Types and sizes, as finally planned. */
 static void fill_report(struct job *j)
 {
@@ -328,8 +338,10 @@ static int run(struct job *j, struct err *e)
             return -1;
     }
     fill_report(j);
-    if (!j->o->output)
+    if (!j->o->output) {
+        foresee_exact(j);
         return 0;
+    }
     if (wants_calibration(j) && calibrate(j, &c, e))
         goto done;
     fill_report(j);
