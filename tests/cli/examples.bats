@@ -25,6 +25,8 @@ run_page() {
   local n=0 line
   while read -r line; do
     n=$((n + 1))
+    # a minute under a sanitizer, and convert.bats has it too
+    [[ -n ${ZSE_SANITIZED-} && $line == *"--quality best"* ]] && continue
     bash -e -o pipefail -c "$line" </dev/null >out 2>err || { echo "$1: $line: exit $?"; cat err; return 1; }
     [ -s out ] || [[ $line == *" -o "* || $line == *cmp* ]] || { echo "$1: $line: said nothing"; return 1; }
   done < <(examples "$1")
