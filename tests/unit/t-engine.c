@@ -14,13 +14,14 @@
 #include "libcommon/base/rng.h"
 #include "libcommon/engine/engine.h"
 
-enum { VOCAB = 12, MAX_LEN = 128, EOS = 8, END = 9 };
+enum { VOCAB = 12, MAX_LEN = 128, EOS = 8, END = 9, LONG = 1 << 16 };
 
 /* ---- the backend ---- */
 
 struct fake {
     struct backend_options o;
-    int32_t *kv;                        /* [n_blocks][16] the token of each position */
+    int32_t *kv;                        /* [n_blocks][16] the token of each position, with LONG where it was rotated by the long factors */
+    int long_from;
     int n_forwards, n_computed, fail_at, nan_at;        /* nan_at: the row of logits that is broken */
     int n_rows, largest_batch;
 };
@@ -28,10 +29,10 @@ static struct fake *last_fake;          /* the one opened last, for the tests to
 
 static void *fake_open(const struct model *m, const struct backend_options *o, struct err *e)
 {
-    (void)m;
     (void)e;
     struct fake *f = calloc(1, sizeof *f);
     f->o = *o;
+    f->long_from = config_long_from(&m->config);
     f->kv = malloc((size_t)o->n_blocks * 16 * sizeof *f->kv);
     memset(f->kv, 0xff, (size_t)o->n_blocks * 16 * sizeof *f->kv);
     f->fail_at = f->nan_at = -1;
@@ -60,12 +61,13 @@ static int fake_forward(void *b, const struct batch *batch, float *logits, struc
         return err_set(e, ERR_DEVICE, "the device fell off the bus");
     for (int i = 0; i < batch->n_items; i++) {
         const struct batch_item *item = &batch->items[i];
+        const int is_long = f->long_from && (item->seq_len ? item->seq_len : item->pos + item->n_tokens) >= f->long_from;
         assert_true(item->n_tokens >= 1);
         n_tokens += item->n_tokens;
         for (int t = 0; t < item->n_tokens; t++) {
             int pos = item->pos + t;
             assert_in_range(item->table[pos / 16], 0, f->o.n_blocks - 1);
-            f->kv[item->table[pos / 16] * 16 + pos % 16] = item->tokens[t];
+            f->kv[item->table[pos / 16] * 16 + pos % 16] = item->tokens[t] | (is_long ? LONG : 0);
         }
     }
     for (int i = 0; i < batch->n_items; i++) {          /* after all writes: two sequences in one block would show */
@@ -636,6 +638,54 @@ static void test_no_allocation(void **state)
     engine_close(g);
 }
 
+/* LongRoPE: the answer is that of sequences computed with one kind of factors from their first token on, also where it grows over the
+ * limit, where a prompt comes in pieces, and where a conversation goes on beyond it. */
+static void test_long_rope(void **state)
+{
+    (void)state;
+    enum { ORIGINAL = 40, N = 30, MORE = 25 };
+    static struct answer a, b, want;
+    static int32_t ids[MAX_LEN];
+    float factors[4] = { 0 };
+    struct err e;
+    struct request_stats s;
+    struct rng r = { 23 };
+    model.config.n_ropes = 1;
+    model.config.ropes[0] = (struct rope){ .inv_freq_long = factors, .original_max = ORIGINAL };
+    for (int i = 0; i < MAX_LEN; i++)
+        ids[i] = (int32_t)(rng_u64(&r) % VOCAB);
+    struct engine *g = open_engine(2, 7, 16);
+    struct request_params p = params(ids, N, &a);
+    p.max_tokens = MORE;
+    p.ignore_eos = 1;
+    p.keep = 1;
+    struct request *kept = engine_submit(g, &p, &e);
+    run_to_end(g);
+    assert_int_equal(a.n, MORE);
+    assert_int_equal(last_fake->n_computed, N + MORE - 1 + ORIGINAL);   /* at 41 tokens the 40 before are computed again */
+    memcpy(ids + N, a.ids, sizeof *ids * MORE);
+    for (int i = 0; i < MORE; i++) {                                    /* each token as the first of an answer of its own */
+        struct request_params one = params(ids, N + i, &want);
+        one.max_tokens = 1;
+        alone(&one, &want);
+        assert_int_equal(want.ids[0], a.ids[i]);
+    }
+    static const struct { int n, cached; } turns[] = { { 60, N + MORE - 1 }, { 41, 40 }, { 35, 0 }, { 38, 35 }, { 70, 0 } };
+    for (size_t i = 0; i < sizeof turns / sizeof *turns; i++) {
+        struct request_params q = params(ids, turns[i].n, &b);
+        q.max_tokens = 1;
+        q.keep = 1;
+        assert_non_null(kept = engine_continue(g, kept, &q, &e));
+        run_to_end(g);
+        request_stats(kept, &s);
+        assert_int_equal(s.n_cached, turns[i].cached);
+        alone(&q, &want);
+        assert_same(&b, &want);
+    }
+    engine_close(g);
+    model.config.n_ropes = 0;
+}
+
 /* Activations of a step stay within 24 MB or so: a large model gets smaller steps, down to 32 tokens; what the caller wants counts. */
 static void test_step_size(void **state)
 {
@@ -669,7 +719,7 @@ int main(void)
         cmocka_unit_test(test_schedules), cmocka_unit_test(test_ends), cmocka_unit_test(test_stop_strings), cmocka_unit_test(test_cancel),
         cmocka_unit_test(test_continue), cmocka_unit_test(test_evict_kept), cmocka_unit_test(test_refused), cmocka_unit_test(test_failures),
         cmocka_unit_test(test_logits), cmocka_unit_test(test_penalties), cmocka_unit_test(test_no_allocation),
-        cmocka_unit_test(test_step_size),
+        cmocka_unit_test(test_long_rope), cmocka_unit_test(test_step_size),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
