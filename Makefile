@@ -46,6 +46,9 @@ $(B)/zse-%: $(B)/cmd/zse-%.o $(patsubst %.c,$(B)/%.o,$(CMD)) $(B)/libzse.a
 $(B)/tests/unit/t-%: $(B)/tests/unit/t-%.o $(B)/libzse.a
 	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $^ $(PKG_LIBS) -lcmocka -lm
 
+$(B)/tests/bench/%: $(B)/tests/bench/%.o $(B)/libzse.a
+	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $^ $(PKG_LIBS) -lm
+
 unit: $(UNIT)
 
 check: all $(UNIT)
@@ -79,4 +82,4 @@ clean:
 
 .PHONY: all unit check completions install uninstall clean
 .SECONDARY:
--include $(OBJS:.o=.d)
+-include $(OBJS:.o=.d) $(wildcard $(B)/tests/bench/*.d)
