@@ -34,6 +34,14 @@ long_options() { grep -oE '^ +(-[A-Za-z], )?--[a-z0-9-]+' | grep -oE -- '--[a-z0
   done
 }
 
+@test "the man page of zse-info names the options of its commands" {
+  for c in tokenize detokenize render; do
+    for option in $(zse-info $c --help | long_options); do
+      grep -qE "Fl $(sed 's/^-//' <<<"$option")( |$)" man/zse-info.1 || { echo "$c $option"; return 1; }
+    done
+  done
+}
+
 @test "the completions are what make-completions writes from --help" {
   for p in $(programs); do
     scripts/make-completions "$(command -v "$p")" "$BATS_TEST_TMPDIR"
