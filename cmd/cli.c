@@ -215,10 +215,12 @@ static void on_signal(int number)
 
 void cli_catch_interrupt(void)
 {
-    struct sigaction a = { .sa_handler = on_signal, .sa_flags = (int)SA_RESETHAND };     /* a second Ctrl-C ends the program at once */
+    static const int numbers[] = { SIGINT, SIGTERM };
+    struct sigaction a = { .sa_handler = on_signal, .sa_flags = (int)SA_RESETHAND }, old;     /* a second Ctrl-C ends the program at once */
     sigemptyset(&a.sa_mask);
-    sigaction(SIGINT, &a, NULL);
-    sigaction(SIGTERM, &a, NULL);
+    for (int i = 0; i < 2; i++)
+        if (sigaction(numbers[i], NULL, &old) == 0 && old.sa_handler != SIG_IGN)                /* nohup, and jobs in the background of a script */
+            sigaction(numbers[i], &a, NULL);
 }
 
 int cli_interrupted(void)
