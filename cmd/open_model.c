@@ -1,6 +1,8 @@
 #include "cmd/open_model.h"
 
+#include <dirent.h>
 #include <errno.h>
+#include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -88,7 +90,37 @@ static int make_folders(char *path, struct err *e)
     return 0;
 }
 
-/* CACHE/zse/KEY-TYPE.zse, its folders made.  Caller frees. */
+/* FNV-1a over a file's name, size and time of change. */
+static uint64_t file_stamp(const char *name, const struct stat *st)
+{
+    uint64_t facts[3] = { (uint64_t)st->st_size, (uint64_t)st->st_mtim.tv_sec, (uint64_t)st->st_mtim.tv_nsec }, h = 0xcbf29ce484222325u;
+    const unsigned char *parts[2] = { (const unsigned char *)name, (const unsigned char *)facts };
+    size_t sizes[2] = { strlen(name), sizeof facts };
+    for (int k = 0; k < 2; k++)
+        for (size_t i = 0; i < sizes[k]; i++)
+            h = (h ^ parts[k][i]) * 0x100000001b3u;
+    return h;
+}
+
+/* When the weights at path (a file, or a folder's safetensors) last changed, as one number.  source_key reads samples of large tensors;
+ * this notices an edit between the samples. */
+static uint64_t weights_stamp(const char *path)
+{
+    struct stat st;
+    DIR *dir = opendir(path);
+    uint64_t sum = 0;
+    if (!dir)
+        return stat(path, &st) == 0 ? file_stamp("", &st) : 0;
+    for (struct dirent *d; (d = readdir(dir));) {
+        const char *end = strrchr(d->d_name, '.');
+        if (end && strcmp(end, ".safetensors") == 0 && fstatat(dirfd(dir), d->d_name, &st, 0) == 0)
+            sum += file_stamp(d->d_name, &st);
+    }
+    closedir(dir);
+    return sum;
+}
+
+/* CACHE/zse/KEY-STAMP-TYPE-VERSION.zse, its folders made.  Caller frees. */
 static char *cache_path(const char *source, const char *type, struct err *e)
 {
     const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
@@ -105,7 +137,8 @@ static char *cache_path(const char *source, const char *type, struct err *e)
     source_close(s);
     if (rc != 0)
         return NULL;
-    if (asprintf(&path, "%s%s/zse/%s-%s-%s.zse", in_home ? home : cache, in_home ? "/.cache" : "", key, type, ZSE_VERSION) < 0) {
+    if (asprintf(&path, "%s%s/zse/%s-%016" PRIx64 "-%s-%s.zse", in_home ? home : cache, in_home ? "/.cache" : "", key, weights_stamp(source), type,
+                 ZSE_VERSION) < 0) {
         err_nomem(e, "path");
         return NULL;
     }
