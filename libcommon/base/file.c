@@ -1,10 +1,12 @@
 #include "libcommon/base/file.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -108,6 +110,49 @@ fail:
     return NULL;
 }
 
+/* Remove what writers of the same name left behind when they were killed: temporaries that nobody holds a lock on. */
+static void sweep(const struct atomic_file *f)
+{
+    const char *name = strrchr(f->temp, '/');
+    char *dir = name ? strndup(f->temp, (size_t)(name - f->temp) + 1) : strdup(".");
+    name = name ? name + 1 : f->temp;
+    size_t n = strlen(name);
+    DIR *d = dir ? opendir(dir) : NULL;
+    free(dir);
+    if (!d)
+        return;
+    for (struct dirent *x; (x = readdir(d));) {
+        if (strlen(x->d_name) != n || strncmp(x->d_name, name, n - 6) != 0 || strcmp(x->d_name, name) == 0)
+            continue;
+        int fd = openat(dirfd(d), x->d_name, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+        if (fd < 0)
+            continue;
+        if (flock(fd, LOCK_EX | LOCK_NB) == 0)
+            unlinkat(dirfd(d), x->d_name, 0);
+        close(fd);
+    }
+    closedir(d);
+}
+
+/* A new temporary with our lock on it.  Another writer's sweep may take it away between its making and its locking: then another one. */
+static int make_temp(struct atomic_file *f, struct err *e)
+{
+    size_t n = strlen(f->temp);
+    struct stat st;
+    for (int tries = 0; tries < 100; tries++) {
+        memcpy(f->temp + n - 6, "XXXXXX", 6);
+        f->fd = mkstemp(f->temp);
+        if (f->fd < 0)
+            break;
+        (void)flock(f->fd, LOCK_EX | LOCK_NB);      /* where locks do not exist, nobody can take one on it either */
+        if (fstat(f->fd, &st) == 0 && st.st_nlink > 0)
+            return 0;
+        close(f->fd);
+        f->fd = -1;
+    }
+    return err_sys(e, "%s", f->path);
+}
+
 int atomic_open(struct atomic_file *f, const char *path, struct err *e)
 {
     struct stat st;
@@ -123,14 +168,13 @@ int atomic_open(struct atomic_file *f, const char *path, struct err *e)
         atomic_abort(f);
         return err_nomem(e, path);
     }
-    f->fd = mkstemp(f->temp);
-    if (f->fd < 0) {
-        err_sys(e, "%s", path);
+    if (make_temp(f, e) < 0) {
         free(f->temp);
         f->temp = NULL;
         atomic_abort(f);
         return -1;
     }
+    sweep(f);
     fcntl(f->fd, F_SETFD, FD_CLOEXEC);
     mode_t mask = umask(0);
     umask(mask);

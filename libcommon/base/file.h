@@ -27,9 +27,10 @@ void map_close(struct map *m);
 /* Read a small text file whole, '\0' appended (not counted).  Refuses more than max bytes.  Caller frees. */
 char *file_read(const char *path, size_t max, size_t *size, struct err *e);
 
-/* A new file that is invisible under its final name until atomic_commit: written as
- * DIR/.NAME.zse-XXXXXX, then fsync, rename, fsync of DIR.  atomic_abort (or a crash) leaves the old file
- * untouched; abort also removes the temporary.  Targets that are no regular files, or in a folder that is not writable, fail at open. */
+/* A new file that is invisible under its final name until atomic_commit: written as DIR/.NAME.zse-XXXXXX, then
+ * fsync, rename, fsync of DIR.  atomic_abort (or a crash) leaves the old file untouched; abort removes the
+ * temporary, the next atomic_open of the name those that a crash left (a living writer holds a lock on its own).
+ * Targets that are no regular files, or in a folder that is not writable, fail at open. */
 struct atomic_file {
     int fd;
     char *path, *temp;      /* owned */

@@ -182,6 +182,9 @@ P
     cmp "$T/m.zse" "$T/old"
     [ $signal = KILL ] || [ "$(find "$T" -name '.m.zse*' | wc -l)" = 0 ]
   done
+  [ "$(find "$T" -name '.m.zse*' | wc -l)" = 1 ]
+  convert -o "$T/m.zse" --force --quality fast >/dev/null       # the next writer sweeps up after the killed one
+  [ "$(find "$T" -name '.m.zse*' | wc -l)" = 0 ]
 }
 
 @test "-o - writes to a pipe" {
