@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "libcommon/convert/assemble.h"
+#include "libcommon/convert/big.h"
 #include "libcommon/convert/calibrate.h"
 #include "libcommon/convert/gptq.h"
 
@@ -53,7 +54,7 @@ static int encode_rest(struct job *j, struct calibration *c, int layer, struct e
         struct plan *p = &j->plans[i];
         if (p->spec->layer != layer || (p->make == MAKE_QUANT && p->input >= 0))
             continue;
-        struct memory m = { .data = aligned_alloc(64, (p->m.size + 63) / 64 * 64 + 64) };
+        struct memory m = { .data = big_alloc(p->m.size) };
         uint64_t done = j->done;
         if (!m.data)
             return err_nomem(e, p->source->name);
@@ -184,7 +185,7 @@ static int open_workers(struct tiles *s, int n, struct err *e)
     s->workers = calloc((size_t)n, sizeof *s->workers);
     s->stats = calloc((size_t)m->n_tiles, sizeof *s->stats);
     s->errors = calloc((size_t)m->n_tiles, sizeof *s->errors);
-    s->p->data = aligned_alloc(64, (m->size + 63) / 64 * 64);
+    s->p->data = big_alloc(m->size);
     if (!s->workers || !s->stats || !s->errors || !s->p->data)
         return err_nomem(e, s->p->source->name);
     for (int i = 0; i < n; i++) {
@@ -286,7 +287,7 @@ int best_layer(struct job *j, struct calibration *c, int layer, struct err *e)
     int rc = calibrate_load(j, c, layer, e);
     for (int i = 0; i < N_INPUTS && rc == 0; i++) {
         kept[i] = (struct inputs){ .n = width[i], .ld = linalg_pad(width[i]) };
-        kept[i].x = calloc(n_tokens * (size_t)kept[i].ld, sizeof *kept[i].x);
+        kept[i].x = big_alloc(n_tokens * (size_t)kept[i].ld * sizeof *kept[i].x);
         if (!kept[i].x)
             rc = err_nomem(e, "the inputs of a layer");
     }
@@ -305,6 +306,6 @@ int best_layer(struct job *j, struct calibration *c, int layer, struct err *e)
         rc = advance(j, c, layer, e);
     calibrate_unload(c);
     for (int i = 0; i < N_INPUTS; i++)
-        free(kept[i].x);
+        big_free(kept[i].x);
     return rc;
 }

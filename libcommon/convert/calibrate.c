@@ -6,6 +6,7 @@
 
 #include "libcommon/base/file.h"
 #include "libcommon/convert/assemble.h"
+#include "libcommon/convert/big.h"
 #include "libcommon/convert/tokenizer_source.h"
 #include "libcommon/quant/ggml.h"
 #include "libcommon/quant/quantize.h"
@@ -92,7 +93,7 @@ void *calibrate_alloc(struct calibration *c, size_t size, struct err *e)
         c->blocks = blocks;
         c->room = room;
     }
-    void *p = size > SIZE_MAX - 63 ? NULL : aligned_alloc(64, (size + 63) / 64 * 64 + 64);
+    void *p = big_alloc(size);
     if (!p)
         err_nomem(e, "weights for calibration");
     else
@@ -103,7 +104,7 @@ void *calibrate_alloc(struct calibration *c, size_t size, struct err *e)
 void calibrate_unload(struct calibration *c)
 {
     while (c->n_blocks > 0)
-        free(c->blocks[--c->n_blocks]);
+        big_free(c->blocks[--c->n_blocks]);
 }
 
 struct loader { const struct rows *rows; struct mat m; uint8_t *to; float *x; struct err *errors; };

@@ -13,6 +13,7 @@
 
 #include "libcommon/base/clock.h"
 #include "libcommon/convert/assemble.h"
+#include "libcommon/convert/big.h"
 #include "libcommon/convert/describe.h"
 #include "libcommon/convert/job.h"
 #include "libcommon/format/zfile.h"
@@ -264,7 +265,7 @@ static int write_tensors(struct job *j, struct zwriter *w, struct calibration *c
         }
         if (begin_tensor(w, p, e) || encode_tensor(j, p, sink, w, e))
             return -1;
-        free(p->data);
+        big_free(p->data);
         p->data = NULL;
     }
     return 0;
@@ -355,7 +356,7 @@ done:
 void job_close(struct job *j)
 {
     for (int i = 0; i < j->n_plans; i++)
-        free(j->plans[i].data);
+        big_free(j->plans[i].data);
     for (int i = 0; j->calib && i < j->config.n_layers; i++) {
         for (int k = 0; k < N_INPUTS; k++) {
             free(j->calib[i].strength[k]);

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "libcommon/convert/big.h"
 #include "libcommon/convert/job.h"
 #include "libcommon/quant/ggml.h"
 #include "libcommon/quant/half.h"
@@ -206,7 +207,7 @@ static int open_workers(struct encoder *c, struct err *e)
     c->batch = (int)(fit < least ? least : fit > 4096 ? 4096 : fit);
     if (c->batch > m->n_tiles)
         c->batch = m->n_tiles;
-    c->tiles = aligned_alloc(64, ((size_t)c->batch * m->tile_bytes + 63) / 64 * 64);
+    c->tiles = big_alloc((size_t)c->batch * m->tile_bytes);
     c->stats = calloc((size_t)c->batch, sizeof *c->stats);
     c->errors = calloc((size_t)c->batch, sizeof *c->errors);
     if (!c->workers || !c->tiles || !c->stats || !c->errors)
@@ -230,7 +231,7 @@ static void close_workers(struct encoder *c)
         qrow_release(&c->workers[i].q);
     }
     free(c->workers);
-    free(c->tiles);
+    big_free(c->tiles);
     free(c->stats);
     free(c->errors);
 }

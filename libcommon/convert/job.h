@@ -29,7 +29,7 @@ struct plan {
     int input;              /* enum input, -1: none */
     int fixed;              /* type chosen by --skip or --quant: mixed leaves it alone */
     uint64_t source_bytes;  /* the share of the source tensor */
-    uint8_t *data;          /* ready-made bytes (best), owned; NULL: made on the way out */
+    uint8_t *data;          /* ready-made bytes (best), owned, of big_alloc; NULL: made on the way out */
     struct convert_tensor *report;
 };
 

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "libcommon/convert/big.h"
 #include "libcommon/convert/job.h"
 #include "libcommon/quant/quantize.h"
 
@@ -79,7 +80,7 @@ static void measure_tensor(void *arg, int i, int thread)
     int known = encode_importance(s->j, c->p, importance);
     for (int k = 0; k < N_STEPS && rc == 0; k++)
         rc = try_type(c, k, x, known ? importance : NULL, n, decoded, &c->e);
-    free(rows.whole);
+    big_free(rows.whole);
     free(x);
 }
 

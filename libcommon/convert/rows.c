@@ -1,7 +1,8 @@
 #include "libcommon/convert/rows.h"
 
 #include <inttypes.h>
-#include <stdlib.h>
+
+#include "libcommon/convert/big.h"
 
 int64_t row_map_at(const struct row_map *m, int64_t i)
 {
@@ -31,11 +32,11 @@ int rows_open(struct rows *r, const struct source *s, const struct source_tensor
                        s->path, t->name, height, width, rows, cols);
     if (!vector && !map->transposed)
         return 0;
-    if ((uint64_t)n > SIZE_MAX / sizeof *r->whole || !(r->whole = malloc((size_t)n * sizeof *r->whole)))
+    if ((uint64_t)n > SIZE_MAX / sizeof *r->whole || !(r->whole = big_alloc((size_t)n * sizeof *r->whole)))
         return err_nomem(e, t->name);
     if (source_read(s, t, 0, height, r->whole, 1, e) == 0)
         return 0;
-    free(r->whole);
+    big_free(r->whole);
     r->whole = NULL;
     return -1;
 }
@@ -64,7 +65,7 @@ int rows_read(const struct rows *r, int64_t row, int64_t n, float *out, struct e
 
 void rows_close(struct rows *r)
 {
-    free(r->whole);
+    big_free(r->whole);
     r->whole = NULL;
     if (r->source && r->tensor)
         source_drop(r->source, r->tensor);
