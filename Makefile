@@ -52,7 +52,8 @@ $(B)/tests/bench/%: $(B)/tests/bench/%.o $(B)/libzse.a
 unit: $(UNIT)
 
 check: all $(UNIT)
-	B=$(B) tests/run $(UNIT)
+	B=$(B) tests/run $(UNIT) | tee $(B)/check.tap | tests/lib/show
+	tests/lib/count $(B)/check.tap
 
 MAN  := $(wildcard man/*.[157])
 install: all
