@@ -21,15 +21,13 @@ struct run { double prefill_s, decode_s, first_s, total_s; };
 struct heard { int n_first, bad; struct err error; };
 struct voice { struct heard *all; int n; };
 
-static void hear(void *user, int32_t id, const char *text, size_t size, enum finish finish, const struct err *error)
+static void hear(void *user, const struct token_event *ev)
 {
     struct voice *v = user;
-    (void)text;
-    (void)size;
-    v->all->n_first += id >= 0 && v->n++ == 0;
-    if (finish == FINISH_ERROR) {
+    v->all->n_first += ev->id >= 0 && v->n++ == 0;
+    if (ev->finish == FINISH_ERROR) {
         v->all->bad = 1;
-        v->all->error = *error;
+        v->all->error = *ev->error;
     }
 }
 
@@ -41,7 +39,8 @@ static int one_run(const struct bench_options *o, struct engine *g, const int32_
     uint64_t start = clock_ns(), first = 0;
     for (int i = 0; i < o->batch; i++) {
         voices[i] = (struct voice){ &heard, 0 };
-        struct request_params p = { .ids = ids + i * n_ids, .n_ids = n_ids, .sampling = sampling_defaults(), .ignore_eos = 1, .on_token = hear, .user = &voices[i] };
+        struct request_params p = { .ids = ids + i * n_ids, .n_ids = n_ids, .sampling = sampling_defaults(), .ignore_eos = 1, .n_logprobs = -1,
+                                    .on_token = hear, .user = &voices[i] };
         p.sampling.temperature = 0;
         if (!(requests[i] = engine_submit(g, &p, e)))
             return -1;

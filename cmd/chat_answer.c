@@ -7,7 +7,8 @@
 
 const char *finish_name(enum finish f)
 {
-    static const char *const names[] = { [FINISH_NONE] = "none", [FINISH_STOP] = "stop", [FINISH_LENGTH] = "length", [FINISH_CANCELLED] = "cancelled", [FINISH_ERROR] = "error" };
+    static const char *const names[] = { [FINISH_NONE] = "none", [FINISH_STOP] = "stop", [FINISH_LENGTH] = "length", [FINISH_CANCELLED] = "cancelled", [FINISH_ERROR] = "error",
+                                         [FINISH_DEADLINE] = "deadline" };
     return names[f];
 }
 
@@ -30,9 +31,11 @@ void chat_write(const char *text, size_t size)
         fwrite(text, 1, size, stdout);
 }
 
-static void hear(void *user, int32_t id, const char *text, size_t size, enum finish finish, const struct err *error)
+static void hear(void *user, const struct token_event *ev)
 {
     struct answer *a = user;
+    int32_t id = ev->id;
+    size_t size = ev->size;
     if (a->size + size + 1 > a->room) {
         size_t room = 2 * a->room + size + 256;
         char *p = realloc(a->text, room);
@@ -52,7 +55,7 @@ static void hear(void *user, int32_t id, const char *text, size_t size, enum fin
             a->ids = p, a->ids_room = room;
     }
     if (size) {
-        memcpy(a->text + a->size, text, size);
+        memcpy(a->text + a->size, ev->text, size);
         a->size += size;
     }
     if (a->text)
@@ -60,21 +63,21 @@ static void hear(void *user, int32_t id, const char *text, size_t size, enum fin
     if (id >= 0)
         a->ids[a->n_ids++] = id;
     if (a->stream && size) {
-        chat_write(text, size);
+        chat_write(ev->text, size);
         fflush(stdout);
     }
-    a->finish = finish;
-    if (finish == FINISH_NONE)
+    a->finish = ev->finish;
+    if (a->finish == FINISH_NONE)
         return;
     request_stats(a->request, &a->stats);
-    if (error)
-        a->error = *error;
+    if (ev->error)
+        a->error = *ev->error;
 }
 
 int answer_start(struct answer *a, struct engine *g, struct request *kept, const struct chat_options *o, const int32_t *ids, int n, int keep, struct err *e)
 {
     const struct request_params p = { .ids = ids, .n_ids = n, .sampling = o->sampling, .max_tokens = o->max_tokens, .stop = o->stop, .n_stop = o->n_stop,
-                                      .ignore_eos = o->ignore_eos, .on_token = hear, .user = a, .keep = keep };
+                                      .ignore_eos = o->ignore_eos, .n_logprobs = -1, .on_token = hear, .user = a, .keep = keep };
     struct request *r = kept ? engine_continue(g, kept, &p, e) : engine_submit(g, &p, e);
     if (!r)
         return -1;

@@ -30,7 +30,7 @@ struct request {
     int32_t *stop_ids; int n_stop_ids;  /* stop strings that are one special token: these never appear in the text */
     int ignore_eos, keep, cancelled;
     int planned;                        /* tokens of this step */
-    void (*on_token)(void *user, int32_t id, const char *text, size_t size, enum finish finish, const struct err *error);
+    void (*on_token)(void *user, const struct token_event *ev);
     void *user;
     uint64_t submitted_ns, started_ns, first_ns, last_ns;
 };
@@ -47,6 +47,7 @@ struct engine {
     struct request **batched;           /* [max_seqs] whose item is items[i] */
     struct batch_item *items;           /* [max_seqs] */
     float *logits;                      /* [max_seqs, vocab_size] */
+    struct engine_limits limits;
     uint64_t orders, steps, tokens;
 };
 
@@ -102,6 +103,7 @@ struct engine *engine_open(const struct model *m, const struct tokenizer *t, con
     g->max_tokens = o->max_tokens > 0 ? o->max_tokens : default_tokens(c, o->n_threads);
     if (g->max_tokens < g->max_seqs)
         g->max_tokens = g->max_seqs;
+    g->limits = (struct engine_limits){ .max_running = g->max_seqs, .max_waiting = o->max_waiting };
     if (c->max_len > 0 && g->max_len > c->max_len) {
         err_set(e, ERR_LIMIT, "a context of %d tokens, expected at most the model's %d", g->max_len, c->max_len);
         goto fail;
@@ -125,6 +127,20 @@ fail:
     engine_close(g);
     return NULL;
 }
+
+int engine_set_limits(struct engine *g, const struct engine_limits *l, struct err *e)
+{
+    if (l->max_running < 1 || l->max_running > g->max_seqs)
+        return err_set(e, ERR_LIMIT, "max_running is %d, expected 1 to %d", l->max_running, g->max_seqs);
+    if (l->chunk < 0 || l->chunk > g->max_tokens)
+        return err_set(e, ERR_LIMIT, "chunk is %d, expected 0 to %d", l->chunk, g->max_tokens);
+    if (l->max_waiting < 0)
+        return err_set(e, ERR_LIMIT, "max_waiting is %d, expected 0 or more", l->max_waiting);
+    g->limits = *l;
+    return 0;
+}
+
+void engine_limits(const struct engine *g, struct engine_limits *l) { *l = g->limits; }
 
 static void free_request(struct engine *g, struct request *r)
 {
@@ -201,6 +217,8 @@ static int check_params(const struct engine *g, const struct request_params *p, 
             return err_set(e, ERR_LIMIT, "token %d of the prompt is %d, expected 0 to %d", i, (int)p->ids[i], g->vocab_size - 1);
     if (p->max_tokens < 0)
         return err_set(e, ERR_LIMIT, "max_tokens is %d, expected 0 or more", p->max_tokens);
+    if (p->n_logprobs >= 0 || p->embed || p->priority || p->deadline_ns || p->constraint || p->n > 1)
+        return err_set(e, ERR_UNSUPPORTED, "logprobs, embed, priority, deadline, constraint and n > 1 are not done yet");
     return 0;
 }
 
@@ -315,7 +333,7 @@ static void finish(struct engine *g, struct request *r, int32_t id, const char *
         insert(&g->kept, r);
     }
     if (r->on_token)
-        r->on_token(r->user, id, text, size, why, error);
+        r->on_token(r->user, &(struct token_event){ .id = id, .text = text, .size = size, .finish = why, .error = error });
     if (!keep)
         free_request(g, r);
 }
@@ -380,7 +398,7 @@ static void preempt(struct engine *g, struct request *r)
 /* Let waiting requests begin, in order, as long as their whole sequence and one block more would fit now. */
 static void admit(struct engine *g)
 {
-    while (g->waiting && g->n_running < g->max_seqs) {
+    while (g->waiting && g->n_running < g->limits.max_running) {
         struct request *r = g->waiting;
         int missing = n_blocks(r->n_ids + 1) - r->kv.n_blocks;
         while (missing > kv_pool_free(g->pool) && evict(g, g->kept, 0))
@@ -482,7 +500,7 @@ static void deliver(struct engine *g, struct request *r, float *logits)
     if (last || stopped)
         finish(g, r, id, text, size, ended || stopped ? FINISH_STOP : FINISH_LENGTH, NULL);
     else if (r->on_token)
-        r->on_token(r->user, id, text, size, FINISH_NONE, NULL);
+        r->on_token(r->user, &(struct token_event){ .id = id, .text = text, .size = size });
 }
 
 static int n_waiting(const struct engine *g)
@@ -527,6 +545,8 @@ int engine_step(struct engine *g, struct err *e)
 void request_stats(const struct request *r, struct request_stats *s)
 {
     *s = (struct request_stats){ .n_prompt = r->n_prompt, .n_cached = r->n_cached, .n_generated = r->n_ids - r->n_prompt };
+    if (r->started_ns)
+        s->queue_s = (double)(r->started_ns - r->submitted_ns) * 1e-9;
     if (r->first_ns) {
         s->prefill_s = (double)(r->first_ns - r->started_ns) * 1e-9;
         s->decode_s = (double)(r->last_ns - r->first_ns) * 1e-9;

@@ -1,7 +1,8 @@
 /* engine.h - requests in, tokens out: the scheduler and the step that zse-chat, zse-bench and zse-serve all drive.
  *
- * One thread calls engine_step(); each step makes one ragged batch of all running requests (decoding ones first, then prompts in chunks), runs it on the
- * backend, samples, and tells each request's callback.  Requests join and leave between steps.  A request's output does not depend on the others. */
+ * One thread calls everything here.  Each engine_step() makes one ragged batch of all running requests (decoding ones first, then prompts in chunks), runs
+ * it on the backend, samples, and tells each request's callback.  Requests join and leave between steps.  A request's output depends neither on the others
+ * nor on chunks, preemption or the prefix cache. */
 #ifndef ZSE_ENGINE_ENGINE_H
 #define ZSE_ENGINE_ENGINE_H
 
@@ -10,6 +11,7 @@
 
 #include "libcommon/base/err.h"
 #include "libcommon/engine/backend.h"
+#include "libcommon/engine/constraint.h"
 #include "libcommon/engine/sampler.h"
 #include "libcommon/model/model.h"
 #include "libcommon/token/tokenizer.h"
@@ -21,6 +23,8 @@ struct engine_options {
     int max_len;                    /* tokens a sequence may reach; 0: the model's max_len, at most 8192 */
     int max_seqs;                   /* requests that run together; 0: 1 */
     int max_tokens;                 /* tokens of one step; 0: 512, or what 24 MB of activations allow */
+    int max_waiting;                /* requests that wait for their turn; 0: any number */
+    int no_prefix_cache;            /* every prompt is computed from its first token */
     int exact;
     const char *kernels;
     size_t kv_bytes;                /* 0: enough for max_seqs x max_len */
@@ -29,9 +33,36 @@ struct engine_options {
 struct engine;
 /* tokenizer may be NULL when no stop strings are used and no text is asked for. model and tokenizer are borrowed. */
 struct engine *engine_open(const struct model *m, const struct tokenizer *t, const struct engine_options *o, struct err *e);
-void engine_close(struct engine *g);
+void engine_close(struct engine *g);        /* requests that are still there go without a last callback */
 
-enum finish { FINISH_NONE, FINISH_STOP, FINISH_LENGTH, FINISH_CANCELLED, FINISH_ERROR };
+/* At run time; takes effect with the next step. */
+struct engine_limits {
+    int max_running;                /* 1 to max_seqs of the options */
+    int chunk;                      /* prompt tokens of a step while answers run, 1 to max_tokens; 0: as many as keep their pace, by measured time */
+    int max_waiting;                /* 0: any number */
+};
+int engine_set_limits(struct engine *g, const struct engine_limits *l, struct err *e);
+void engine_limits(const struct engine *g, struct engine_limits *l);
+
+enum finish { FINISH_NONE, FINISH_STOP, FINISH_LENGTH, FINISH_CANCELLED, FINISH_ERROR, FINISH_DEADLINE };
+
+/* What a callback hears of.  All pointers are borrowed for the call. */
+struct token_event {
+    int32_t id;                         /* -1: no token belongs to this call */
+    const char *text; size_t size;      /* that became certain; may be empty (always, without a tokenizer and for tokens of the prompt) */
+    enum finish finish;                 /* not FINISH_NONE: the last call */
+    const struct err *error;            /* with FINISH_ERROR */
+    /* With n_logprobs >= 0, else 0 and NULL: natural logarithms of the model's own distribution at this position, before bias, penalties, constraint and
+     * temperature.  top: the n_top likeliest, likeliest first, ties by lower id; the chosen one may be missing from them. */
+    float logprob;
+    const struct top_logprob *top; int n_top;
+    int is_prompt;                      /* prompt_logprobs: id is a token of the prompt (its first has no logprob: NAN, n_top 0) */
+    const float *embedding; int n_embedding;    /* with `embed`, in the last call: hidden_size values of length 1 */
+};
+
+enum embed { EMBED_NONE, EMBED_MEAN, EMBED_LAST };
+
+enum { MAX_PRIORITY = 1000, AGEING_S = 10 };
 
 struct request_params {
     const int32_t *ids; int n_ids;              /* the prompt; copied */
@@ -39,38 +70,63 @@ struct request_params {
     int max_tokens;                             /* of the answer; 0: until the context is full */
     const char *const *stop; int n_stop;        /* stop strings: end the answer, are not part of it, may span tokens; copied */
     int ignore_eos;
-    /* Called from engine_step for every token: its text that became certain (may be empty; NULL tokenizer: always empty).
-     * With finish != FINISH_NONE it is the last call; id is -1 when no token belongs to it. An EOS has no text of its own; the last call also
-     * brings what was held back because a stop string could have begun with it. */
-    void (*on_token)(void *user, int32_t id, const char *text, size_t size, enum finish finish, const struct err *error);
+    int n_logprobs;                             /* -1: none; 0 to MAX_TOP_LOGPROBS: of the chosen token, and of so many likeliest ones */
+    int prompt_logprobs;                        /* the same for each token of the prompt, before the answer's first; needs n_logprobs >= 0, and computes
+                                                 * the whole prompt */
+    enum embed embed;                           /* no answer: the final hidden states, pooled (mean or last token) and scaled to length 1 */
+    int priority;                               /* -MAX_PRIORITY to MAX_PRIORITY: higher first.  AGEING_S seconds of waiting count as one more, so that nothing starves */
+    uint64_t deadline_ns;                       /* clock_ns() at which it ends with FINISH_DEADLINE; 0: none */
+    const struct constraint *constraint;        /* NULL: none; see there for ownership */
+    /* Called from engine_step for every token.  An EOS has no text of its own; the last call also brings what was held back because a stop string could have
+     * begun with it.  It may call engine_submit and engine_cancel, not engine_step or engine_close. */
+    void (*on_token)(void *user, const struct token_event *ev);
     void *user;
+    /* Several answers to one prompt, which is computed once.  Each is a request of its own: callbacks, cancel and figures. */
+    int n;                                      /* 0: 1 */
+    void *const *users;                         /* [n] instead of user; NULL: user for all */
+    const uint64_t *seeds;                      /* [n]; NULL: sampling.seed + i */
+    struct request **requests;                  /* [n] filled in; may be NULL */
     int keep;                                   /* keep the sequence's KV after the end, so that a following request may begin with it (conversations) */
 };
 
 struct request;
-/* Refused at once: empty prompt, ids outside the vocabulary, prompt longer than max_len, sampling out of range. The request belongs to the engine; it is freed after its last callback unless
+/* The first of its n requests.  Refused at once: empty prompt, ids outside the vocabulary, prompt longer than max_len, parameters out of range, more than max_waiting
+ * requests waiting (ERR_LIMIT, all).  The request belongs to the engine; it is freed after its last callback unless
  * keep is set, then by engine_forget. */
 struct request *engine_submit(struct engine *g, const struct request_params *p, struct err *e);
 /* A new request that continues `kept`: ids is the whole conversation; the longest common prefix with what kept holds is not computed again. Consumes kept; if it
- * is refused, kept stays. */
+ * is refused, kept stays.  (Only zse-chat uses keep, engine_continue and engine_forget, until the prefix cache does it.) */
 struct request *engine_continue(struct engine *g, struct request *kept, const struct request_params *p, struct err *e);
+/* Its memory is free at once; the last callback (FINISH_CANCELLED) comes with the next engine_step.  Nothing after the last callback. */
 void engine_cancel(struct engine *g, struct request *r);
 void engine_forget(struct engine *g, struct request *r);
 
-/* One step. Returns the number of requests still running (0: idle), -1 on a failure of the backend (all running requests end with FINISH_ERROR). */
+/* One step. Returns the number of requests that run or wait (0: idle), -1 on a failure of the backend (all running requests end with FINISH_ERROR). */
 int engine_step(struct engine *g, struct err *e);
 
 struct request_stats {
-    int n_prompt, n_cached, n_generated;
-    double prefill_s, decode_s, first_token_s;      /* since submit */
+    int n_prompt, n_cached, n_generated;            /* n_cached: tokens of the prompt that were not computed for this request */
+    double queue_s;                                 /* submit to start */
+    double prefill_s, decode_s;                     /* start to first token, first to last */
+    double first_token_s;                           /* since submit */
 };
 void request_stats(const struct request *r, struct request_stats *s);
 const int32_t *request_ids(const struct request *r, int *n);            /* prompt and answer so far */
 
+enum { STEP_TIMES = 24 };
+
 struct engine_stats {
     size_t kv_bytes, private_bytes;
-    int n_blocks, n_free_blocks, n_running, n_waiting;
-    uint64_t steps, tokens;
+    int n_blocks, n_free_blocks, n_cached_blocks;   /* n_cached_blocks: hold prefixes that nobody uses now: as good as free */
+    int n_running, n_waiting;
+    /* since engine_open */
+    uint64_t steps, tokens;                         /* tokens computed */
+    uint64_t prompt_tokens, cached_tokens;          /* of requests that have started: tokens of prompts, and those that were not computed */
+    uint64_t generated_tokens;
+    uint64_t requests, finished, cancelled, failed; /* submitted; ended by stop or length, by cancel or deadline, by an error */
+    uint64_t preemptions, evictions, copies;        /* requests sent back to wait, blocks of prefixes given up, blocks copied before a write */
+    uint64_t step_ns;                               /* all steps together */
+    uint64_t step_times[STEP_TIMES];                /* steps shorter than 2^i us (and not shorter than 2^(i-1)); the last: all longer ones */
     const char *backend;
 };
 void engine_stats(const struct engine *g, struct engine_stats *s);

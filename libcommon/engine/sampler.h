@@ -9,6 +9,8 @@
 #include "libcommon/base/err.h"
 
 struct logit_bias { int32_t id; float bias; };
+struct top_logprob { int32_t id; float logprob; };
+enum { MAX_TOP_LOGPROBS = 20 };
 
 struct sampling {
     float temperature;              /* 0: greedy */

@@ -157,24 +157,24 @@ struct answer {
     char error[128];
 };
 
-static void hear(void *user, int32_t id, const char *text, size_t size, enum finish finish, const struct err *error)
+static void hear(void *user, const struct token_event *ev)
 {
     struct answer *a = user;
     a->n_calls++;
     a->n_after_end += a->finish != FINISH_NONE;
-    if (id >= 0)
-        a->ids[a->n++] = id;
-    memcpy(a->text + a->size, text, size);
-    a->size += size;
+    if (ev->id >= 0)
+        a->ids[a->n++] = ev->id;
+    memcpy(a->text + a->size, ev->text, ev->size);
+    a->size += ev->size;
     a->text[a->size] = '\0';
-    a->finish = finish;
-    if (error)
-        snprintf(a->error, sizeof a->error, "%.100s", error->msg);
+    a->finish = ev->finish;
+    if (ev->error)
+        snprintf(a->error, sizeof a->error, "%.100s", ev->error->msg);
 }
 
 static struct request_params params(const int32_t *ids, int n, struct answer *a)
 {
-    struct request_params p = { .ids = ids, .n_ids = n, .sampling = sampling_defaults(), .on_token = hear, .user = a };
+    struct request_params p = { .ids = ids, .n_ids = n, .sampling = sampling_defaults(), .n_logprobs = -1, .on_token = hear, .user = a };
     p.sampling.temperature = 0;
     memset(a, 0, sizeof *a);
     return p;

@@ -1,0 +1,30 @@
+/* constraint.h - what an answer must look like, as the engine sees it: a set of allowed tokens for every position.  Grammars, schemas and
+ * regular expressions fill this in (libcommon/grammar); the engine knows nothing of them.
+ *
+ * Ownership: struct constraint is copied.  `state` belongs to the caller until engine_submit succeeds, then to the engine, which calls close once.
+ * Where a request has n answers, each has a state of its own: the first takes `state`, the others take what fork makes of it.
+ * All calls come from the thread that calls the engine.  Tokens come in order: every token of the answer, EOS included, goes through
+ * accept exactly once, and nothing of the prompt does. */
+#ifndef ZSE_ENGINE_CONSTRAINT_H
+#define ZSE_ENGINE_CONSTRAINT_H
+
+#include <stdint.h>
+
+struct constraint {
+    void *state;
+    /* Allowed tokens of the next position: token id is bit id % 32 of word id / 32, for the ids [0, tokenizer_vocab_size()); the padding of a
+     * vocabulary beyond that is never allowed.  EOS tokens have their bits exactly when complete() is 1.  Borrowed until the next accept.
+     * NULL: every token is allowed. */
+    const uint32_t *(*mask)(void *state);
+    /* This token comes next.  -1: it is not allowed, which is somebody's bug: the answer ends with FINISH_ERROR.  Else 0. */
+    int (*accept)(void *state, int32_t id);
+    /* Tokens that must come next because no others could: up to `room` ids, returns how many (0: there is a choice).  Changes nothing: the engine
+     * calls accept for each.  They are computed in one step without sampling.  May be NULL. */
+    int (*forced)(void *state, int32_t *ids, int room);
+    /* A copy of its own that goes on from here; NULL: out of memory.  Needed for n > 1. */
+    void *(*fork)(void *state);
+    void (*close)(void *state);
+    int (*complete)(void *state);       /* 1: the answer may end here */
+};
+
+#endif
