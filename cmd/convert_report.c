@@ -21,6 +21,8 @@ const char *convert_type_label(struct convert_type t)
 static const char *source_name(int type)
 {
     const struct ggml_type_info *t = ggml_type_info(type);
+    if (type < 0)
+        return "random";
     return t ? t->name : "?";
 }
 
@@ -131,9 +133,9 @@ void convert_print_text(const struct convert_options *o, const struct convert_re
     }
     printf("%s: %s, %.1f M parameters, %s of weights", o->output ? o->output : o->source, r->arch, (double)r->n_params / 1e6,
            cli_bytes(out, r->weight_bytes));
-    printf(" from %s (%s%s%s), %s\n", cli_bytes(in, r->bytes_in), convert_type_label(r->type), r->n_calibration_tokens ? ", " : "",
+    printf(" from %s (%s%s%s), %s\n", o->synthetic ? "nothing" : cli_bytes(in, r->bytes_in), convert_type_label(r->type), r->n_calibration_tokens ? ", " : "",
            r->n_calibration_tokens ? efforts[r->effort] : "", cli_duration(time, r->seconds));
     for (int i = 0; i < n; i++)
         printf("  %-8s to %-6s %4d matrices  %9s%s\n", source_name(pairs[i].source), qtype_info(pairs[i].type)->name, pairs[i].tensors,
-               cli_bytes(out, pairs[i].bytes), pairs[i].exact ? "  exact" : o->output ? "  rounded" : "");
+               cli_bytes(out, pairs[i].bytes), pairs[i].source < 0 ? "" : pairs[i].exact ? "  exact" : o->output ? "  rounded" : "");
 }

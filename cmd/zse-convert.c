@@ -12,6 +12,7 @@
 static const char prog[] = "zse-convert";
 static const char usage[] =
     "usage: zse-convert SRC -o OUT.zse [OPTIONS]\n"
+    "       zse-convert --synthetic NAME -o OUT.zse [OPTIONS]\n"
     "Make a .zse of SRC: a Hugging Face folder (safetensors and config.json) or a GGUF file.\n"
     "\n"
     "  -o, --output FILE          the new file; '-': standard output, if that is no terminal\n"
@@ -23,6 +24,7 @@ static const char usage[] =
     "                             with -q mixed, 2 to 8 bits a tensor where they count most\n"
     "      --quality LEVEL        fast, good (default), best: how much work goes into rounding\n"
     "      --calibration FILE     text that good and best run through the model (default: built in)\n"
+    "      --synthetic NAME       no SRC: random weights in the shape of a known model (Qwen2.5-7B ...), to measure speed and memory\n"
     "      --threads N            threads (default: one for each processor)\n"
     "      --kernels NAME         CPU kernels for the runs: ref, avx2, avx512 (default: the fastest that run here)\n"
     "  -n, --dry-run              say what would be made of what, write nothing\n"
@@ -35,11 +37,12 @@ static const char usage[] =
     "norms and biases are always f32.  keep: the source's own grid where a type holds it exactly (Q4_0, Q4_1, Q5_0, Q8_0, IQ4_NL, MXFP4, F16 ...),\n"
     "else the nearest.  Downloading from the hub comes in a later version.\n";
 
-enum { OPT_QUANT = 300, OPT_SKIP, OPT_QUALITY, OPT_CALIBRATION, OPT_THREADS, OPT_KERNELS, OPT_TENSORS, OPT_JSON };
+enum { OPT_QUANT = 300, OPT_SKIP, OPT_QUALITY, OPT_CALIBRATION, OPT_SYNTHETIC, OPT_THREADS, OPT_KERNELS, OPT_TENSORS, OPT_JSON };
 static const struct option options[] = {
     { "output", required_argument, NULL, 'o' }, { "quantize", required_argument, NULL, 'q' }, { "group-size", required_argument, NULL, 'g' },
     { "quant", required_argument, NULL, OPT_QUANT }, { "skip", required_argument, NULL, OPT_SKIP }, { "target-memory", required_argument, NULL, 'm' },
     { "quality", required_argument, NULL, OPT_QUALITY }, { "calibration", required_argument, NULL, OPT_CALIBRATION },
+    { "synthetic", required_argument, NULL, OPT_SYNTHETIC },
     { "threads", required_argument, NULL, OPT_THREADS }, { "kernels", required_argument, NULL, OPT_KERNELS }, { "dry-run", no_argument, NULL, 'n' },
     { "tensors", no_argument, NULL, OPT_TENSORS }, { "json", no_argument, NULL, OPT_JSON }, { "force", no_argument, NULL, 'f' },
     { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
@@ -120,6 +123,7 @@ static int take(struct arguments *a, int c, char *arg)
     case 'm':             return cli_parse_size(prog, "--target-memory", arg, &a->o.target_bytes);
     case OPT_QUALITY:     return parse_quality(a, arg);
     case OPT_CALIBRATION: a->o.calibration = arg; return 0;
+    case OPT_SYNTHETIC:   a->o.synthetic = arg; return 0;
     case OPT_THREADS:
         if (cli_parse_int(prog, "--threads", arg, 1, 4096, &v))
             return CLI_USAGE;
@@ -136,9 +140,9 @@ static int take(struct arguments *a, int c, char *arg)
 
 static int check(struct arguments *a, int argc, char **argv)
 {
-    if (argc - optind != 1)
-        return cli_usage(usage);
-    a->o.source = argv[optind];
+    if (argc - optind != (a->o.synthetic ? 0 : 1))
+        return a->o.synthetic ? cli_wrong(prog, "--synthetic reads no SRC: '%s' is too much", argv[optind]) : cli_usage(usage);
+    a->o.source = a->o.synthetic ? a->o.synthetic : argv[optind];
     a->o.skip = a->skip;
     a->o.n_skip = a->n_skip;
     if (!a->o.output && !a->dry_run)
@@ -153,6 +157,8 @@ static int check(struct arguments *a, int argc, char **argv)
         a->o.type = (struct convert_type){ CONVERT_FIT, 0 };
     if (a->o.type.kind == CONVERT_MIXED && !a->o.target_bytes)
         return cli_wrong(prog, "-q mixed: needs --target-memory");
+    if (a->o.synthetic && (a->o.calibration || a->o.type.kind == CONVERT_MIXED))
+        return cli_wrong(prog, "--synthetic: random weights have no errors to weigh: neither --calibration nor -q mixed");
     if (a->o.calibration && a->o.effort == CONVERT_FAST)
         return cli_wrong(prog, "--calibration: --quality fast runs no text");
     return 0;

@@ -10,11 +10,12 @@ _zse_convert() {
     -m|--target-memory) COMPREPLY=(); return ;;
     --quality) COMPREPLY=($(compgen -W "fast good best" -- "$cur")); return ;;
     --calibration) COMPREPLY=($(compgen -f -- "$cur")); return ;;
+    --synthetic) COMPREPLY=(); return ;;
     --threads) COMPREPLY=(); return ;;
     --kernels) COMPREPLY=($(compgen -W "ref avx2 avx512" -- "$cur")); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--output --quantize --group-size --quant --skip --target-memory --quality --calibration --threads --kernels --dry-run --tensors --json --force --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--output --quantize --group-size --quant --skip --target-memory --quality --calibration --synthetic --threads --kernels --dry-run --tensors --json --force --help --version" -- "$cur")) ;;
     *) COMPREPLY=($(compgen -f -- "$cur"))
        ;;
   esac

@@ -16,6 +16,7 @@
 #include "libcommon/convert/big.h"
 #include "libcommon/convert/describe.h"
 #include "libcommon/convert/job.h"
+#include "libcommon/convert/synthetic.h"
 #include "libcommon/format/zfile.h"
 #include "libcommon/kernels/kernels.h"
 #include "libcommon/quant/ggml.h"
@@ -90,7 +91,7 @@ static int check_output(const struct convert_options *o, struct err *e)
         return err_set(e, ERR_IO, "%s: is a folder, expected the name of a file", o->output);
     if (!S_ISREG(out.st_mode))
         return err_set(e, ERR_IO, "%s: is no regular file", o->output);
-    if (stat(o->source, &in) == 0 && (same_file(&in, &out) || (S_ISDIR(in.st_mode) && in_folder(o->source, &out))))
+    if (!o->synthetic && stat(o->source, &in) == 0 && (same_file(&in, &out) || (S_ISDIR(in.st_mode) && in_folder(o->source, &out))))
         return err_set(e, ERR_IO, "%s: is (part of) the source %s and would be overwritten", o->output, o->source);
     if (!o->overwrite && !is_zse(o->output))
         return err_set(e, ERR_IO, "%s: exists and is no .zse file; it is only replaced with --force", o->output);
@@ -119,6 +120,8 @@ static int check_options(const struct convert_options *o, struct err *e)
         if (o->part[i].set && o->part[i].type.kind == CONVERT_MIXED && o->type.kind != CONVERT_MIXED)
             return err_set(e, ERR_UNSUPPORTED, "%s=mixed: mixed weighs all parts of a model against each other, so it can only be the type of the whole",
                            convert_part_name((enum convert_part)i));
+    if (o->synthetic && (o->type.kind == CONVERT_MIXED || o->calibration))
+        return err_set(e, ERR_UNSUPPORTED, "%s: random weights have no errors to weigh against each other, so there is no mixed and no calibration", o->synthetic);
     if (!o->group_size)
         return 0;
     const struct qtype_info *t = o->type.kind == CONVERT_TYPE ? qtype_info(o->type.qtype) : NULL;
@@ -141,7 +144,7 @@ static uint64_t share_of(const struct source_tensor *t, const struct weight_spec
     return n > 0 ? (uint64_t)((double)t->size * ((double)s->rows * (double)s->cols / n) + 0.5) : 0;
 }
 
-static int open_source(struct job *j, struct err *e)
+static int open_files(struct job *j, int *n_specs, struct err *e)
 {
     if (check_source(j->o->source, e))
         return -1;
@@ -154,18 +157,25 @@ static int open_source(struct job *j, struct err *e)
         return err_set(e, ERR_FORMAT, "%s: has no %s, so there is no model to convert", j->source->path, j->source->config ? "weights" : "configuration");
     if (config_parse(&j->config, j->source->config, e))
         return err_prefix(e, "%s", j->source->path);
-    int n_specs;
-    if (source_weights(&j->config, j->source, &j->specs, &n_specs, e)) {
+    if (source_weights(&j->config, j->source, &j->specs, n_specs, e)) {
         j->specs = NULL;
         return -1;
     }
+    return 0;
+}
+
+static int open_source(struct job *j, struct err *e)
+{
+    int n_specs;
+    if (j->o->synthetic ? synthetic_open(j, &n_specs, e) : open_files(j, &n_specs, e))
+        return -1;
     j->plans = calloc((size_t)n_specs + 1, sizeof *j->plans);
     if (!j->plans)
         return err_nomem(e, "the plan");
     int head = 0;
     for (int i = 0; i < n_specs; i++) {
         const struct weight_spec *s = &j->specs[i];
-        const struct source_tensor *t = source_find(j->source, s->source);
+        const struct source_tensor *t = j->o->synthetic ? &j->source->tensors[i] : source_find(j->source, s->source);
         head |= strcmp(s->name, "head.weight") == 0;
         if (!t && s->optional)
             continue;
@@ -192,9 +202,13 @@ static int open_report(struct job *j, struct err *e)
                                       .rows = p->spec->rows, .cols = p->spec->cols, .vector = p->spec->is_vector, .source_bytes = p->source_bytes };
         if (!t->name || !t->source_name)
             return err_nomem(e, "the report");
+        if (j->o->synthetic) {
+            t->source_type = -1;
+            t->source_bytes = 0;
+        }
         p->report = t;
         r->n_params += (uint64_t)t->rows * (uint64_t)t->cols;
-        r->bytes_in += p->source_bytes;
+        r->bytes_in += t->source_bytes;
     }
     return 0;
 }
@@ -263,7 +277,7 @@ static int write_tensors(struct job *j, struct zwriter *w, struct calibration *c
             group = layer;
             seen_layers |= layer >= 0;
         }
-        if (begin_tensor(w, p, e) || encode_tensor(j, p, sink, w, e))
+        if (begin_tensor(w, p, e) || (j->o->synthetic ? synthetic_tensor : encode_tensor)(j, p, sink, w, e))
             return -1;
         big_free(p->data);
         p->data = NULL;
@@ -295,7 +309,7 @@ done:
 
 static int wants_calibration(const struct job *j)
 {
-    if (j->o->effort == CONVERT_FAST && j->report->type.kind != CONVERT_MIXED)
+    if (j->o->synthetic || (j->o->effort == CONVERT_FAST && j->report->type.kind != CONVERT_MIXED))
         return 0;
     for (int i = 0; i < j->n_plans; i++)
         if (j->plans[i].make == MAKE_QUANT && j->plans[i].input >= 0)
@@ -345,6 +359,8 @@ static int run(struct job *j, struct err *e)
     }
     if (wants_calibration(j) && calibrate(j, &c, e))
         goto done;
+    if (j->o->synthetic && plan_activations(j, e))
+        goto done;
     fill_report(j);
     rc = write_file(j, c, e);
     fill_report(j);
@@ -369,7 +385,10 @@ void job_close(struct job *j)
     free(j->plans);
     free(j->specs);
     pool_close(j->pool);
-    source_close(j->source);
+    if (j->o->synthetic)
+        synthetic_close(j->source);
+    else
+        source_close(j->source);
     config_release(&j->config);
 }
 

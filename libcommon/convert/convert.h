@@ -39,6 +39,7 @@ const char *convert_part_name(enum convert_part part);
 
 struct convert_options {
     const char *source, *output;        /* output NULL: plan only (report filled, nothing written) */
+    const char *synthetic;              /* NULL, or the name of a model in whose shape random weights are made: source is not read */
     struct convert_type type;
     int group_size;                     /* int4, int8: 32, 64, 128; -1: one scale a row (int8); 0: the type's default */
     const char *const *skip; int n_skip;        /* globs on the names of tensors (ours or the source's): kept as stored */
@@ -58,7 +59,7 @@ void convert_defaults(struct convert_options *o);
 
 struct convert_tensor {
     char *name, *source_name;           /* owned by the report */
-    int source_type;                    /* enum ggml_type */
+    int source_type;                    /* enum ggml_type; -1: random */
     enum qtype type;
     int group_size, act_group;          /* 0 for float types */
     int64_t rows, cols;

@@ -92,7 +92,7 @@ static json_t *quantization(const struct job *j)
         json_object_set_new(types, name, json_integer(json_integer_value(json_object_get(types, name)) + (json_int_t)p->m.size));
     }
     json_object_set_new(q, "bytes_by_type", types);
-    if (rounded)
+    if (rounded && !j->o->synthetic)
         json_object_set_new(q, "quality", json_string(efforts[j->effort]));
     if (r->n_calibration_tokens) {
         json_object_set_new(q, "calibration", j->o->calibration ? json_base_name(j->o->calibration) : json_string("built-in"));
@@ -105,6 +105,8 @@ static json_t *quantization(const struct job *j)
 static json_t *provenance(const struct job *j, struct err *e)
 {
     char key[33];
+    if (j->o->synthetic)
+        return json_pack("{s:s,s:s,s:s}", "source", j->source->path, "source_format", "random", "converter", "zse-convert " ZSE_VERSION);
     if (source_key(j->source, key, e))
         return NULL;
     json_t *p = json_pack("{s:o,s:s,s:s,s:s}", "source", json_base_name(j->source->path), "source_format",

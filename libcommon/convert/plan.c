@@ -225,6 +225,9 @@ static int fit(struct job *j, struct err *e)
             return 0;
         }
     }
+    if (j->o->synthetic)
+        return err_set(e, ERR_LIMIT, "%s: the smallest single type, nl4, takes %" PRIu64 " bytes, more than the target of %" PRIu64,
+                       j->source->path, plan_bytes(j), j->o->target_bytes);
     j->report->type = (struct convert_type){ CONVERT_MIXED, 0 };
     return plan_all(j, j->report->type, e);
 }
@@ -271,7 +274,8 @@ int plan_activations(struct job *j, struct err *e)
 {
     for (int i = 0; i < j->n_plans; i++) {
         struct plan *p = &j->plans[i];
-        if (p->make != MAKE_QUANT || p->input < 0 || !j->calib || !j->calib[p->spec->layer].scale[p->input])
+        int scaled = j->o->synthetic ? j->o->effort != CONVERT_FAST : p->input >= 0 && j->calib && j->calib[p->spec->layer].scale[p->input] != NULL;
+        if (p->make != MAKE_QUANT || p->input < 0 || !scaled)
             continue;
         int act = p->m.cols % 128 == 0 ? 128 : p->m.cols % 64 == 0 ? 64 : 32;
         if (mat_init(&p->m, p->m.type, p->m.group_size, act, p->spec->rows, p->spec->cols, e))

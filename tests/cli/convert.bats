@@ -257,3 +257,34 @@ P
   [ "$peak" -gt 100 ] && [ "$peak" -lt 100000 ]
   rm -rf "$T/big" "$T/big.zse"
 }
+
+@test "--synthetic: random weights in a known shape, the same each time, for any number of threads" {
+  zse-convert --synthetic smollm2-135m -o "$T/a.zse" --threads 1 >"$T/out"
+  grep -q '134.5 M parameters, 88.8 MB of weights from nothing' "$T/out"
+  zse-convert --synthetic SmolLM2-135M -o "$T/b.zse" --threads 2 >/dev/null
+  cmp "$T/a.zse" "$T/b.zse"
+  zse-info "$T/a.zse" --verify >/dev/null
+  [ "$(zse-info tokenize "$T/a.zse" <<<'Hé<|im_end|>')" = '[72, 195, 169, 49151, 10]' ]
+  [ "$(zse-info detokenize "$T/a.zse" <<<'[72, 195, 169, 256]')" = '"Hé aaaa"' ]
+  zse-chat "$T/a.zse" -p hello --temp 0 --max-tokens 8 --ids >"$T/ids"
+  zse-bench logits "$T/a.zse" --ids '1 2 3' -o "$T/logits" >/dev/null
+  python3 - "$T/logits" <<'P'
+import array,math,sys
+v=array.array('f',open(sys.argv[1],'rb').read())
+assert len(v)==3*49152 and all(map(math.isfinite,v))
+s=math.sqrt(sum(x*x for x in v)/len(v)); print(s); assert .1<s<10, s
+P
+}
+
+@test "--synthetic: types, sizes without writing, refusals" {
+  [ "$(zse-convert --synthetic Qwen2.5-32B -n --json | field parameters)" = 32763876352 ]
+  [ "$(zse-convert --synthetic Llama-3.1-8B -n --json -q bf16 | field weight_bytes)" = 16061054976 ]
+  [ "$(zse-convert --synthetic Llama-3.1-8B -n --json -m 9GB | field type)" = int8 ]
+  run -1 zse-convert --synthetic Llama-4 -o "$T/m.zse"
+  [[ "$output" == *"'Llama-4' is no model whose shape is known here: SmolLM2-135M, "* ]]
+  run -1 zse-convert --synthetic Qwen2.5-0.5B -n -m 100MB
+  [[ "$output" == *"more than the target of 100000000" ]]
+  run -2 zse-convert --synthetic Qwen2.5-0.5B models/tiny -o "$T/m.zse"
+  run -2 zse-convert --synthetic Qwen2.5-0.5B -q mixed -m 1GB -o "$T/m.zse"
+  [ ! -e "$T/m.zse" ]
+}

@@ -1,0 +1,383 @@
+#include "libcommon/convert/synthetic.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "libcommon/base/rng.h"
+#include "libcommon/convert/big.h"
+#include "libcommon/quant/ggml.h"
+#include "libcommon/quant/half.h"
+#include "libcommon/quant/quantize.h"
+
+/* ---- the models: from their config.json on the hub ---- */
+
+static const struct shape {
+    const char *name, *type;
+    int n_layers, hidden, intermediate, n_heads, n_kv_heads, head_dim, vocab, max_len, tied;
+    double theta, eps;
+    double llama3_factor;       /* Llama 3.1 and later; 0: plain RoPE */
+} shapes[] = {
+    /*                                layers hidden  inter heads kv  dim   vocab  context tied  theta    eps   factor */
+    { "SmolLM2-135M",   "llama",      30,   576,  1536,   9,   3,  64,  49152,   8192, 1,  100000, 1e-5,  0 },
+    { "SmolLM2-360M",   "llama",      32,   960,  2560,  15,   5,  64,  49152,   8192, 1,  100000, 1e-5,  0 },
+    { "SmolLM2-1.7B",   "llama",      24,  2048,  8192,  32,  32,  64,  49152,   8192, 1,  130000, 1e-5,  0 },
+    { "Qwen2.5-0.5B",   "qwen2",      24,   896,  4864,  14,   2,  64, 151936,  32768, 1, 1000000, 1e-6,  0 },
+    { "Qwen2.5-1.5B",   "qwen2",      28,  1536,  8960,  12,   2, 128, 151936,  32768, 1, 1000000, 1e-6,  0 },
+    { "Qwen2.5-3B",     "qwen2",      36,  2048, 11008,  16,   2, 128, 151936,  32768, 1, 1000000, 1e-6,  0 },
+    { "Qwen2.5-7B",     "qwen2",      28,  3584, 18944,  28,   4, 128, 152064,  32768, 0, 1000000, 1e-6,  0 },
+    { "Qwen2.5-14B",    "qwen2",      48,  5120, 13824,  40,   8, 128, 152064,  32768, 0, 1000000, 1e-6,  0 },
+    { "Qwen2.5-32B",    "qwen2",      64,  5120, 27648,  40,   8, 128, 152064,  32768, 0, 1000000, 1e-6,  0 },
+    { "Qwen3-0.6B",     "qwen3",      28,  1024,  3072,  16,   8, 128, 151936,  40960, 1, 1000000, 1e-6,  0 },
+    { "Qwen3-8B",       "qwen3",      36,  4096, 12288,  32,   8, 128, 151936,  40960, 0, 1000000, 1e-6,  0 },
+    { "Llama-3.2-1B",   "llama",      16,  2048,  8192,  32,   8,  64, 128256, 131072, 1,  500000, 1e-5, 32 },
+    { "Llama-3.2-3B",   "llama",      28,  3072,  8192,  24,   8, 128, 128256, 131072, 1,  500000, 1e-5, 32 },
+    { "Llama-3.1-8B",   "llama",      32,  4096, 14336,  32,   8, 128, 128256, 131072, 0,  500000, 1e-5,  8 },
+    { "Llama-3.1-70B",  "llama",      80,  8192, 28672,  64,   8, 128, 128256, 131072, 0,  500000, 1e-5,  8 },
+};
+enum { N_SHAPES = sizeof shapes / sizeof *shapes };
+
+static const struct shape *find_shape(const char *name, struct err *e)
+{
+    char all[400] = "";
+    for (int i = 0; i < N_SHAPES; i++) {
+        if (strcasecmp(shapes[i].name, name) == 0)
+            return &shapes[i];
+        size_t n = strlen(all);
+        snprintf(all + n, sizeof all - n, "%s%s", n ? ", " : "", shapes[i].name);
+    }
+    err_set(e, ERR_UNSUPPORTED, "'%s' is no model whose shape is known here: %s", name, all);
+    return NULL;
+}
+
+/* The last three ids, so that the 256 bytes can be the first. */
+enum { N_SPECIAL = 3, N_BYTES = 256 };
+static const char *const special[N_SPECIAL] = { "<|endoftext|>", "<|im_start|>", "<|im_end|>" };
+
+static json_t *config_of(const struct shape *s)
+{
+    json_t *c = json_pack("{s:[s],s:s,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:f,s:f,s:b,s:s,s:s,s:i,s:i}", "architectures",
+                          strcmp(s->type, "llama") == 0 ? "LlamaForCausalLM" : strcmp(s->type, "qwen2") == 0 ? "Qwen2ForCausalLM" : "Qwen3ForCausalLM",
+                          "model_type", s->type, "num_hidden_layers", s->n_layers, "hidden_size", s->hidden, "intermediate_size", s->intermediate,
+                          "num_attention_heads", s->n_heads, "num_key_value_heads", s->n_kv_heads, "head_dim", s->head_dim, "vocab_size", s->vocab,
+                          "max_position_embeddings", s->max_len, "rope_theta", s->theta, "rms_norm_eps", s->eps, "tie_word_embeddings", s->tied,
+                          "hidden_act", "silu", "torch_dtype", "bfloat16", "bos_token_id", s->vocab - 3, "eos_token_id", s->vocab - 1);
+    if (c && s->llama3_factor > 0)
+        json_object_set_new(c, "rope_scaling", json_pack("{s:s,s:f,s:f,s:f,s:i}", "rope_type", "llama3", "factor", s->llama3_factor,
+                                                         "low_freq_factor", 1.0, "high_freq_factor", 4.0, "original_max_position_embeddings", 8192));
+    return c;
+}
+
+/* ---- the tokenizer: each byte a token; the rest of the vocabulary is there to be written, not read ---- */
+
+/* GPT-2's spelling of a byte: itself where it prints, else a character from 256 on, in order. */
+static int byte_char(int byte)
+{
+    int printable[] = { '!', '~', 0xa1, 0xac, 0xae, 0xff }, others = 0;
+    for (int b = 0; b <= byte; b++) {
+        int own = 0;
+        for (int i = 0; i < 6; i += 2)
+            own |= b >= printable[i] && b <= printable[i + 1];
+        if (b == byte)
+            return own ? b : 256 + others;
+        others += !own;
+    }
+    return 0;
+}
+
+static void put_char(FILE *f, int c)
+{
+    if (c == '"' || c == '\\')
+        fprintf(f, "\\%c", c);
+    else if (c < 0x80)
+        putc(c, f);
+    else
+        fprintf(f, "%c%c", 0xc0 | c >> 6, 0x80 | (c & 0x3f));
+}
+
+/* " aaaa" ... " zzzz": enough for 456976. */
+static void put_word(FILE *f, int i)
+{
+    char word[5] = "";
+    for (int k = 3; k >= 0; k--, i /= 26)
+        word[k] = (char)('a' + i % 26);
+    put_char(f, byte_char(' '));
+    fputs(word, f);
+}
+
+static char *tokenizer_json(int vocab, size_t *size)
+{
+    char *text = NULL;
+    FILE *f = open_memstream(&text, size);
+    if (!f)
+        return NULL;
+    fputs("{\"version\":\"1.0\",\"added_tokens\":[", f);
+    for (int i = 0; i < N_SPECIAL; i++)
+        fprintf(f, "%s{\"id\":%d,\"content\":\"%s\",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":false,\"special\":true}",
+                i ? "," : "", vocab - N_SPECIAL + i, special[i]);
+    fputs("],\"normalizer\":null,\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true,\"use_regex\":true},"
+          "\"post_processor\":null,\"decoder\":{\"type\":\"ByteLevel\",\"add_prefix_space\":true,\"trim_offsets\":true,\"use_regex\":true},"
+          "\"model\":{\"type\":\"BPE\",\"vocab\":{", f);
+    for (int i = 0; i < vocab - N_SPECIAL; i++) {
+        fputs(i ? ",\"" : "\"", f);
+        if (i < N_BYTES)
+            put_char(f, byte_char(i));
+        else
+            put_word(f, i - N_BYTES);
+        fprintf(f, "\":%d", i);
+    }
+    for (int i = 0; i < N_SPECIAL; i++)
+        fprintf(f, ",\"%s\":%d", special[i], vocab - N_SPECIAL + i);
+    fputs("},\"merges\":[]}}\n", f);
+    int bad = ferror(f);
+    if (fclose(f) || bad) {
+        free(text);
+        return NULL;
+    }
+    return text;
+}
+
+static const char tokenizer_config[] =
+    "{\"tokenizer_class\": \"PreTrainedTokenizerFast\", \"bos_token\": \"<|endoftext|>\", \"eos_token\": \"<|im_end|>\", \"add_bos_token\": false,\n"
+    " \"chat_template\": \"{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\\\n' + m['content'] + '<|im_end|>' + '\\\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\\\n' }}{% endif %}\"}\n";
+
+/* ---- the source ---- */
+
+static int add_file(struct source *s, const char *name, char *data, size_t size, struct err *e)
+{
+    if (!data)
+        return err_nomem(e, name);
+    s->files[s->n_files++] = (struct source_file){ name, data, size };
+    return 0;
+}
+
+static int ends_in(const char *name, const char *end)
+{
+    size_t n = strlen(name), m = strlen(end);
+    return n >= m && strcmp(name + n - m, end) == 0;
+}
+
+/* The shape that a source tensor of this name would have. */
+static int shape_of(void *user, const char *name, int *n_dims, int64_t dim[4])
+{
+    const struct shape *s = user;
+    const int64_t q = (int64_t)s->n_heads * s->head_dim, kv = (int64_t)s->n_kv_heads * s->head_dim;
+    const struct { const char *end; int64_t rows, cols; } shapes_by_end[] = {
+        { "model.embed_tokens.weight", s->vocab, s->hidden }, { "model.norm.weight", s->hidden, 0 }, { "layernorm.weight", s->hidden, 0 },
+        { "q_proj.weight", q, s->hidden }, { "k_proj.weight", kv, s->hidden }, { "v_proj.weight", kv, s->hidden }, { "o_proj.weight", s->hidden, q },
+        { "q_proj.bias", q, 0 }, { "k_proj.bias", kv, 0 }, { "v_proj.bias", kv, 0 }, { "q_norm.weight", s->head_dim, 0 }, { "k_norm.weight", s->head_dim, 0 },
+        { "gate_proj.weight", s->intermediate, s->hidden }, { "up_proj.weight", s->intermediate, s->hidden },
+        { "down_proj.weight", s->hidden, s->intermediate },
+    };
+    for (size_t i = 0; i < sizeof shapes_by_end / sizeof *shapes_by_end; i++)
+        if (ends_in(name, shapes_by_end[i].end)) {
+            dim[0] = shapes_by_end[i].rows;
+            dim[1] = shapes_by_end[i].cols;
+            *n_dims = dim[1] ? 2 : 1;
+            return 0;
+        }
+    if (strcmp(name, "lm_head.weight") != 0 || s->tied)
+        return -1;
+    dim[0] = s->vocab;
+    dim[1] = s->hidden;
+    *n_dims = 2;
+    return 0;
+}
+
+static int add_tensors(struct job *j, const struct shape *shape, int n, struct err *e)
+{
+    struct source *s = j->source;
+    s->tensors = calloc((size_t)n, sizeof *s->tensors);
+    if (!s->tensors)
+        return err_nomem(e, "the tensors");
+    for (int i = 0; i < n; i++) {
+        struct source_tensor *t = &s->tensors[s->n_tensors++];
+        *t = (struct source_tensor){ .name = strdup(j->specs[i].source), .type = GGML_BF16 };
+        if (!t->name)
+            return err_nomem(e, "the tensors");
+        shape_of((void *)shape, t->name, &t->n_dims, t->dim);
+        t->size = (size_t)t->dim[0] * (size_t)(t->n_dims > 1 ? t->dim[1] : 1) * 2;
+    }
+    return 0;
+}
+
+int synthetic_open(struct job *j, int *n_specs, struct err *e)
+{
+    const struct shape *shape = find_shape(j->o->synthetic, e);
+    if (!shape)
+        return -1;
+    struct source *s = j->source = calloc(1, sizeof *s);
+    json_t *config = config_of(shape);
+    size_t size;
+    if (!s || !config || !(s->path = strdup(shape->name)) || !(s->files = calloc(3, sizeof *s->files))) {
+        json_decref(config);
+        return err_nomem(e, shape->name);
+    }
+    s->kind = SOURCE_FOLDER;
+    char *text = json_dumps(config, JSON_INDENT(2));
+    s->config = config_normalize(config, e);
+    json_decref(config);
+    if (!s->config || add_file(s, "config.json", text, text ? strlen(text) : 0, e) ||
+        add_file(s, "tokenizer_config.json", strdup(tokenizer_config), sizeof tokenizer_config - 1, e))
+        return -1;
+    text = tokenizer_json(shape->vocab, &size);
+    if (add_file(s, "tokenizer.json", text, size, e) || config_parse(&j->config, s->config, e))
+        return -1;
+    const struct weight_source w = { shape_of, (void *)shape, 0 };
+    if (weight_specs(&j->config, &w, &j->specs, n_specs, e)) {
+        j->specs = NULL;
+        return -1;
+    }
+    return add_tensors(j, shape, *n_specs, e);
+}
+
+void synthetic_close(struct source *s)
+{
+    if (!s)
+        return;
+    for (int i = 0; i < s->n_files; i++)
+        free((void *)s->files[i].data);
+    for (int i = 0; i < s->n_tensors; i++)
+        free((char *)s->tensors[i].name);
+    json_decref(s->config);
+    free(s->files);
+    free(s->tensors);
+    free(s->path);
+    free(s);
+}
+
+/* ---- random weights ---- */
+
+enum { BATCH_BYTES = 8 << 20 };
+
+struct maker {
+    const struct mat *m;
+    float size;                 /* root mean square of the weights */
+    uint64_t seed;              /* of the tensor */
+    int tile0;
+    uint8_t *tiles;
+    struct worker { struct qrow q; float *x; } *workers;
+};
+
+/* Root mean square of the values that random codes have. */
+static float code_size(const struct qtype_info *t)
+{
+    double n = t->value ? 1 << t->bits : 128, sum = 0, sum2 = 0;
+    for (int i = 0; i < (int)n; i++) {
+        double v = t->value ? (double)t->value[i] : 2 * i - 127;        /* int8: the odd codes, see random_row */
+        sum += v / n;
+        sum2 += v * v / n;
+    }
+    return (float)sqrt(sum2 - (t->extra != EXTRA_NONE ? sum * sum : 0));
+}
+
+static float to_f16(float f) { return f16_to_f32(f32_to_f16(f)); }
+
+static void random_row(const struct mat *m, float size, struct rng *r, struct qrow *q)
+{
+    const struct qtype_info *t = qtype_info(m->type);
+    const uint64_t mask = 0x0101010101010101u * (t->bits == 8 ? 0xff : (1u << t->bits) - 1), set = t->bits == 8 ? 0x0101010101010101u : 0;
+    float unit = size / code_size(t);
+    for (int k = 0; k < m->cols; k += 8) {              /* 8 bits: odd codes only, because -128 is none */
+        uint64_t v = (rng_u64(r) & mask) | set;
+        memcpy(q->code + k, &v, 8);                     /* room for whole words: qrow_init */
+    }
+    memset(q->code + m->cols, t->code_zero, (size_t)(m->cols_padded - m->cols));
+    q->row_scale = t->scale == SCALE_NONE ? unit : t->row_scale ? unit / 97 : 1;         /* 97: root mean square of 64..127 */
+    for (int g = 0; g < m->n_groups; g++) {
+        uint64_t v = rng_u64(r);
+        float s = (float)(64 + v % 64);
+        q->scale[g] = t->scale == SCALE_S8 && v >> 63 ? -s : t->row_scale ? s : to_f16(unit);
+        if (q->extra)
+            q->extra[g] = t->extra == EXTRA_MIN_F16 ? to_f16(-7.5f * unit) : 8;
+    }
+}
+
+static void make_tile(void *arg, int i, int thread)
+{
+    const struct maker *c = arg;
+    const struct mat *m = c->m;
+    struct worker *w = &c->workers[thread];
+    uint8_t *tile = c->tiles + (size_t)i * m->tile_bytes;
+    int row = (c->tile0 + i) * TILE_ROWS;
+    struct rng r = { c->seed + (uint64_t)(c->tile0 + i) * 0xd1342543de82ef95u };
+    if (row + TILE_ROWS > m->rows)
+        tile_clear(m, tile);
+    else
+        memset(tile, 0, m->tile_bytes);                 /* every code and scale comes below; the areas' padding stays */
+    for (int k = 0; k < TILE_ROWS && row + k < m->rows; k++) {
+        if (!qtype_info(m->type)->is_float) {
+            random_row(m, c->size, &r, &w->q);
+            tile_put(m, tile, k, &w->q);
+            continue;
+        }
+        for (int j = 0; j < m->cols; j++)               /* uniform, so sqrt(3) times as wide */
+            w->x[j] = (float)(int32_t)rng_u64(&r) * 0x1p-31f * 1.7320508f * c->size;
+        tile_put_float(m, tile, k, w->x);
+    }
+}
+
+static int advance(struct job *j, size_t n, struct err *e)
+{
+    j->done += n;
+    if (progress_report(j->o->progress, "Writing", j->done, j->total, "bytes"))
+        return err_set(e, ERR_CANCELLED, "cancelled");
+    return 0;
+}
+
+/* Norms are 1, biases small. */
+static int vector(struct job *j, struct plan *p, struct rng *r, int (*sink)(void *, const void *, size_t, struct err *), void *user, struct err *e)
+{
+    size_t n = (size_t)p->spec->rows * (size_t)p->spec->cols;
+    float *x = malloc(n * sizeof *x);
+    if (!x)
+        return err_nomem(e, p->spec->name);
+    for (size_t i = 0; i < n; i++)
+        x[i] = p->spec->role == ROLE_NORM ? 1 - j->config.norm_offset : (float)(int32_t)rng_u64(r) * 0x1p-36f;
+    int rc = sink(user, x, n * sizeof *x, e);
+    free(x);
+    return rc ? rc : advance(j, n * sizeof *x, e);
+}
+
+int synthetic_tensor(struct job *j, struct plan *p, int (*sink)(void *user, const void *data, size_t n, struct err *e), void *user, struct err *e)
+{
+    const struct mat *m = &p->m;
+    struct rng names = { 0 };
+    for (const char *s = p->spec->name; *s; s++) {
+        names.state ^= (uint8_t)*s;
+        names.state = rng_u64(&names);
+    }
+    p->report->exact = 1;
+    if (p->make == MAKE_VECTOR)
+        return vector(j, p, &names, sink, user, e);
+    int n_threads = pool_size(j->pool), rc = 0;
+    size_t fit = BATCH_BYTES / m->tile_bytes, batch = fit < (size_t)n_threads ? (size_t)n_threads : fit;
+    if (batch > (size_t)m->n_tiles)
+        batch = (size_t)m->n_tiles;
+    /* An output is then about as large as an input: products of all channels, each with one of cols. */
+    struct maker c = { .m = m, .size = 1 / sqrtf((float)m->cols), .seed = rng_u64(&names), .tiles = big_alloc(batch * m->tile_bytes),
+                       .workers = calloc((size_t)n_threads, sizeof *c.workers) };
+    if (!c.tiles || !c.workers)
+        rc = err_nomem(e, p->spec->name);
+    for (int i = 0; i < n_threads && rc == 0; i++) {
+        rc = qtype_info(m->type)->is_float ? 0 : qrow_init(&c.workers[i].q, m, e);
+        if (rc == 0 && !(c.workers[i].x = malloc((size_t)m->cols * sizeof(float))))
+            rc = err_nomem(e, p->spec->name);
+    }
+    for (; c.tile0 < m->n_tiles && rc == 0; c.tile0 += (int)batch) {
+        int n = m->n_tiles - c.tile0 < (int)batch ? m->n_tiles - c.tile0 : (int)batch;
+        pool_run(j->pool, n, make_tile, &c);
+        rc = sink(user, c.tiles, (size_t)n * m->tile_bytes, e);
+        if (rc == 0)
+            rc = advance(j, (size_t)n * m->tile_bytes, e);
+    }
+    for (int i = 0; c.workers && i < n_threads; i++) {
+        qrow_release(&c.workers[i].q);
+        free(c.workers[i].x);
+    }
+    free(c.workers);
+    big_free(c.tiles);
+    return rc;
+}
