@@ -264,7 +264,7 @@ static void matmul(float *out, size_t ldo, const struct mat *m, int tile0, int t
 {
     struct scratch *s = scratch;
     const struct weights w = weights_init(m, BIAS);
-    const int panels = n_panels(n_tokens, PANEL_MAX), tokens = n_tokens / panels, n_more = n_tokens % panels;   /* panels of one token more come first */
+    const int panels = act_panels(n_tokens), tokens = n_tokens / panels, n_more = n_tokens % panels;   /* panels of one token more come first */
     stream_fn *stream = stream_of(w.type, n_tokens);
     for (int i = tile0; i < tile1; i++) {
         const uint8_t *tile = m->data + (size_t)i * m->tile_bytes;

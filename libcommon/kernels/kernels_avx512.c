@@ -25,7 +25,7 @@ static int supported(void)
            __builtin_cpu_supports("fma");
 }
 
-enum { BLOCK_K = 512, PANEL_MAX = 6, STREAM_MAX = 6, PAIR = 4, BIAS = 128, F32_PANEL = 12, F32_VECTORS = 2 };
+enum { BLOCK_K = 512, PANEL_MAX = 6, STREAM_MAX = 12, PAIR = 4, BIAS = 128, F32_PANEL = 12, F32_VECTORS = 2 };
 typedef int8_t code_t;
 
 /* Scales of group g of a unit of n: quad q of rows has its four at element 4 * (q * n + g). */
@@ -55,7 +55,8 @@ INLINE void widen_lines(int8_t *out, const uint8_t *in, int n_k) { (void)out, (v
 struct ahead { const uint8_t *p; size_t step; };
 
 /* d [T][2] = seed + dot products of 32 rows, T tokens, n lines of 4 k (a multiple of 8).  Written in assembly because compilers move
- * and spill the 12 sums of T = 6 when they see the loop, which costs a third of the speed. */
+ * and spill the 12 sums of T = 6 when they see the loop, which costs a third of the speed.  (More than 6 only come here with the rarer
+ * types' few tokens; the others stream.) */
 #define LINE_TOKEN(T, j, t) \
     "vpbroadcastd 4*(" #T "*" #j "+" #t ")(%[a]), %%zmm31\n" "vpdpbusd %%zmm31, %%zmm29, %[x" #t "]\n" "vpdpbusd %%zmm31, %%zmm30, %[y" #t "]\n"
 #define EACH_1(f, T, j) f(T, j, 0)
@@ -79,6 +80,13 @@ struct ahead { const uint8_t *p; size_t step; };
                      "add $1024, %[w]\n" "add $32*" #T ", %[a]\n" "cmp %[end], %[w]\n" "jb 1b\n" \
                      : SUMS_##T, [w] "+r"(w), [a] "+r"(a), [next] "+r"(next->p) : [step] "r"(next->step), [seed] "r"(seed), [end] "r"(w + 128 * n) : "zmm29", "zmm30", "zmm31", "cc", "memory")
 
+INLINE __m512i bcast4(const int8_t *p)
+{
+    int32_t four;
+    memcpy(&four, p, 4);
+    return _mm512_set1_epi32(four);
+}
+
 INLINE void dot_lines(const int T, __m512i d[][2], const int8_t *w, const int8_t *a, const int32_t *seed, int n, struct ahead *next)
 {
     switch (T) {
@@ -87,7 +95,19 @@ INLINE void dot_lines(const int T, __m512i d[][2], const int8_t *w, const int8_t
     case 3: DOT_LINES(3); break;
     case 4: DOT_LINES(4); break;
     case 5: DOT_LINES(5); break;
-    default: DOT_LINES(6); break;
+    case 6: DOT_LINES(6); break;
+    default:
+        UNROLL for (int t = 0; t < T; t++)
+            d[t][0] = d[t][1] = vi_set(seed[t]);
+        for (int i = 0; i < n; i++, w += 128, a += 4 * T, next->p += next->step) {
+            prefetch(next->p);
+            const __m512i v0 = vi_load(w), v1 = vi_load(w + 64);
+            UNROLL for (int t = 0; t < T; t++) {
+                const __m512i q = bcast4(a + 4 * t);
+                d[t][0] = _mm512_dpbusd_epi32(d[t][0], v0, q);
+                d[t][1] = _mm512_dpbusd_epi32(d[t][1], v1, q);
+            }
+        }
     }
 }
 
@@ -99,16 +119,16 @@ INLINE void dot_panel(const int T, const int one, const struct weights *w, const
     const float *scale = s->scale, *min = w->type->extra == EXTRA_NONE ? NULL : s->min;
     const int8_t *code = a.code;
     const int n_lines = w->step / 4, n_steps = one ? 1 : w->n_steps;
-    __m512 f[PANEL_MAX][2];
+    __m512 f[STREAM_MAX][2];
     if (one)
         UNROLL for (int t = 0; t < T; t++)
             f[t][0] = vf_load(c + 32 * t), f[t][1] = vf_load(c + 32 * t + 16);
     for (int g = 0; g < n_groups; g++) {
-        __m512 inner[PANEL_MAX][2];
+        __m512 inner[STREAM_MAX][2];
         UNROLL for (int t = 0; t < T; t++)
             inner[t][0] = inner[t][1] = vf_set(0);
         for (int i = 0; i < n_steps; i++) {
-            __m512i d[PANEL_MAX][2];
+            __m512i d[STREAM_MAX][2];
             dot_lines(T, d, line, code, a.seed, n_lines, next);
             line += 128 * n_lines;
             code += 4 * T * n_lines;
@@ -142,13 +162,6 @@ INLINE void dot_panel(const int T, const int one, const struct weights *w, const
             vf_store(c + 32 * t, f[t][0]), vf_store(c + 32 * t + 16, f[t][1]);
 }
 
-INLINE __m512i bcast4(const int8_t *p)
-{
-    int32_t four;
-    memcpy(&four, p, 4);
-    return _mm512_set1_epi32(four);
-}
-
 /* The same straight from a tile's 4- or 8-bit codes, for the few tokens of one panel: pure streaming. */
 INLINE void dot_stream(const int T, const int bits, const struct qtype_info type, const int step, const struct weights *w, const uint8_t *tile, int k0, int n_k, struct act_panel a, float *c)
 {
@@ -157,7 +170,7 @@ INLINE void dot_stream(const int T, const int bits, const struct qtype_info type
     const __m512i table = vi_load(w->table);
     /* steps of a group, or groups of a step */
     const int n_lines = step * bits / 32, n_steps = m->group_size > step ? m->group_size / step : 1, skip = m->group_size < step ? step / m->group_size : 1;
-    __m512 f[PANEL_MAX][2], inner[PANEL_MAX][2];
+    __m512 f[STREAM_MAX][2], inner[STREAM_MAX][2];
     UNROLL for (int t = 0; t < T; t++) {
         f[t][0] = vf_load(c + 32 * t), f[t][1] = vf_load(c + 32 * t + 16);
         inner[t][0] = inner[t][1] = vf_set(0);
@@ -173,7 +186,7 @@ INLINE void dot_stream(const int T, const int bits, const struct qtype_info type
             __m512 s[2], x[2];
             group_scales(&type, p, n, g, s, x);
             for (int i = 0; i < n_steps; i++) {
-                __m512i d[PANEL_MAX][2], e[PANEL_MAX][2];
+                __m512i d[STREAM_MAX][2], e[STREAM_MAX][2];
                 UNROLL for (int t = 0; t < T; t++) {
                     d[t][0] = d[t][1] = vi_set(a.seed[t]);
                     e[t][0] = e[t][1] = vi_set(0);
@@ -234,12 +247,12 @@ INLINE void dot_stream(const int T, const int bits, const struct qtype_info type
 #define STREAM(name, T, bits, kind) \
     static void name##_##T(const struct weights *w, const uint8_t *tile, int k0, int n_k, struct act_panel a, float *c) { kind(T, bits); }
 #define STREAMS(T) STREAM(stream_nl4, T, 4, STREAM_S) STREAM(stream_i4, T, 4, STREAM_F) STREAM(stream_4, T, 4, STREAM_X) STREAM(stream_i8, T, 8, STREAM_F) STREAM(stream_8, T, 8, STREAM_X)
-STREAMS(1) STREAMS(2) STREAMS(3) STREAMS(4) STREAMS(5) STREAMS(6)
+STREAMS(1) STREAMS(2) STREAMS(3) STREAMS(4) STREAMS(5) STREAMS(6) STREAMS(7) STREAMS(8) STREAMS(9) STREAMS(10) STREAMS(11) STREAMS(12)
 
-#define SIX(name) { name##_1, name##_2, name##_3, name##_4, name##_5, name##_6 }
+#define TWELVE(name) { name##_1, name##_2, name##_3, name##_4, name##_5, name##_6, name##_7, name##_8, name##_9, name##_10, name##_11, name##_12 }
 typedef void stream_fn(const struct weights *, const uint8_t *, int, int, struct act_panel, float *);
-static stream_fn *const stream_nl4[] = SIX(stream_nl4), *const stream_i4[] = SIX(stream_i4), *const stream_4[] = SIX(stream_4),
-                 *const stream_i8[] = SIX(stream_i8), *const stream_8[] = SIX(stream_8);
+static stream_fn *const stream_nl4[] = TWELVE(stream_nl4), *const stream_i4[] = TWELVE(stream_i4), *const stream_4[] = TWELVE(stream_4),
+                 *const stream_i8[] = TWELVE(stream_i8), *const stream_8[] = TWELVE(stream_8);
 
 static stream_fn *stream_of(const struct qtype_info *t, int n_tokens)
 {
@@ -265,14 +278,14 @@ INLINE void dot_panels(const int T, const int one, const struct weights *w, cons
         dot_panels(T, one, w, s, n_groups, b, t0, n, c, codes); \
     }
 #define DOTS(T) DOT(dot_many, T, 0) DOT(dot_one, T, 1)
-DOTS(1) DOTS(2) DOTS(3) DOTS(4) DOTS(5) DOTS(6)
-static void (*const dots[2][6])(const struct weights *, const struct scratch *, int, const struct act_block *, int, int, float *, const uint8_t *) = { SIX(dot_many), SIX(dot_one) };
+DOTS(1) DOTS(2) DOTS(3) DOTS(4) DOTS(5) DOTS(6) DOTS(7) DOTS(8) DOTS(9) DOTS(10) DOTS(11) DOTS(12)
+static void (*const dots[2][12])(const struct weights *, const struct scratch *, int, const struct act_block *, int, int, float *, const uint8_t *) = { TWELVE(dot_many), TWELVE(dot_one) };
 
 static void matmul(float *out, size_t ldo, const struct mat *m, int tile0, int tile1, const void *act, int n_tokens, void *scratch)
 {
     struct scratch *s = scratch;
     const struct weights w = weights_init(m, BIAS);
-    const int panels = n_panels(n_tokens, PANEL_MAX), tokens = n_tokens / panels, n_more = n_tokens % panels;   /* panels of one token more come first */
+    const int panels = act_panels(n_tokens), tokens = n_tokens / panels, n_more = n_tokens % panels;   /* panels of one token more come first */
     stream_fn *stream = stream_of(w.type, n_tokens);
     for (int i = tile0; i < tile1; i++) {
         const uint8_t *tile = m->data + (size_t)i * m->tile_bytes;

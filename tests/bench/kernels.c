@@ -1,6 +1,6 @@
 /* kernels.c - how near the kernels are to this machine's limits: one thread, shares of a plain read loop (few tokens) or of the
  * multiply-add peak (many).  Everything is cut into slices of about a millisecond, and the best slice counts: the machine may be shared.
- *     build/tests/bench/kernels [SET [TYPE ...]]    (attention only without TYPE) */
+ *     build/tests/bench/kernels [SET [TYPE ... N ...]]    (attention only without TYPE; N: numbers of tokens) */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -156,19 +156,23 @@ int main(int argc, char **argv)
 {
     static const int tokens[] = { 1, 2, 4, 6, 8, 16, 64, 512, 0 }, f32_tokens[] = { 1, 4, 16, 256, 0 };
     static const struct { enum qtype type; int group, act_group; } cases[] = {
-        { QT_NL4, 32, 128 }, { QT_I4, 128, 128 }, { QT_I4, 32, 32 }, { QT_I4M, 32, 64 }, { QT_I8, 64, 64 }, { QT_M6, 32, 64 }, { QT_F16, 32, 0 }, { QT_F32, 32, 0 },
+        { QT_NL4, 32, 128 }, { QT_I4, 128, 128 }, { QT_I4, 32, 32 }, { QT_I4M, 32, 64 }, { QT_I8, 64, 64 }, { QT_M6, 32, 64 }, { QT_BF16, 32, 0 }, { QT_F16, 32, 0 }, { QT_F32, 32, 0 },
     };
     struct err e;
     const struct kernels *k = kernels_pick(argc > 1 ? argv[1] : NULL, &e);
     if (!k)
         return fprintf(stderr, "%s\n", e.msg), 1;
     memory = big((size_t)FOOTPRINT + 65536);
+    int chosen[32] = { 0 };
+    for (int j = 2, n = 0; j < argc && n < 31; j++)
+        if (atoi(argv[j]) > 0)
+            chosen[n++] = atoi(argv[j]);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         int wanted = argc <= 2;
         for (int j = 2; j < argc; j++)
             wanted |= strcmp(argv[j], qtype_info(cases[i].type)->name) == 0;
         if (wanted)
-            bench_type(k, cases[i].type, cases[i].group, cases[i].act_group, cases[i].act_group ? tokens : f32_tokens);
+            bench_type(k, cases[i].type, cases[i].group, cases[i].act_group, chosen[0] ? chosen : cases[i].act_group ? tokens : f32_tokens);
     }
     for (int type = KV_F32; argc <= 2 && type <= KV_I8; type++) {
         bench_attention(k, (enum kv_type)type, 128, 6, 4096, 1);
