@@ -65,7 +65,7 @@ static void *cpu_open(const struct model *m, const struct backend_options *o, st
     b->m = m;
     b->o = *o;
     b->pool = pool_open(o->n_threads, e);
-    if (!b->pool || core_open(&b->core, &m->config, kernels, b->pool, o->max_tokens, o->exact, o->kv_type, e) < 0 ||
+    if (!b->pool || core_open(&b->core, &m->config, kernels, b->pool, o->max_tokens, (int64_t)o->n_blocks * KV_BLOCK, o->exact, o->kv_type, e) < 0 ||
         core_reserve(&b->core, m->layers, m->config.n_layers, &m->head, e) < 0 || kv_open(b, e) < 0)
         goto fail;
     b->offset = calloc((size_t)o->max_tokens, sizeof *b->offset);

@@ -1,7 +1,8 @@
 /* cpu_attn.c - a job is one KV head with the query heads that share it, and a run of tokens of one sequence.
  *
  * A job that has all tokens of its item (decoding, short prompts) also rotates and stores their keys and values; otherwise a loop before does,
- * because the jobs of an item read each other's keys. */
+ * because the jobs of an item read each other's keys.  Where there are few jobs (decoding one sequence), the parts of a long context are
+ * jobs of their own, and the one that ends last merges them: parts and their order are those of kernels.h, so nobody can tell. */
 #include "libcommon/engine/cpu_attn.h"
 
 #include <math.h>
@@ -64,29 +65,102 @@ static void store_part(void *arg, int i, int thread)
     store(j, c->item, i % n_kv, c->first, c->n);
 }
 
+/* The queries of a chunk and KV head, rotated, in q [n][group] (strides in floats). */
+static void prepare_queries(const struct attn_job *j, const struct chunk *ch, int head, float *q, size_t token_stride)
+{
+    const struct config *c = j->k->c;
+    const int group = c->n_heads / c->n_kv_heads, token = j->s->offset[ch->item] + ch->first;
+    for (int t = 0; t < ch->n; t++)
+        for (int g = 0; g < group; g++)
+            prepare(j, q + (size_t)t * token_stride + (size_t)(g * c->head_dim), &j->l->q_norm, head * group + g, token + t);
+}
+
+static const struct chunk *chunk_of(const struct attn_job *j, int job)
+{
+    const struct chunk *c = j->k->chunks;
+    int low = 0, high = j->s->n_chunks;             /* c[low].job <= job < c[high].job */
+    while (high - low > 1) {
+        int middle = low + (high - low) / 2;
+        if (c[middle].job <= job)
+            low = middle;
+        else
+            high = middle;
+    }
+    return &c[low];
+}
+
 static void attend_part(void *arg, int i, int thread)
 {
     const struct attn_job *j = arg;
     const struct core *k = j->k;
     const struct config *c = k->c;
-    const int group = c->n_heads / c->n_kv_heads, head = i % c->n_kv_heads;
-    const struct chunk *ch = &k->chunks[i / c->n_kv_heads];
+    const struct chunk *ch = chunk_of(j, i);
     const struct batch_item *it = &j->s->items[ch->item];
-    const size_t hd = (size_t)c->head_dim, row = (size_t)c->n_heads * hd;
-    const int token = j->s->offset[ch->item] + ch->first;
-    const size_t at = (size_t)token * row + (size_t)(head * group) * hd;
-    float *q = k->q + at, *out = k->att + at;
-    if (j->s->one_chunk_each)
-        store(j, ch->item, head, ch->first, ch->n);
-    for (int t = 0; t < ch->n; t++)
-        for (int g = 0; g < group; g++)
-            prepare(j, q + (size_t)t * row + (size_t)g * hd, &j->l->q_norm, head * group + g, token + t);
-    const size_t offset = head_offset(j, head);
-    k->k->attention(&(struct attn){
-        .q = q, .q_token_stride = row, .q_head_stride = hd, .out = out, .out_token_stride = row, .out_head_stride = hd,
+    const int group = c->n_heads / c->n_kv_heads, head = (i - ch->job) / ch->n_parts, part = (i - ch->job) % ch->n_parts, is_last = part == ch->n_parts - 1;
+    const size_t hd = (size_t)c->head_dim, row = (size_t)c->n_heads * hd, offset = head_offset(j, head);
+    const size_t at = (size_t)(j->s->offset[ch->item] + ch->first) * row + (size_t)(head * group) * hd;
+    struct attn a = {
+        .q = k->q + at, .q_token_stride = row, .q_head_stride = hd, .out = k->att + at, .out_token_stride = row, .out_head_stride = hd,
         .n_tokens = ch->n, .n_q_heads = group, .head_dim = c->head_dim, .pos = it->pos + ch->first, .window = c->window[j->index],
         .base = k->kv, .table = it->table, .stride = k->kv_stride, .k_offset = offset, .v_offset = offset + k->kv_bytes, .kv_type = k->kv_type,
-        .scale = c->attn_scale, .softcap = c->attn_softcap, .alibi = c->pos == POS_ALIBI ? k->alibi + head * group : NULL }, k->scratch[thread]);
+        .scale = c->attn_scale, .softcap = c->attn_softcap, .alibi = c->pos == POS_ALIBI ? k->alibi + head * group : NULL };
+    if (j->s->one_chunk_each && is_last)            /* no other part has these positions */
+        store(j, ch->item, head, ch->first, ch->n);
+    if (ch->n_parts == 1) {
+        prepare_queries(j, ch, head, k->q + at, row);
+        k->k->attention(&a, k->scratch[thread]);
+        return;
+    }
+    float *q = k->rotated[thread];
+    const size_t size = (size_t)(ch->n * group) * attn_partial(c->head_dim);
+    for (int t = 0; t < ch->n; t++)
+        memcpy(q + (size_t)t * (size_t)group * hd, a.q + (size_t)t * row, (size_t)group * hd * sizeof *q);
+    prepare_queries(j, ch, head, q, (size_t)group * hd);
+    float *partial = k->partial + ch->partial + (size_t)head * (size_t)ch->n_parts * size;
+    a.q = q;
+    a.q_token_stride = (size_t)group * hd;
+    a.part = ch->part + part;
+    a.partial = partial + (size_t)part * size;
+    k->k->attention(&a, k->scratch[thread]);
+    if (atomic_fetch_sub(&k->parts_left[ch->merge + head], 1) == 1) {
+        a.part = ch->part;
+        a.partial = partial;
+        k->k->attention_merge(&a);
+    }
+}
+
+/* Which chunks are cut into parts; returns the number of jobs. */
+static int plan_jobs(struct core *k, const struct step *s, int window)
+{
+    const struct config *c = k->c;
+    const int group = c->n_heads / c->n_kv_heads, n_threads = pool_size(k->pool), few = n_threads > 1 && s->n_chunks * c->n_kv_heads < MERGES * n_threads;
+    int n_jobs = 0, n_merges = 0;
+    size_t used = 0;
+    for (struct chunk *ch = k->chunks; ch < k->chunks + s->n_chunks; ch++) {
+        const int pos = s->items[ch->item].pos + ch->first, first = window && pos - window + 1 > 0 ? pos - window + 1 : 0, last = pos + ch->n - 1;
+        const int n_parts = last / ATTN_PART - first / ATTN_PART + 1, rows = ch->n * group;
+        const size_t need = (size_t)(n_parts * c->n_kv_heads) * (size_t)rows * attn_partial(c->head_dim);
+        ch->job = n_jobs;
+        ch->n_parts = 1;
+        /* new tokens that begin a part would be stored by one job and read by another */
+        if (few && n_parts > 1 && rows <= SPLIT_ROWS && pos / ATTN_PART == last / ATTN_PART && used + need <= k->n_partial) {
+            ch->n_parts = n_parts;
+            ch->part = first / ATTN_PART;
+            ch->partial = used;
+            ch->merge = n_merges;
+            used += need;
+            for (int h = 0; h < c->n_kv_heads; h++)
+                atomic_store_explicit(&k->parts_left[n_merges++], n_parts, memory_order_relaxed);
+        }
+        n_jobs += c->n_kv_heads * ch->n_parts;
+    }
+    return n_jobs;
+}
+
+size_t attn_partials(const struct config *c, int n_threads, int64_t n_tokens)
+{
+    const size_t n = (size_t)(n_tokens / ATTN_PART + 2) * (size_t)c->n_heads * attn_partial(c->head_dim), most = PARTIAL_BYTES / sizeof(float);
+    return n_threads == 1 || n_tokens <= ATTN_PART ? 0 : n < most ? n : most;
 }
 
 /* Norms over all heads of a token together. */
@@ -104,12 +178,11 @@ static void full_norms(void *arg, int t, int thread)
 void attn_run(struct core *k, const struct step *s, const struct layer *l, int index)
 {
     struct attn_job j = { k, s, l, index };
-    const int n_jobs = s->n_chunks * k->c->n_kv_heads;
     if (k->c->qk_norm == QK_NORM_FULL)
         pool_run(k->pool, s->n_tokens, full_norms, &j);
     if (!s->one_chunk_each)
-        pool_run(k->pool, n_jobs, store_part, &j);
-    pool_run(k->pool, n_jobs, attend_part, &j);
+        pool_run(k->pool, s->n_chunks * k->c->n_kv_heads, store_part, &j);
+    pool_run(k->pool, plan_jobs(k, s, k->c->window[index]), attend_part, &j);
 }
 
 /* ---- positions ---- */
@@ -140,7 +213,7 @@ void core_ropes(struct core *k, const struct step *s)
 void core_step(struct core *k, struct step *s, const struct batch_item *items, int n_items, int *offset)
 {
     *s = (struct step){ .items = items, .n_items = n_items, .offset = offset, .one_chunk_each = 1 };
-    const int long_from = config_long_from(k->c);
+    const int long_from = config_long_from(k->c), group = k->c->n_heads / k->c->n_kv_heads, chunk = group < ATTN_ROWS ? ATTN_ROWS / group : 1;
     for (int i = 0; i < n_items; i++) {
         const struct batch_item *it = &items[i];
         const int is_long = long_from && (it->seq_len ? it->seq_len : it->pos + it->n_tokens) >= long_from;
@@ -150,11 +223,11 @@ void core_step(struct core *k, struct step *s, const struct batch_item *items, i
             k->pos[s->n_tokens] = it->pos + t;
             k->long_rope[s->n_tokens++] = is_long;
         }
-        const int n_chunks = (it->n_tokens + ATTN_CHUNK - 1) / ATTN_CHUNK;
+        const int n_chunks = (it->n_tokens + chunk - 1) / chunk;
         s->one_chunk_each &= n_chunks == 1;
         for (int c = n_chunks; c-- > 0; ) {             /* the last sees most: first */
-            const int first = c * ATTN_CHUNK, left = it->n_tokens - first;
-            k->chunks[s->n_chunks++] = (struct chunk){ i, first, left < ATTN_CHUNK ? left : ATTN_CHUNK };
+            const int first = c * chunk, left = it->n_tokens - first;
+            k->chunks[s->n_chunks++] = (struct chunk){ .item = i, .first = first, .n = left < chunk ? left : chunk };
         }
     }
 }

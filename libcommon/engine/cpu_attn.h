@@ -4,8 +4,15 @@
 
 #include "libcommon/engine/cpu_core.h"
 
-enum { ATTN_CHUNK = 32 };       /* queries of one job: enough to reuse a block of keys, few enough to share a prompt among threads */
+enum {
+    ATTN_ROWS = 96,             /* rows (query x head) of one job: enough to reuse a block of keys, few enough to share a prompt among threads */
+    SPLIT_ROWS = 64,            /* most rows of a job that computes one part of a context */
+    MERGES = 4,                 /* with so many jobs a thread, parts are not jobs of their own */
+    PARTIAL_BYTES = 4 << 20,    /* most memory for results of parts: 64k tokens of a 7B model */
+};
 
+/* Floats of partial results for contexts of n_tokens. */
+size_t attn_partials(const struct config *c, int n_threads, int64_t n_tokens);
 /* From q, key, value of the core to its att. */
 void attn_run(struct core *k, const struct step *s, const struct layer *l, int index);
 

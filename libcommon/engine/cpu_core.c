@@ -21,7 +21,7 @@ enum {
     TILE_JOB = 4,               /* tiles of one job at most: 128 rows, so that a chunk of outputs stays in the L2 cache */
     SERIAL = 32768,             /* elements up to which a loop over rows is done by the caller: about 10 us, several times what waking the others takes */
     ROW_JOB = 8,                /* rows of one job beyond that */
-    MAX_PARTS = 20,             /* pieces of memory besides those of threads */
+    MAX_PARTS = 22,             /* pieces of memory besides those of threads */
 };
 
 /* ---- memory ---- */
@@ -60,8 +60,8 @@ static void alibi_slopes(float *slope, const struct config *c)
     }
 }
 
-int core_open(struct core *k, const struct config *c, const struct kernels *kernels, struct pool *pool, int max_tokens, int exact,
-              enum kv_type kv_type, struct err *e)
+int core_open(struct core *k, const struct config *c, const struct kernels *kernels, struct pool *pool, int max_tokens, int64_t max_len,
+              int exact, enum kv_type kv_type, struct err *e)
 {
     *k = (struct core){ .c = c, .k = kernels, .pool = pool, .exact = exact, .max_tokens = max_tokens, .kv_type = kv_type };
     const size_t t = (size_t)max_tokens, row = t * sizeof(float), hd = (size_t)c->head_dim;
@@ -73,14 +73,15 @@ int core_open(struct core *k, const struct config *c, const struct kernels *kern
     if (cols > INT32_MAX - 256)
         return err_set(e, ERR_SHAPE, "a row of %zu columns", cols);
     size_t scratch = kernels->scratch_bytes(max_tokens, (int)(cols + 255) / 128 * 128);
-    size_t attn = kernels->attention_scratch(ATTN_CHUNK, c->n_heads / c->n_kv_heads, c->head_dim);
+    size_t attn = kernels->attention_scratch(c->head_dim);
     scratch = up64(scratch > attn ? scratch : attn);
     k->kv_bytes = kv_block_bytes(kv_type, c->head_dim);
 
     k->scratch = calloc((size_t)n_threads, sizeof *k->scratch);
     k->tile = calloc((size_t)n_threads, sizeof *k->tile);
-    struct part *parts = calloc(MAX_PARTS + 2 * (size_t)n_threads, sizeof *parts);
-    if (!k->scratch || !k->tile || !parts) {
+    k->rotated = calloc((size_t)n_threads, sizeof *k->rotated);
+    struct part *parts = calloc(MAX_PARTS + 3 * (size_t)n_threads, sizeof *parts);
+    if (!k->scratch || !k->tile || !k->rotated || !parts) {
         free(parts);
         core_close(k);
         return err_nomem(e, "activations");
@@ -103,10 +104,14 @@ int core_open(struct core *k, const struct config *c, const struct kernels *kern
     parts[n++] = (struct part){ &k->pos, t * sizeof *k->pos };
     parts[n++] = (struct part){ &k->long_rope, t * sizeof *k->long_rope };
     parts[n++] = (struct part){ &k->chunks, t * sizeof *k->chunks };
+    k->n_partial = attn_partials(c, n_threads, max_len);
+    parts[n++] = (struct part){ &k->partial, k->n_partial * sizeof *k->partial };
+    parts[n++] = (struct part){ &k->parts_left, MERGES * (size_t)n_threads * sizeof *k->parts_left };
     assert(n <= MAX_PARTS);
     for (int i = 0; i < n_threads; i++) {
         parts[n++] = (struct part){ &k->scratch[i], scratch };
         parts[n++] = (struct part){ &k->tile[i], row * TILE_JOB * TILE_ROWS };
+        parts[n++] = (struct part){ &k->rotated[i], k->n_partial ? SPLIT_ROWS * hd * sizeof(float) : 0 };
     }
     int rc = arena_open(k, parts, n, e);
     free(parts);
@@ -128,6 +133,7 @@ void core_close(struct core *k)
     free(k->arena);
     free(k->scratch);
     free(k->tile);
+    free(k->rotated);
     *k = (struct core){ 0 };
 }
 

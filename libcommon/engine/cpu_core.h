@@ -2,6 +2,8 @@
 #ifndef ZSE_ENGINE_CPU_CORE_H
 #define ZSE_ENGINE_CPU_CORE_H
 
+#include <stdatomic.h>
+
 #include "libcommon/base/pool.h"
 #include "libcommon/engine/backend.h"
 #include "libcommon/engine/cpu.h"
@@ -17,8 +19,13 @@ struct input {
     struct pack { int cols_padded, act_group; void *act; } pack[MAX_SHARED];
 };
 
-/* A run of queries of one item; for each KV head a job of its own. */
-struct chunk { int item, first, n; };       /* tokens [first, first + n) of the item */
+/* A run of queries of one item; for each KV head a job of its own, or one for each part of a long context. */
+struct chunk {
+    int item, first, n;                     /* tokens [first, first + n) of the item */
+    int part, n_parts;                      /* n_parts > 1: parts part .. part + n_parts - 1 (kernels.h) are jobs of their own */
+    int job, merge;                         /* the first job; of its merges */
+    size_t partial;                         /* where in core.partial */
+};
 
 struct core {
     const struct config *c;
@@ -36,10 +43,14 @@ struct core {
     int32_t *token;
     int *pos, *long_rope;                   /* of each token */
     struct chunk *chunks;
+    float *partial;                         /* [n_partial] results of parts */
+    size_t n_partial;
+    atomic_int *parts_left;                 /* [MERGES a thread] of a chunk and KV head: the job that ends last merges */
     void *act[N_SLOTS][MAX_SHARED];
     size_t act_bytes[N_SLOTS][MAX_SHARED];
     /* of each thread */
     uint8_t **scratch;
+    float **rotated;                        /* [SPLIT_ROWS][head_dim] queries of a job that does not have all parts */
     float **tile;                           /* [max_tokens][TILE_JOB * TILE_ROWS] */
     void *arena;
     size_t arena_bytes, bytes;              /* bytes: all memory but KV */
@@ -56,8 +67,9 @@ struct step {
     int kv_layer;                           /* which part of the KV blocks */
 };
 
-int core_open(struct core *k, const struct config *c, const struct kernels *kernels, struct pool *pool, int max_tokens, int exact,
-              enum kv_type kv_type, struct err *e);
+/* max_len: tokens of the longest context there can be. */
+int core_open(struct core *k, const struct config *c, const struct kernels *kernels, struct pool *pool, int max_tokens, int64_t max_len,
+              int exact, enum kv_type kv_type, struct err *e);
 void core_close(struct core *k);
 /* Room for what these layers' inputs are rounded to; grows only. */
 int core_reserve(struct core *k, const struct layer *layers, int n_layers, const struct linear *head, struct err *e);

@@ -34,7 +34,7 @@ struct cpu_layers *cpu_layers_open(const struct config *c, int n_windows, int wi
         goto nomem;
     *l->c = *c;
     l->pool = pool_open(n_threads, e);
-    if (!l->pool || core_open(&l->core, l->c, k, l->pool, window_len, 0, KV_F32, e) < 0)
+    if (!l->pool || core_open(&l->core, l->c, k, l->pool, window_len, window_len, 0, KV_F32, e) < 0)
         goto fail;
     l->core.kv_stride = l->core.kv_bytes * 2 * (size_t)c->n_kv_heads;
     l->kv = aligned_alloc(64, (size_t)n_blocks * l->core.kv_stride);

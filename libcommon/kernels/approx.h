@@ -3,6 +3,7 @@
  * The polynomials are minimax fits (Lawson's iteration in double, then rounded to f32); every set evaluates them by Horner's rule with fma,
  * so the scalar functions here are the definition of the vectors in vec.h.  Largest errors (tests/unit/t-kernels-rows.c):
  *     exp   1 ulp;  below -87: 0;  above 88: exp(88)
+ *     exp2  2.1 ulp;  below -125: 0;  not for more than 127: softmax takes it of what is 0 at most, but for rounding
  *     tanh  2 ulp
  *     erf   2 ulp */
 #ifndef ZSE_KERNELS_APPROX_H
@@ -19,6 +20,10 @@
 #define LN2_LOW     0x1.7f7d1cp-20f
 /* exp(r) = 1 + r + r^2 P(r), |r| <= ln(2)/2 */
 static const float exp_coef[5] = { 0x1.fffffcp-2f, 0x1.555482p-3f, 0x1.55593cp-5f, 0x1.1245c8p-7f, 0x1.6a107cp-10f };
+/* exp2(n + r) = 2^n (1 + r P(r)), |r| <= 1/2.  Adding EXP2_MAGIC rounds to an integer and leaves n + 127 in the low bits, where a shift finds it. */
+#define EXP2_MIN    -125.0f
+#define EXP2_MAGIC  (0x1.8p+23f + 127.0f)
+static const float exp2_coef[5] = { 0x1.62e42ap-1f, 0x1.ebf9bcp-3f, 0x1.c6b752p-5f, 0x1.3cea88p-7f, 0x1.5bba08p-10f };
 /* tanh(x) = x + x^3 P(x^2), |x| < 0.55; else 1 - 2 / (exp(2|x|) + 1) */
 #define TANH_SMALL  0.55f
 static const float tanh_coef[5] = { -0x1.55554cp-2f, 0x1.110d3cp-3f, -0x1.b92bbap-5f, 0x1.59568ap-6f, -0x1.9bba7ep-8f };
@@ -54,6 +59,14 @@ static inline float approx_exp(float x)
     float r = fmaf(-n, LN2_LOW, fmaf(-n, LN2_HIGH, x));
     float y = fmaf(r * r, approx_poly(r, exp_coef, 5), r) + 1.0f;
     return y * f32_from_bits((uint32_t)((int)n + 127) << 23);
+}
+
+static inline float approx_exp2(float x)
+{
+    if (x < EXP2_MIN)
+        return 0;
+    float y = x + EXP2_MAGIC, r = x - (y - EXP2_MAGIC);
+    return fmaf(approx_poly(r, exp2_coef, 5), r, 1.0f) * f32_from_bits(f32_bits(y) << 23);
 }
 
 static inline float approx_tanh(float x)

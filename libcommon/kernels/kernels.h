@@ -33,13 +33,19 @@ extern "C" {
 /* Attention of n_tokens consecutive queries of one sequence, for the query heads that share one KV head.
  * Query i stands at position pos + i and sees positions [begin_i, pos + i], begin_i = window ? max(0, pos + i - window + 1) : 0.
  * KV block b (positions 16*b .. 16*b+15) of this head lies at base + table[b] * stride + k_offset (v_offset).
- * Online softmax over chunks of 64 positions (64*c .. 64*c+63), in order; within a chunk, for its positions j in [begin_i, pos + i]:
+ * Parts of 512 positions (512*p .. 512*p+511) are computed on their own, by whom and when does not matter, and merged in order.
+ * In a part, for its positions j in [begin_i, pos + i]:
  *     s[j] = sum of q[d] * k[j][d], in order of d, one fma each;  i8: the codes, then s[j] *= the key's scale
- *     s[j] *= scale;  softcap: s[j] = softcap * tanh(s[j] / softcap);  alibi: s[j] = fma(slope, j - (pos + i), s[j])
- *     m' = max(m, max s), m before the first chunk = -1e30;  c = exp(m - m')
- *     p[j] = exp(s[j] - m');  l[j % 16] = fma(l[j % 16], c, (p[j%16] + p[j%16 + 16]) + (p[j%16 + 32] + p[j%16 + 48]))  (0 where a position is not seen)
- *     o[d] = o[d] * c;  o[d] = fma(p[j], v[j][d], o[d]) in order of j;  i8: p[j] * the value's scale, and the codes
- * out[d] = o[d] / sum of l (summed as above).  exp and tanh as in approx.h. */
+ *     f = scale * log2(e);  with softcap or alibi: s[j] *= scale, softcap: s[j] = softcap * tanh(s[j] / softcap),
+ *                           alibi: s[j] = fma(slope, j - (pos + i), s[j]), and f = log2(e)
+ *     m = f * max s;  p[j] = exp2(fma(f, s[j], -m)), 0 where a position is not seen
+ *     l[0..15] = 0;  for each 64 positions of the part in order: l[i] = l[i] + ((p[i] + p[i+16]) + (p[i+32] + p[i+48]))
+ *     o[d] = 0;  o[d] = fma(p[j], v[j][d], o[d]) in order of j;  i8: p[j] * the value's scale, and the codes
+ * The first part that a query sees is what it has; each further one (m', l', o') is added to that:
+ *     n = max(m, m');  a = exp2(m - n), b = exp2(m' - n);  l[i] = fma(l'[i], b, l[i] * a), o[d] = fma(o'[d], b, o[d] * a);  m = n
+ * out[d] = o[d] / sum of l (summed as above).  exp2 and tanh as in approx.h. */
+enum { ATTN_PART = 512 };
+
 struct attn {
     const float *q; size_t q_token_stride, q_head_stride;       /* in floats */
     float *out; size_t out_token_stride, out_head_stride;
@@ -47,9 +53,15 @@ struct attn {
     int pos, window;                                            /* window 0: none */
     const uint8_t *base; const int32_t *table; size_t stride, k_offset, v_offset;
     enum kv_type kv_type;
-    float scale, softcap;                                       /* softcap 0: none; s = softcap * tanh(s / softcap) */
+    float scale, softcap;                                       /* scale > 0; softcap 0: none; s = softcap * tanh(s / softcap) */
     const float *alibi;                                         /* [n_q_heads] slopes or NULL: adds slope * (key position - query position) */
+    /* To share a long context among threads: with partial, attention computes only part `part`, into partial
+     * [n_tokens * n_q_heads][attn_partial(head_dim)], and leaves the rows of queries that do not see it alone.
+     * attention_merge then makes out of parts part, part + 1 .., one behind the other in partial. */
+    float *partial; int part;
 };
+/* Floats of a partial result: o, l and m, a multiple of 16. */
+static inline size_t attn_partial(int head_dim) { return ((size_t)head_dim + 15) / 16 * 16 + 32; }
 
 struct kernels {
     const char *name;                                   /* "ref", "avx2", "avx512" */
@@ -83,7 +95,8 @@ struct kernels {
     void (*kv_store_key)(enum kv_type type, uint8_t *block, int slot, const float *x, int head_dim);
     void (*kv_store_value)(enum kv_type type, uint8_t *block, int slot, const float *x, int head_dim);
     void (*attention)(const struct attn *a, void *scratch);     /* scratch of this thread, 64-byte aligned */
-    size_t (*attention_scratch)(int n_tokens, int n_q_heads, int head_dim);
+    void (*attention_merge)(const struct attn *a);
+    size_t (*attention_scratch)(int head_dim);
 };
 
 enum act_kind { ACT_SILU, ACT_GELU, ACT_GELU_TANH, ACT_RELU, ACT_RELU2, ACT_GELU_QUICK };

@@ -308,5 +308,5 @@ static void matmul(float *out, size_t ldo, const struct mat *m, int tile0, int t
 
 const struct kernels kernels_avx512 = {
     "avx512", supported, act_bytes, act_parts, act_pack, matmul, matmul_f32, scratch_bytes,
-    rms_norm, layer_norm, add, act_mul, rope, kv_store_key, kv_store_value, attention, attention_scratch,
+    rms_norm, layer_norm, add, act_mul, rope, kv_store_key, kv_store_value, attention, attention_merge, attention_scratch,
 };

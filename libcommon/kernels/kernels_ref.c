@@ -229,74 +229,124 @@ static float kv_load(enum kv_type type, const uint8_t *block, size_t i)
     return type == KV_F32 ? ((const float *)block)[i] : type == KV_F16 ? f16_to_f32(((const f16 *)block)[i]) : (float)(int8_t)block[i];
 }
 
-static float kv_scale(enum kv_type type, const uint8_t *block, int slot, int head_dim)
+static float kv_scale(const uint8_t *block, int slot, int head_dim)
 {
-    float scale = 1;
-    if (type == KV_I8)
-        memcpy(&scale, block + (size_t)KV_BLOCK * (size_t)head_dim + (size_t)slot * sizeof scale, sizeof scale);
+    float scale;
+    memcpy(&scale, block + (size_t)KV_BLOCK * (size_t)head_dim + (size_t)slot * sizeof scale, sizeof scale);
     return scale;
 }
 
-/* One query of one head; o is its output row. */
-static void attend(const struct attn *a, const float *q, float *o, int at, float slope)
+struct softmax { float m, l[16]; };
+
+static int first_seen(const struct attn *a, int at) { return a->window && at - a->window + 1 > 0 ? at - a->window + 1 : 0; }
+
+/* What a query at position `at` gets from the positions [begin, end) of one part. */
+static void attend_part(const struct attn *a, const float *q, int at, float slope, int begin, int end, float *o, struct softmax *x)
 {
-    const int first = a->window && at - a->window + 1 > 0 ? at - a->window + 1 : 0;
     const size_t hd = (size_t)a->head_dim;
-    float m = -1e30f, l[16] = { 0 };
-    memset(o, 0, hd * sizeof *o);
-    for (int c = first / 64 * 64; c <= at; c += 64) {
-        const int begin = c > first ? c : first, end = at < c + 63 ? at + 1 : c + 64;
-        float p[64] = { 0 }, m1 = m;
-        for (int j = begin; j < end; j++) {
-            const uint8_t *k = a->base + (size_t)a->table[j / KV_BLOCK] * a->stride + a->k_offset;
-            float s = 0;
-            for (size_t d = 0; d < hd; d++)
-                s = fmaf(q[d], kv_load(a->kv_type, k, d * KV_BLOCK + (size_t)(j % KV_BLOCK)), s);
-            s *= kv_scale(a->kv_type, k, j % KV_BLOCK, a->head_dim);
-            s *= a->scale;
-            if (a->softcap > 0)
-                s = a->softcap * approx_tanh(s / a->softcap);
-            if (a->alibi)
-                s = fmaf(slope, (float)(j - at), s);
-            p[j - c] = s;
-            m1 = s > m1 ? s : m1;
-        }
-        const float corr = approx_exp(m - m1);
-        for (int j = begin; j < end; j++)
-            p[j - c] = approx_exp(p[j - c] - m1);
-        for (int i = 0; i < 16; i++)
-            l[i] = fmaf(l[i], corr, (p[i] + p[i + 16]) + (p[i + 32] + p[i + 48]));
+    const int plain = a->softcap <= 0 && !a->alibi, base = begin / ATTN_PART * ATTN_PART;
+    const float f = plain ? a->scale * LOG2E : LOG2E;
+    float p[ATTN_PART] = { 0 }, most = -INFINITY;
+    for (int j = begin; j < end; j++) {
+        const uint8_t *k = a->base + (size_t)a->table[j / KV_BLOCK] * a->stride + a->k_offset;
+        float s = 0;
         for (size_t d = 0; d < hd; d++)
-            o[d] *= corr;
-        for (int j = begin; j < end; j++) {
-            const uint8_t *v = a->base + (size_t)a->table[j / KV_BLOCK] * a->stride + a->v_offset;
-            const float pj = p[j - c] * kv_scale(a->kv_type, v, j % KV_BLOCK, a->head_dim);
-            for (size_t d = 0; d < hd; d++)
-                o[d] = fmaf(pj, kv_load(a->kv_type, v, (size_t)(j % KV_BLOCK) * hd + d), o[d]);
-        }
-        m = m1;
+            s = fmaf(q[d], kv_load(a->kv_type, k, d * KV_BLOCK + (size_t)(j % KV_BLOCK)), s);
+        if (a->kv_type == KV_I8)
+            s *= kv_scale(k, j % KV_BLOCK, a->head_dim);
+        if (!plain)
+            s *= a->scale;
+        if (a->softcap > 0)
+            s = a->softcap * approx_tanh(s / a->softcap);
+        if (a->alibi)
+            s = fmaf(slope, (float)(j - at), s);
+        p[j - base] = s;
+        most = s > most ? s : most;
     }
-    const float sum = sum16(l);
-    for (size_t d = 0; d < hd; d++)
+    *x = (struct softmax){ .m = f * most };
+    for (int j = begin; j < end; j++)
+        p[j - base] = approx_exp2(fmaf(f, p[j - base], -x->m));
+    for (int c = 0; c < ATTN_PART; c += 64)
+        for (int i = 0; i < 16; i++)
+            x->l[i] += (p[c + i] + p[c + i + 16]) + (p[c + i + 32] + p[c + i + 48]);
+    memset(o, 0, hd * sizeof *o);
+    for (int j = begin; j < end; j++) {
+        const uint8_t *v = a->base + (size_t)a->table[j / KV_BLOCK] * a->stride + a->v_offset;
+        const float pj = a->kv_type == KV_I8 ? p[j - base] * kv_scale(v, j % KV_BLOCK, a->head_dim) : p[j - base];
+        for (size_t d = 0; d < hd; d++)
+            o[d] = fmaf(pj, kv_load(a->kv_type, v, (size_t)(j % KV_BLOCK) * hd + d), o[d]);
+    }
+}
+
+static void merge_part(float *o, struct softmax *x, const float *o1, const struct softmax *x1, int head_dim)
+{
+    const float m = x1->m > x->m ? x1->m : x->m, was = approx_exp2(x->m - m), now = approx_exp2(x1->m - m);
+    for (int i = 0; i < 16; i++)
+        x->l[i] = fmaf(x1->l[i], now, x->l[i] * was);
+    for (int d = 0; d < head_dim; d++)
+        o[d] = fmaf(o1[d], now, o[d] * was);
+    x->m = m;
+}
+
+static void attend_finish(float *o, struct softmax *x, int head_dim)
+{
+    const float sum = sum16(x->l);
+    for (int d = 0; d < head_dim; d++)
         o[d] /= sum;
 }
 
+/* The scratch holds the o of a part. */
 static void attention(const struct attn *a, void *scratch)
 {
-    (void)scratch;
-    for (int i = 0; i < a->n_tokens; i++)
-        for (int h = 0; h < a->n_q_heads; h++)
-            attend(a, a->q + (size_t)i * a->q_token_stride + (size_t)h * a->q_head_stride,
-                   a->out + (size_t)i * a->out_token_stride + (size_t)h * a->out_head_stride, a->pos + i, a->alibi ? a->alibi[h] : 0);
+    for (int row = 0; row < a->n_tokens * a->n_q_heads; row++) {
+        const int i = row / a->n_q_heads, h = row % a->n_q_heads, at = a->pos + i, first = first_seen(a, at);
+        const float *q = a->q + (size_t)i * a->q_token_stride + (size_t)h * a->q_head_stride, slope = a->alibi ? a->alibi[h] : 0;
+        float *o = a->out + (size_t)i * a->out_token_stride + (size_t)h * a->out_head_stride;
+        struct softmax x, x1;
+        for (int part = first / ATTN_PART; part <= at / ATTN_PART; part++) {
+            const int begin = part * ATTN_PART > first ? part * ATTN_PART : first, end = at < (part + 1) * ATTN_PART ? at + 1 : (part + 1) * ATTN_PART;
+            if (a->partial) {
+                if (part == a->part) {
+                    float *to = a->partial + (size_t)row * attn_partial(a->head_dim);
+                    attend_part(a, q, at, slope, begin, end, to, &x);
+                    memcpy(to + attn_partial(a->head_dim) - 32, x.l, sizeof x.l);
+                    to[attn_partial(a->head_dim) - 16] = x.m;
+                }
+            } else if (part == first / ATTN_PART) {
+                attend_part(a, q, at, slope, begin, end, o, &x);
+            } else {
+                attend_part(a, q, at, slope, begin, end, scratch, &x1);
+                merge_part(o, &x, scratch, &x1, a->head_dim);
+            }
+        }
+        if (!a->partial)
+            attend_finish(o, &x, a->head_dim);
+    }
 }
 
-static size_t attention_scratch(int n_tokens, int n_q_heads, int head_dim)
+static void attention_merge(const struct attn *a)
 {
-    (void)n_tokens, (void)n_q_heads, (void)head_dim;
-    return 64;
+    const size_t size = attn_partial(a->head_dim), part_size = (size_t)(a->n_tokens * a->n_q_heads) * size;
+    for (int row = 0; row < a->n_tokens * a->n_q_heads; row++) {
+        const int i = row / a->n_q_heads, h = row % a->n_q_heads, at = a->pos + i;
+        float *o = a->out + (size_t)i * a->out_token_stride + (size_t)h * a->out_head_stride;
+        struct softmax x[2];
+        for (int n = 0, part = first_seen(a, at) / ATTN_PART; part <= at / ATTN_PART; part++, n = 1) {
+            const float *from = a->partial + (size_t)(part - a->part) * part_size + (size_t)row * size;
+            memcpy(x[n].l, from + size - 32, sizeof x[n].l);
+            x[n].m = from[size - 16];
+            if (n)
+                merge_part(o, &x[0], from, &x[1], a->head_dim);
+            else
+                memcpy(o, from, (size_t)a->head_dim * sizeof *o);
+        }
+        attend_finish(o, &x[0], a->head_dim);
+    }
 }
+
+static size_t attention_scratch(int head_dim) { return ((size_t)head_dim * sizeof(float) + 63) / 64 * 64; }
 
 const struct kernels kernels_ref = {
     "ref", supported, act_bytes, act_parts, act_pack, matmul, matmul_f32, scratch_bytes,
-    rms_norm, layer_norm, add, act_mul, rope, kv_store_key, kv_store_value, attention, attention_scratch,
+    rms_norm, layer_norm, add, act_mul, rope, kv_store_key, kv_store_value, attention, attention_merge, attention_scratch,
 };

@@ -1,6 +1,6 @@
 /* kernels.c - how near the kernels are to this machine's limits: one thread, shares of a plain read loop (few tokens) or of the
  * multiply-add peak (many).  Everything is cut into slices of about a millisecond, and the best slice counts: the machine may be shared.
- *     build/tests/bench/kernels [SET [TYPE ... N ...]]    (attention only without TYPE; N: numbers of tokens) */
+ *     build/tests/bench/kernels [SET [TYPE ... N ...]]    (TYPE of weights, or attention; none: all; N: numbers of tokens) */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -134,7 +134,7 @@ static void bench_attention(const struct kernels *k, enum kv_type type, int head
         k->kv_store_value(type, memory + b * block, 0, x, head_dim);
     struct attn a = { .q = q, .q_token_stride = width, .q_head_stride = (size_t)head_dim, .out = out, .out_token_stride = width, .out_head_stride = (size_t)head_dim, .n_tokens = n,
                       .n_q_heads = heads, .head_dim = head_dim, .pos = len - n, .table = table, .stride = 2 * block, .v_offset = block, .kv_type = type, .scale = 0.1f };
-    void *scratch = big(k->attention_scratch(n, heads, head_dim));
+    void *scratch = big(k->attention_scratch(head_dim));
     double best = 1e30, bandwidth = 0, peak = 0, bytes = (double)(blocks * block * 2), pairs = 0;
     for (int i = 0; i < n; i++)
         pairs += len - n + i + 1;
@@ -174,11 +174,14 @@ int main(int argc, char **argv)
         if (wanted)
             bench_type(k, cases[i].type, cases[i].group, cases[i].act_group, chosen[0] ? chosen : cases[i].act_group ? tokens : f32_tokens);
     }
-    for (int type = KV_F32; argc <= 2 && type <= KV_I8; type++) {
+    for (int type = KV_F32; (argc <= 2 || !strcmp(argv[2], "attention")) && type <= KV_I8; type++) {
         bench_attention(k, (enum kv_type)type, 128, 6, 4096, 1);
         bench_attention(k, (enum kv_type)type, 64, 3, 4096, 1);
+        bench_attention(k, (enum kv_type)type, 64, 7, 4096, 1);
         bench_attention(k, (enum kv_type)type, 128, 6, 1024, 16);
         bench_attention(k, (enum kv_type)type, 64, 3, 512, 512);
+        bench_attention(k, (enum kv_type)type, 64, 7, 8192, 32);
+        bench_attention(k, (enum kv_type)type, 128, 6, 8192, 32);
     }
     free(memory);
     return 0;

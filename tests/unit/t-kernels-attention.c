@@ -17,19 +17,19 @@
 
 #define FOR_SETS(k) for (const struct kernels *const *k = kernels_all(); *k; k++) if ((*k)->supported())
 
-enum { LEN = 150, BLOCKS = (LEN + KV_BLOCK - 1) / KV_BLOCK };
+enum { SHORT = 150, LONG = 1060 };
 
 static float uniform(struct rng *r, float from, float to) { return from + (to - from) * (float)rng_double(r); }
 static void *aligned(size_t n) { void *p = aligned_alloc(64, (n + 127) / 64 * 64); assert_non_null(p); return memset(p, 0xff, (n + 127) / 64 * 64); }
 
-/* One sequence: keys and values of LEN positions, as given and as they come back from their stored form. */
+/* One sequence: keys and values of len positions, as given and as they come back from their stored form. */
 struct sequence {
     enum kv_type type;
-    int head_dim, n_heads;
-    float *key, *value, *q;                             /* [LEN][head_dim], [LEN][n_heads][head_dim] */
+    int head_dim, n_heads, len, n_blocks;
+    float *key, *value, *q;                             /* [len][head_dim], [len][n_heads][head_dim] */
     double *key_back, *value_back;
     uint8_t *bytes;                                     /* blocks in an order of their own, other data between */
-    int32_t table[BLOCKS];
+    int32_t *table;
     size_t stride;
     struct attn a;
 };
@@ -37,8 +37,8 @@ struct sequence {
 static void store(struct sequence *s, const struct kernels *k)
 {
     const size_t block = kv_block_bytes(s->type, s->head_dim);
-    memset(s->bytes, 0xff, BLOCKS * s->stride);
-    for (int p = 0; p < LEN; p++) {
+    memset(s->bytes, 0xff, (size_t)s->n_blocks * s->stride);
+    for (int p = 0; p < s->len; p++) {
         uint8_t *b = s->bytes + (size_t)s->table[p / KV_BLOCK] * s->stride;
         k->kv_store_key(s->type, b + 64, p % KV_BLOCK, s->key + p * s->head_dim, s->head_dim);
         k->kv_store_value(s->type, b + 128 + block, p % KV_BLOCK, s->value + p * s->head_dim, s->head_dim);
@@ -52,21 +52,22 @@ static double read_back(const struct sequence *s, const uint8_t *block, size_t i
     return s->type == KV_F32 ? ((const float *)block)[i] : s->type == KV_F16 ? f16_to_f32(((const f16 *)block)[i]) : (double)((const int8_t *)block)[i] * scale;
 }
 
-static void sequence_open(struct sequence *s, enum kv_type type, int head_dim, int n_heads, struct rng *r)
+static void sequence_open(struct sequence *s, int len, enum kv_type type, int head_dim, int n_heads, struct rng *r)
 {
     const size_t hd = (size_t)head_dim, block = kv_block_bytes(type, head_dim);
-    *s = (struct sequence){ .type = type, .head_dim = head_dim, .n_heads = n_heads, .stride = 2 * block + 192 };
-    s->key = malloc(LEN * hd * 4), s->value = malloc(LEN * hd * 4), s->q = malloc(LEN * (size_t)n_heads * hd * 4);
-    s->key_back = malloc(LEN * hd * 8), s->value_back = malloc(LEN * hd * 8);
-    s->bytes = aligned(BLOCKS * s->stride);
-    for (int i = 0; i < LEN * head_dim; i++)
+    *s = (struct sequence){ .type = type, .head_dim = head_dim, .n_heads = n_heads, .len = len, .n_blocks = (len + KV_BLOCK - 1) / KV_BLOCK, .stride = 2 * block + 192 };
+    const size_t n = (size_t)len * hd;
+    s->key = malloc(n * 4), s->value = malloc(n * 4), s->q = malloc(n * (size_t)n_heads * 4);
+    s->key_back = malloc(n * 8), s->value_back = malloc(n * 8), s->table = malloc((size_t)s->n_blocks * sizeof *s->table);
+    s->bytes = aligned((size_t)s->n_blocks * s->stride);
+    for (int i = 0; i < len * head_dim; i++)
         s->key[i] = uniform(r, -1, 1), s->value[i] = uniform(r, -1, 1);
-    for (int i = 0; i < LEN * n_heads * head_dim; i++)
+    for (int i = 0; i < len * n_heads * head_dim; i++)
         s->q[i] = uniform(r, -2, 2);
-    for (int b = 0; b < BLOCKS; b++)
-        s->table[b] = (b * 7 + 3) % BLOCKS;             /* BLOCKS is 10: a permutation */
+    for (int b = 0; b < s->n_blocks; b++)
+        s->table[b] = (b * 7 + 3) % s->n_blocks;        /* 10 or 67 blocks: a permutation */
     store(s, &kernels_ref);
-    for (int p = 0; p < LEN; p++)
+    for (int p = 0; p < s->len; p++)
         for (int d = 0; d < head_dim; d++) {
             const uint8_t *b = s->bytes + (size_t)s->table[p / KV_BLOCK] * s->stride;
             s->key_back[p * head_dim + d] = read_back(s, b + 64, (size_t)d * KV_BLOCK + (size_t)(p % KV_BLOCK), p % KV_BLOCK);
@@ -81,34 +82,49 @@ static void sequence_open(struct sequence *s, enum kv_type type, int head_dim, i
 
 static void sequence_close(struct sequence *s)
 {
-    free(s->key), free(s->value), free(s->q), free(s->key_back), free(s->value_back), free(s->bytes);
+    free(s->key), free(s->value), free(s->q), free(s->key_back), free(s->value_back), free(s->bytes), free(s->table);
 }
 
-/* All positions from `from` on, in calls of at most `step` queries; out [LEN][n_heads][head_dim + 3]. */
-static float *attend(const struct sequence *s, const struct kernels *k, int from, int step)
+/* All positions from `from` on, in calls of at most `step` queries, parted: a part at a time, last part first; out [len][n_heads][head_dim + 3]. */
+static float *attend(const struct sequence *s, const struct kernels *k, int from, int step, int parted)
 {
     struct attn a = s->a;
-    const size_t size = LEN * a.out_token_stride;
+    const size_t size = (size_t)s->len * a.out_token_stride;
     float *out = malloc(size * sizeof *out);
     memset(out, 0xff, size * sizeof *out);
-    for (int p = from; p < LEN; p += step) {
+    for (int p = from; p < s->len; p += step) {
         a.pos = p;
-        a.n_tokens = LEN - p < step ? LEN - p : step;
+        a.n_tokens = s->len - p < step ? s->len - p : step;
         a.q = s->q + (size_t)p * a.q_token_stride;
         a.out = out + (size_t)p * a.out_token_stride;
-        void *scratch = aligned(k->attention_scratch(a.n_tokens, a.n_q_heads, a.head_dim));
-        k->attention(&a, scratch);
+        void *scratch = aligned(k->attention_scratch(a.head_dim));
+        if (parted) {
+            const int first = (a.window && p - a.window + 1 > 0 ? p - a.window + 1 : 0) / ATTN_PART, last = (p + a.n_tokens - 1) / ATTN_PART;
+            const size_t one = (size_t)(a.n_tokens * a.n_q_heads) * attn_partial(a.head_dim);
+            float *partial = aligned((size_t)(last - first + 1) * one * sizeof *partial);
+            for (a.part = last; a.part >= first; a.part--) {
+                a.partial = partial + (size_t)(a.part - first) * one;
+                k->attention(&a, scratch);
+            }
+            a.partial = partial;
+            a.part = first;
+            k->attention_merge(&a);
+            a.partial = NULL;
+            free(partial);
+        } else {
+            k->attention(&a, scratch);
+        }
         free(scratch);
     }
     return out;
 }
 
-static void check_ref(const struct sequence *s, const float *got)
+static void check_ref(const struct sequence *s, const float *got, int from)
 {
     const struct attn *a = &s->a;
     const int hd = s->head_dim;
-    double p[LEN];
-    for (int at = 0; at < LEN; at++)
+    double *p = malloc((size_t)s->len * sizeof *p);
+    for (int at = from; at < s->len; at++)
         for (int h = 0; h < s->n_heads; h++) {
             const float *q = s->q + ((size_t)at * (size_t)s->n_heads + (size_t)h) * (size_t)hd, *o = got + (size_t)at * a->out_token_stride + (size_t)h * a->out_head_stride;
             int first = a->window && at - a->window + 1 > 0 ? at - a->window + 1 : 0;
@@ -137,25 +153,27 @@ static void check_ref(const struct sequence *s, const float *got)
                              (double)a->softcap, a->alibi != NULL, at, h, d, (double)o[d], v / sum);
             }
         }
+    free(p);
 }
 
 static void check(struct sequence *s)
 {
-    static const int steps[] = { 1, 3, 50, LEN };
-    const size_t size = LEN * s->a.out_token_stride;
+    const int steps[] = { 1, 3, 50, s->len }, from = s->len == SHORT ? 0 : 1000;     /* long ones: from before the end of their second part on */
+    const size_t size = (size_t)s->len * s->a.out_token_stride;
     store(s, &kernels_ref);
-    float *want = attend(s, &kernels_ref, 0, LEN);
-    check_ref(s, want);
+    float *want = attend(s, &kernels_ref, from, s->len, 0);
+    check_ref(s, want, from);
     FOR_SETS(k) {
         store(s, *k);
-        for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
-            if (*k == &kernels_ref && steps[i] != 50)   /* one way of cutting will do */
+        for (size_t i = 0; i < 2 * sizeof steps / sizeof *steps; i++) {
+            const int step = steps[i / 2], parted = (int)(i % 2);
+            if (*k == &kernels_ref && step != 50)       /* one way of cutting will do */
                 continue;
-            float *got = attend(s, *k, 0, steps[i]);
+            float *got = attend(s, *k, from, step, parted);
             for (size_t j = 0; j < size; j++)
                 if (f32_bits(got[j]) != f32_bits(want[j]))
-                    fail_msg("%s kv type %d head_dim %d heads %d window %d, %d queries at once: position %zu element %zu is %.9g, not %.9g", (*k)->name, s->type, s->head_dim,
-                             s->n_heads, s->a.window, steps[i], j / s->a.out_token_stride, j % s->a.out_token_stride, (double)got[j], (double)want[j]);
+                    fail_msg("%s kv type %d head_dim %d heads %d window %d, %d queries at once%s: position %zu element %zu is %.9g, not %.9g", (*k)->name, s->type, s->head_dim,
+                             s->n_heads, s->a.window, step, parted ? ", in parts" : "", j / s->a.out_token_stride, j % s->a.out_token_stride, (double)got[j], (double)want[j]);
             free(got);
         }
     }
@@ -170,7 +188,7 @@ static void shapes(void **state)
     for (size_t i = 0; i < sizeof dims / sizeof *dims; i++)
         for (int type = KV_F32; type <= KV_I8; type++) {
             struct sequence s;
-            sequence_open(&s, (enum kv_type)type, dims[i], 1 + (int)i % 4, &r);
+            sequence_open(&s, SHORT, (enum kv_type)type, dims[i], 1 + (int)i % 4, &r);
             check(&s);
             sequence_close(&s);
         }
@@ -183,7 +201,7 @@ static void many_heads(void **state)
     static const int heads[] = { 5, 6, 7, 8, 13, 100 };
     for (size_t i = 0; i < sizeof heads / sizeof *heads; i++) {
         struct sequence s;
-        sequence_open(&s, KV_F16, 32, heads[i], &r);
+        sequence_open(&s, SHORT, KV_F16, 32, heads[i], &r);
         check(&s);
         sequence_close(&s);
     }
@@ -197,7 +215,7 @@ static void variants(void **state)
     struct rng r = { 3 };
     for (int type = KV_F32; type <= KV_I8; type++) {
         struct sequence s;
-        sequence_open(&s, (enum kv_type)type, 48, 3, &r);
+        sequence_open(&s, SHORT, (enum kv_type)type, 48, 3, &r);
         for (size_t i = 0; i < sizeof windows / sizeof *windows; i++) {
             s.a.window = windows[i];
             s.a.softcap = i % 2 ? 5 : 0;
@@ -208,20 +226,38 @@ static void variants(void **state)
     }
 }
 
+/* More positions than one part, alone and with windows that end in another part than they begin. */
+static void parts(void **state)
+{
+    (void)state;
+    static const int windows[] = { 0, 40, 700 };
+    static const float slopes[7] = { 0.01f, 0.002f };
+    struct rng r = { 6 };
+    for (int type = KV_F32; type <= KV_I8; type++)
+        for (size_t i = 0; i < sizeof windows / sizeof *windows; i++) {
+            struct sequence s;
+            sequence_open(&s, LONG, (enum kv_type)type, i == 1 ? 72 : 32, i == 2 ? 7 : 1, &r);
+            s.a.window = windows[i];
+            s.a.alibi = i == 2 ? slopes : NULL;
+            check(&s);
+            sequence_close(&s);
+        }
+}
+
 /* Blocks that lie wholly before every query's window may be gone: their table entries are never followed. */
 static void old_blocks(void **state)
 {
     (void)state;
     struct rng r = { 4 };
     struct sequence s;
-    sequence_open(&s, KV_F16, 64, 2, &r);
+    sequence_open(&s, SHORT, KV_F16, 64, 2, &r);
     s.a.window = 20;
-    float *want = attend(&s, &kernels_ref, 100, LEN);
+    float *want = attend(&s, &kernels_ref, 100, s.len, 0);
     for (int b = 0; b < (100 - 19) / KV_BLOCK; b++)
         s.table[b] = -1000000000;
     FOR_SETS(k) {
-        float *got = attend(&s, *k, 100, LEN);
-        assert_memory_equal(got, want, LEN * s.a.out_token_stride * sizeof *got);
+        float *got = attend(&s, *k, 100, s.len, 0);
+        assert_memory_equal(got, want, (size_t)s.len * s.a.out_token_stride * sizeof *got);
         free(got);
     }
     free(want);
@@ -234,14 +270,14 @@ static void extremes(void **state)
     (void)state;
     struct rng r = { 5 };
     struct sequence s;
-    sequence_open(&s, KV_F32, 16, 1, &r);
+    sequence_open(&s, SHORT, KV_F32, 16, 1, &r);
     for (int d = 0; d < 16; d++)
         s.key[70 * 16 + d] = s.q[80 * 16 + d] * 1e4f;
     s.key[120 * 16 + 2] = NAN;
     FOR_SETS(k) {
         store(&s, *k);
-        float *got = attend(&s, *k, 0, 120);
-        for (int p = 0; p < LEN; p++)
+        float *got = attend(&s, *k, 0, 120, 0);
+        for (int p = 0; p < s.len; p++)
             assert_true((got[(size_t)p * s.a.out_token_stride] == got[(size_t)p * s.a.out_token_stride]) == (p < 120));
         for (int d = 0; d < 16; d++)
             assert_float_equal(got[80 * s.a.out_token_stride + (size_t)d], s.value[70 * 16 + d], 0);
@@ -253,7 +289,7 @@ static void extremes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(shapes), cmocka_unit_test(many_heads), cmocka_unit_test(variants), cmocka_unit_test(old_blocks), cmocka_unit_test(extremes),
+        cmocka_unit_test(shapes), cmocka_unit_test(many_heads), cmocka_unit_test(variants), cmocka_unit_test(parts), cmocka_unit_test(old_blocks), cmocka_unit_test(extremes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
