@@ -21,7 +21,7 @@ FLAGS   := -std=c11 -D_GNU_SOURCE -DZSE_VERSION='"$(VERSION)"' -I. $(PKG_CFLAGS)
            $(if $(filter x86_64,$(ARCH)),-DZSE_X86) $(CFLAGS)
 
 PROGRAMS := $(patsubst cmd/%.c,%,$(wildcard cmd/zse-*.c))
-LIB   := $(filter-out $(if $(filter x86_64,$(ARCH)),,%_avx2.c %_avx512.c),$(wildcard libcommon/*/*.c)) $(wildcard gpu/stub.c)
+LIB   := $(filter-out $(if $(filter x86_64,$(ARCH)),,%_avx2.c %_avx512.c %_amx.c),$(wildcard libcommon/*/*.c)) $(wildcard gpu/stub.c)
 CMD   := $(filter-out cmd/zse-%,$(wildcard cmd/*.c))
 UNIT  := $(patsubst %.c,$(B)/%,$(wildcard tests/unit/t-*.c))
 BINS  := $(addprefix $(B)/,$(PROGRAMS))
@@ -31,6 +31,7 @@ all: $(BINS)
 
 $(B)/%_avx2.o: SIMD := -mavx2 -mfma -mf16c
 $(B)/%_avx512.o: SIMD := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx512bf16 -mavx512vbmi -mfma -mf16c
+$(B)/%_amx.o: SIMD := -mamx-tile -mamx-int8
 $(B)/%.o: %.c
 	@mkdir -p $(@D)
 	$(CC) $(FLAGS) $(SIMD) -MMD -MP -c -o $@ $<
