@@ -3,13 +3,20 @@
 #define ZSE_CMD_BENCH_H
 
 #include "cmd/open_model.h"
+#include "libcommon/hw/limits.h"
+
+enum { BENCH_LIST = 16 };
+struct bench_list { int n, v[BENCH_LIST]; };
 
 struct bench_options {
     struct run_options run;
     int prompt, generate, batch, repeats, warmup, json;
     int window, windows;                /* windows 0: all that the text fills */
     const char *ids, *output;
-    int speed_option, score_option;     /* one that only means something to the speed, or to perplexity and quality, was given */
+    const char *file;                   /* limits */
+    const char *peer, *peer_model;      /* coldstart */
+    struct bench_list contexts, tokens; /* kv; matmul */
+    int rows, cols;                     /* matmul */
     double load_s;
 };
 
@@ -18,5 +25,35 @@ int bench_speed(const struct bench_options *o, const char *model);              
 int bench_logits(const struct bench_options *o, const char *model);                                     /* bench_score.c */
 int bench_perplexity(const struct bench_options *o, const char *model, const char *text);
 int bench_quality(const struct bench_options *o, const char *reference, const char *model, const char *text);
+int bench_limits(const struct bench_options *o);                                                        /* bench_limits.c */
+int bench_batch(const struct bench_options *o, const char *model);                                      /* bench_step.c */
+int bench_kv(const struct bench_options *o, const char *model);
+int bench_threads(const struct bench_options *o, const char *model);
+int bench_matmul(const struct bench_options *o);                                                        /* bench_matmul.c */
+int bench_coldstart(const struct bench_options *o, const char *model);                                  /* bench_cold.c */
+
+/* ---- bench_speed.c, for others ---- */
+struct summary { double median, mean, min, max; };
+struct summary summarise(double *v, int n);             /* sorts v; n >= 1 */
+json_t *summary_json(const struct summary *s);
+const char *bench_quantization(const struct opened_model *m);       /* "nl4": what the converter wrote down */
+/* Seconds from a submitted prompt of n random tokens to its first token, the best of `repeats` in an engine that ran before. */
+int bench_prefill_alone(const struct bench_options *o, const struct opened_model *m, int n, double *seconds, struct err *e);
+
+/* ---- bench_limits.c: shares of the machine's limits ---- */
+struct share {
+    struct limits l;
+    double int8_op, f32_op;             /* of the linear layers, a token; the head is not counted: prefill computes it once */
+    double weight_bytes;                /* read for a step: layers and head */
+    double kv_bytes;                    /* of one token in the cache */
+};
+/* What a token costs in m as r runs it, and the limits of n_threads (0: all). */
+int share_init(struct share *s, const struct model *m, const struct run_options *r, int n_threads, struct err *e);
+/* Of the limit of arithmetic; with amx: of the tiles' (0 where there are none). */
+double share_prefill(const struct share *s, double tokens_per_s, int amx);
+/* Of the limit of reading: a step that reads all weights once and kv_tokens from the cache. */
+double share_decode(const struct share *s, double step_s, double kv_tokens);
+/* The limits a share goes by: {"threads", "read_bytes_per_s", "int8_op_per_s", "amx_op_per_s", "f32_flop_per_s"}; what was not measured is left out. */
+json_t *share_limits_json(const struct limits *l);
 
 #endif

@@ -68,78 +68,91 @@ static int one_run(const struct bench_options *o, struct engine *g, const int32_
 
 /* ---- figures ---- */
 
-struct summary { double median, mean, min, max; };
-
 static int ascending(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
     return x < y ? -1 : x > y;
 }
 
-static struct summary summarise(const struct run *runs, int n, size_t field, double amount)
+struct summary summarise(double *v, int n)
+{
+    struct summary s = { 0 };
+    for (int i = 0; i < n; i++)
+        s.mean += v[i] / n;
+    qsort(v, (size_t)n, sizeof *v, ascending);
+    s.min = v[0];
+    s.max = v[n - 1];
+    s.median = (v[(n - 1) / 2] + v[n / 2]) / 2;
+    return s;
+}
+
+/* Of one field of all runs: seconds, or with an amount what was done of it a second. */
+static struct summary of_runs(const struct run *runs, int n, size_t field, double amount)
 {
     struct summary s = { 0 };
     double *v = malloc((size_t)n * sizeof *v);
     for (int i = 0; v && i < n; i++) {
         double seconds = *(const double *)((const char *)&runs[i] + field);
         v[i] = amount ? seconds > 0 ? amount / seconds : 0 : seconds;
-        s.mean += v[i] / n;
     }
-    if (v) {
-        qsort(v, (size_t)n, sizeof *v, ascending);
-        s.min = v[0];
-        s.max = v[n - 1];
-        s.median = (v[(n - 1) / 2] + v[n / 2]) / 2;
-    }
+    if (v)
+        s = summarise(v, n);
     free(v);
     return s;
 }
 
-static json_t *summary_json(const struct summary *s)
+json_t *summary_json(const struct summary *s)
 {
     return json_pack("{s:f, s:f, s:f, s:f}", "median", s->median, "mean", s->mean, "min", s->min, "max", s->max);
 }
 
-static void print_rate(const char *what, int n_tokens, const struct summary *s)
+static void print_rate(const char *what, int n_tokens, const struct summary *s, double share, const char *limit)
 {
-    printf("%-12s %5d tokens   %8.1f tokens/s   (%.1f to %.1f)\n", what, n_tokens, s->median, s->min, s->max);
+    printf("%-12s %5d tokens   %8.1f tokens/s   (%.1f to %.1f), %.2f of the limit of %s\n", what, n_tokens, s->median, s->min, s->max, share, limit);
 }
 
-/* "nl4", from what the converter wrote down. */
-static const char *quantization(const struct opened_model *m)
+const char *bench_quantization(const struct opened_model *m)
 {
     const json_t *q = js_get(m->json, "quantization"), *type = json_is_object(q) ? js_get(q, "type") : q;
     return json_is_string(type) ? json_string_value(type) : "unknown";
 }
 
-static void report(const struct bench_options *o, const struct opened_model *m, const struct engine *g, const struct run *runs)
+static int report(const struct bench_options *o, const struct opened_model *m, const struct engine *g, const struct run *runs, struct err *e)
 {
     struct engine_stats s;
     struct rusage usage;
+    struct share share;
     engine_stats(g, &s);
-    getrusage(RUSAGE_SELF, &usage);
+    getrusage(RUSAGE_SELF, &usage);         /* before the limits are measured, which takes memory */
+    if (share_init(&share, m->model, &o->run, o->run.threads, e) != 0)
+        return -1;
     double peak = (double)usage.ru_maxrss * 1024, total = 0;
     int n = o->repeats;
-    const struct summary prefill = summarise(runs, n, offsetof(struct run, prefill_s), (double)o->batch * o->prompt),
-                         decode = summarise(runs, n, offsetof(struct run, decode_s), (double)o->batch * o->generate),
-                         first = summarise(runs, n, offsetof(struct run, first_s), 0), latency = summarise(runs, n, offsetof(struct run, decode_s), 0);
+    const struct summary prefill = of_runs(runs, n, offsetof(struct run, prefill_s), (double)o->batch * o->prompt),
+                         decode = of_runs(runs, n, offsetof(struct run, decode_s), (double)o->batch * o->generate),
+                         first = of_runs(runs, n, offsetof(struct run, first_s), 0), latency = of_runs(runs, n, offsetof(struct run, decode_s), 0);
+    const double prefill_share = share_prefill(&share, prefill.median, 0), amx_share = share_prefill(&share, prefill.median, 1),
+                 kv_tokens = o->batch * (o->prompt + 1 + o->generate / 2.0),
+                 decode_share = o->generate ? share_decode(&share, latency.median / o->generate, kv_tokens) : 0;
     for (int i = 0; i < n; i++)
         total += runs[i].total_s;
     uint64_t file = zfile_size(m->model->file);
     if (!o->json) {
         char a[CLI_BYTES], b[CLI_BYTES], c[CLI_BYTES], d[CLI_BYTES];
-        printf("%s: %s, %s, %s; batch %d, median of %d\n", m->name, m->model->config.arch, quantization(m), s.backend, o->batch, n);
+        printf("%s: %s, %s, %s; batch %d, median of %d\n", m->name, m->model->config.arch, bench_quantization(m), s.backend, o->batch, n);
         if (o->prompt)
-            print_rate("prefill", o->batch * o->prompt, &prefill);
+            print_rate("prefill", o->batch * o->prompt, &prefill, prefill_share, "vector arithmetic");
+        if (o->prompt && amx_share > 0)
+            printf("%-12s %38s %.2f of the limit of tiles (amx)\n", "", "", amx_share);
         if (o->generate)
-            print_rate("decode", o->batch * o->generate, &decode);
+            print_rate("decode", o->batch * o->generate, &decode, decode_share, "reading memory");
         printf("first token  after %.1f ms (%.1f to %.1f), model opened in %.1f ms\n", first.median * 1e3, first.min * 1e3, first.max * 1e3, o->load_s * 1e3);
         printf("memory       %s private, %s of it keys and values; file %s, mapped; peak resident %s\n", cli_bytes(a, s.private_bytes), cli_bytes(b, s.kv_bytes),
                cli_bytes(c, file), cli_bytes(d, (uint64_t)peak));
-        return;
+        return 0;
     }
     double generated = (double)o->batch * (o->generate + 1) * n;
-    json_t *j = json_pack("{s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:f}", "model", m->name, "architecture", m->model->config.arch, "quantization", quantization(m),
+    json_t *j = json_pack("{s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:f}", "model", m->name, "architecture", m->model->config.arch, "quantization", bench_quantization(m),
                           "device", s.backend, "prompt_tokens", o->prompt, "generated_tokens", o->generate, "batch", o->batch, "repeats", n, "load_s", o->load_s);
     if (o->prompt)
         json_object_set_new(j, "prefill_tokens_per_s", summary_json(&prefill));
@@ -154,8 +167,43 @@ static void report(const struct bench_options *o, const struct opened_model *m, 
     json_object_set_new(j, "tokens_per_sec", json_real(generated / total));
     json_object_set_new(j, "avg_latency_ms", json_real(o->generate ? latency.mean * 1e3 / o->generate : first.mean * 1e3));
     json_object_set_new(j, "peak_memory_gb", json_real(peak * 1e-9));
+    json_t *shares = json_object();
+    if (o->prompt)
+        json_object_set_new(shares, "prefill", json_real(prefill_share));
+    if (o->prompt && amx_share > 0)
+        json_object_set_new(shares, "prefill_amx", json_real(amx_share));
+    if (o->generate)
+        json_object_set_new(shares, "decode", json_real(decode_share));
+    json_object_set_new(j, "share", shares);
+    json_object_set_new(j, "limits", share_limits_json(&share.l));
     cli_json(j);
     json_decref(j);
+    return 0;
+}
+
+int bench_prefill_alone(const struct bench_options *options, const struct opened_model *m, int n, double *seconds, struct err *e)
+{
+    struct bench_options o = *options;
+    struct rng rng = { 1 };
+    struct voice voice;
+    struct request *request;
+    struct run r;
+    o.batch = 1;
+    o.generate = 0;
+    int32_t *ids = malloc((size_t)n * sizeof *ids);
+    struct engine *g = ids ? open_engine(m, &o.run, 1, n + 2, 0, e) : NULL;
+    int rc = g ? 0 : ids ? -1 : err_nomem(e, "prompt");
+    for (int i = 0; ids && i < n; i++)
+        ids[i] = (int32_t)(rng_u64(&rng) % (uint64_t)m->model->config.vocab_size);
+    *seconds = 1e30;
+    for (int i = 0; rc == 0 && i <= o.repeats; i++) {
+        rc = one_run(&o, g, ids, n, &voice, &request, &r, e);
+        if (i > 0 && r.first_s < *seconds)              /* the first one warms up */
+            *seconds = r.first_s;
+    }
+    engine_close(g);
+    free(ids);
+    return rc;
 }
 
 int bench_speed(const struct bench_options *options, const char *model)
@@ -197,7 +245,7 @@ int bench_speed(const struct bench_options *options, const char *model)
     for (int i = 0; i < o.repeats && rc == 0; i++)
         rc = one_run(&o, g, ids, n_ids, voices, requests, &runs[i], &e);
     if (rc == 0)
-        report(&o, &m, g, runs);
+        rc = report(&o, &m, g, runs, &e);
 done:
     engine_close(g);
     free(runs);

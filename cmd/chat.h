@@ -56,18 +56,21 @@ struct answer {
     struct request *request;            /* while it runs, and after if it is kept */
     int stream;                         /* write to stdout as text comes */
     int nomem;
+    uint64_t first_ns;                  /* when the first token came: clock_ns() */
 };
 /* The request of o with these ids; its answer goes into a. */
 int answer_start(struct answer *a, struct engine *g, struct request *kept, const struct chat_options *o, const int32_t *ids, int n, int keep, struct err *e);
 void answer_release(struct answer *a);
-json_t *answer_json(const struct answer *a, const struct chat_options *o, double load_s);
+/* When zse-chat came by: clock_ns(), which all processes share.  0: not yet. */
+struct chat_marks { uint64_t main, mapped, opened, tokenized, ready; };
+json_t *answer_json(const struct answer *a, const struct chat_options *o, const struct chat_marks *marks);
 const char *finish_name(enum finish f);
 /* To standard output; a terminal gets no control characters but tab and newline. */
 void chat_write(const char *text, size_t size);
 
 /* ---- chat_once.c ---- */
-int chat_once(const struct chat_options *o, const struct opened_model *m, double load_s);
-int chat_batch(const struct chat_options *o, const struct opened_model *m, double load_s);
+int chat_once(const struct chat_options *o, const struct opened_model *m, struct chat_marks *marks);
+int chat_batch(const struct chat_options *o, const struct opened_model *m, const struct chat_marks *marks);
 
 /* ---- chat_talk.c ---- */
 /* One line of input without its newline, malloc'd; NULL at the end.  *interrupted: Ctrl-C at the prompt (returns NULL, go on). */

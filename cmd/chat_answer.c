@@ -5,6 +5,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "libcommon/base/clock.h"
+
 const char *finish_name(enum finish f)
 {
     static const char *const names[] = { [FINISH_NONE] = "none", [FINISH_STOP] = "stop", [FINISH_LENGTH] = "length", [FINISH_CANCELLED] = "cancelled", [FINISH_ERROR] = "error",
@@ -60,6 +62,8 @@ static void hear(void *user, const struct token_event *ev)
     }
     if (a->text)
         a->text[a->size] = '\0';
+    if (id >= 0 && a->n_ids == 0)
+        a->first_ns = clock_ns();
     if (id >= 0)
         a->ids[a->n_ids++] = id;
     if (a->stream && size) {
@@ -94,15 +98,24 @@ void answer_release(struct answer *a)
 
 static double rate(int n, double s) { return s > 0 ? n / s : 0; }
 
-json_t *answer_json(const struct answer *a, const struct chat_options *o, double load_s)
+/* Absolute, so that who started the program can say how long that took. */
+static json_t *marks_json(const struct chat_marks *m, uint64_t first_ns)
+{
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I}", "main", (json_int_t)m->main, "mapped", (json_int_t)m->mapped, "opened", (json_int_t)m->opened,
+                     "tokenized", (json_int_t)m->tokenized, "ready", (json_int_t)m->ready, "first_token", (json_int_t)first_ns);
+}
+
+json_t *answer_json(const struct answer *a, const struct chat_options *o, const struct chat_marks *marks)
 {
     const struct request_stats *s = &a->stats;
     json_t *j = json_pack("{s:s%, s:s, s:{s:i, s:i, s:i, s:i}, s:I}", "text", a->text ? a->text : "", a->size, "finish_reason", finish_name(a->finish),
                           "usage", "prompt_tokens", s->n_prompt, "completion_tokens", s->n_generated, "total_tokens", s->n_prompt + s->n_generated,
                           "cached_tokens", s->n_cached, "seed", (json_int_t)o->sampling.seed);
-    json_object_set_new(j, "timings", json_pack("{s:f, s:f, s:f, s:f, s:f, s:f}", "load_s", load_s, "first_token_s", s->first_token_s, "prefill_s", s->prefill_s,
+    json_object_set_new(j, "timings", json_pack("{s:f, s:f, s:f, s:f, s:f, s:f}", "load_s", (double)(marks->opened - marks->main) * 1e-9, "first_token_s", s->first_token_s, "prefill_s", s->prefill_s,
                                                 "decode_s", s->decode_s, "prefill_tokens_per_s", rate(s->n_prompt - s->n_cached, s->prefill_s),
                                                 "decode_tokens_per_s", rate(s->n_generated - 1, s->decode_s)));
+    if (marks->ready)
+        json_object_set_new(json_object_get(j, "timings"), "marks_ns", marks_json(marks, a->first_ns));
     if (o->ids) {
         json_t *ids = json_array();
         for (int i = 0; i < a->n_ids; i++)

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "cmd/cli.h"
+#include "libcommon/base/clock.h"
 
 static const char prog[] = "zse-chat";
 
@@ -69,7 +70,7 @@ static void print_ids(const struct answer *a)
     fputs("]\n", stdout);
 }
 
-static int run_one(const struct chat_options *o, const struct opened_model *m, double load_s, const int32_t *ids, int n, struct err *e)
+static int run_one(const struct chat_options *o, const struct opened_model *m, struct chat_marks *marks, const int32_t *ids, int n, struct err *e)
 {
     int context = context_len(m, &o->run), rc = -1;
     int len = o->max_tokens && o->max_tokens < context - n ? n + o->max_tokens : context;       /* no more memory than this answer needs */
@@ -77,6 +78,7 @@ static int run_one(const struct chat_options *o, const struct opened_model *m, d
     struct engine *g = open_engine(m, &o->run, 1, len, 0, e);
     if (!g || answer_start(&a, g, NULL, o, ids, n, 0, e) != 0)
         goto done;
+    marks->ready = clock_ns();
     while ((rc = engine_step(g, e)) > 0 && !ferror(stdout))
         ;
     if (rc > 0)
@@ -88,7 +90,7 @@ static int run_one(const struct chat_options *o, const struct opened_model *m, d
         rc = err_nomem(e, "answer");
     }
     if (rc == 0 && o->json)
-        print_json(answer_json(&a, o, load_s));
+        print_json(answer_json(&a, o, marks));
     else if (rc == 0 && o->ids)
         print_ids(&a);
     else if (a.size == 0 || a.text[a.size - 1] != '\n')
@@ -99,7 +101,7 @@ done:
     return rc;
 }
 
-int chat_once(const struct chat_options *o, const struct opened_model *m, double load_s)
+int chat_once(const struct chat_options *o, const struct opened_model *m, struct chat_marks *marks)
 {
     struct err e;
     struct prompter p;
@@ -109,8 +111,10 @@ int chat_once(const struct chat_options *o, const struct opened_model *m, double
     char *text = rc == 0 ? get_prompt(o, &size, &e) : NULL;
     if (rc == 0 && !text)
         rc = -1;
-    if (rc == 0 && (rc = prompter_question(&p, o->system, text, size, &ids, &n, &e)) == 0)
-        rc = run_one(o, m, load_s, ids, n, &e);
+    if (rc == 0 && (rc = prompter_question(&p, o->system, text, size, &ids, &n, &e)) == 0) {
+        marks->tokenized = clock_ns();
+        rc = run_one(o, m, marks, ids, n, &e);
+    }
     free(ids);
     free(text);
     prompter_close(&p);
@@ -142,7 +146,7 @@ static void print_escaped(const char *text, size_t size)
     putchar('\n');
 }
 
-static int print_line(struct line *l, const struct chat_options *o, double load_s, struct err *e)
+static int print_line(struct line *l, const struct chat_options *o, const struct chat_marks *marks, struct err *e)
 {
     struct answer *a = &l->answer;
     if (a->finish == FINISH_ERROR) {
@@ -152,7 +156,7 @@ static int print_line(struct line *l, const struct chat_options *o, double load_
     if (a->nomem)
         return err_nomem(e, "answer");
     if (o->json)
-        print_json(answer_json(a, o, load_s));
+        print_json(answer_json(a, o, marks));
     else if (o->ids)
         print_ids(a);
     else
@@ -189,7 +193,7 @@ static struct line *read_lines(const struct chat_options *o, const struct prompt
     return lines;
 }
 
-static int run_batch(const struct chat_options *o, const struct opened_model *m, double load_s, struct line *lines, int n, struct err *e)
+static int run_batch(const struct chat_options *o, const struct opened_model *m, const struct chat_marks *marks, struct line *lines, int n, struct err *e)
 {
     int context = context_len(m, &o->run), parallel = n < o->parallel ? n : o->parallel, len = 2, rc = 0, started = 0, printed = 0;
     for (int i = 0; i < n; i++) {
@@ -208,14 +212,14 @@ static int run_batch(const struct chat_options *o, const struct opened_model *m,
         if (rc == 0 && engine_step(g, e) < 0)
             rc = -1;
         for (; rc == 0 && printed < started && lines[printed].answer.finish != FINISH_NONE; printed++)
-            if ((rc = print_line(&lines[printed], o, load_s, e)) != 0)
+            if ((rc = print_line(&lines[printed], o, marks, e)) != 0)
                 err_prefix(e, "%s: line %d", o->batch, printed + 1);
     }
     engine_close(g);
     return rc;
 }
 
-int chat_batch(const struct chat_options *o, const struct opened_model *m, double load_s)
+int chat_batch(const struct chat_options *o, const struct opened_model *m, const struct chat_marks *marks)
 {
     struct err e;
     struct prompter p;
@@ -232,7 +236,7 @@ int chat_batch(const struct chat_options *o, const struct opened_model *m, doubl
     if (rc == 0 && size && !(lines = read_lines(o, &p, text, size, &n, &e)))
         rc = -1;
     if (rc == 0 && n)
-        rc = run_batch(o, m, load_s, lines, n, &e);
+        rc = run_batch(o, m, marks, lines, n, &e);
     for (int i = 0; lines && i < n; i++) {
         free(lines[i].ids);
         answer_release(&lines[i].answer);

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "cmd/cli.h"
+#include "libcommon/base/clock.h"
 #include "libcommon/convert/convert.h"
 #include "libcommon/import/source.h"
 
@@ -190,6 +191,7 @@ static int load(struct opened_model *o, struct err *e)
 {
     size_t size;
     struct zfile *z = zfile_open(o->path, e);
+    o->mapped_ns = clock_ns();
     if (!z || !(o->model = model_bind(z, e)))
         return -1;
     const void *blob = zfile_tokenizer(o->model->file, &size);

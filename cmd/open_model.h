@@ -46,6 +46,7 @@ struct opened_model {
     const char *name;               /* as it was asked for; borrowed */
     char *path;                     /* of the .zse that is used */
     const json_t *json;             /* zfile_json: borrowed from the model */
+    uint64_t mapped_ns;             /* when the .zse was mapped and checked: clock_ns() */
 };
 /* path NULL: $ZSE_MODEL.  Notes about conversions go to stderr in the name of prog. */
 int open_model(const char *prog, const char *path, const struct run_options *r, struct opened_model *o, struct err *e);

@@ -1,4 +1,8 @@
-/* zse-bench - how fast a model answers, how much memory it takes, and how good it is against a text or another model. */
+/* zse-bench - how fast a model answers, how much memory it takes, and how good it is against a text or another model;
+ * and how near it comes to what the machine can do. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -8,19 +12,35 @@
 static const char prog[] = "zse-bench";
 static const char usage[] =
     "usage: zse-bench [OPTIONS] [MODEL]\n"
-    "       zse-bench logits MODEL --ids IDS -o FILE\n"
-    "       zse-bench perplexity MODEL TEXTFILE [OPTIONS]\n"
-    "       zse-bench quality REFERENCE MODEL TEXTFILE [OPTIONS]\n"
-    "Measure prefill, decode, time to first token and memory; or write logits, or score a text (these print JSON).\n"
+    "       zse-bench limits|matmul [OPTIONS]\n"
+    "       zse-bench batch|kv|threads|coldstart|logits [OPTIONS] [MODEL]\n"
+    "       zse-bench perplexity|quality [REFERENCE] MODEL TEXTFILE [OPTIONS]\n"
+    "Measure prefill, decode, time to first token and memory; or what the command says.  Speeds come with their share of the machine's limits.\n"
     "MODEL is a .zse, a GGUF file or a Hugging Face folder (default where it is alone: $ZSE_MODEL).\n"
     "\n"
-    "  -p, --prompt N             tokens of a prompt (default: 512); 0: decode from an empty context\n"
+    "  limits                     what this machine can do: reads from memory, int8 and f32 arithmetic, page cache, disk\n"
+    "  batch                      a step with 1, 2, 4 ... sequences, up to -b (default: 16), at context -p (default: 128)\n"
+    "  kv                         decode at several contexts with keys and values as f16 and as i8\n"
+    "  threads                    prefill of -p tokens and decode after it with 1 to --threads threads\n"
+    "  matmul                     one matrix of random weights against activations of several numbers of tokens\n"
+    "  coldstart                  from exec to the first token in fresh processes, page cache warm and dropped, by phases\n"
+    "  logits                     the logits after every token of --ids\n"
+    "  perplexity                 how well the model predicts a text\n"
+    "  quality                    how far its predictions are from REFERENCE's, which runs with --exact\n"
+    "\n"
+    "  -p, --prompt N             tokens of a prompt (default: 512; batch: 128; coldstart: 32); 0: decode from an empty context\n"
     "  -n, --generate N           tokens generated after it (default: 128); 0: prefill only\n"
     "  -b, --batch N              sequences at once (default: 1)\n"
     "  -r, --repeats N            measured runs (default: 5)\n"
     "  -w, --warmup N             runs before them that do not count (default: 1)\n"
-    "      --json                 a JSON object instead of text\n"
+    "      --json                 a JSON object instead of text; logits, perplexity and quality always print one\n"
     "\n"
+    "      --file FILE            limits: the file whose disk and page cache are read; its own pages are dropped first\n"
+    "      --contexts LIST        kv: tokens in the cache, like 128,4096,8192 (the default, as far as the model goes)\n"
+    "      --shape ROWSxCOLS      matmul: output and input features (default: 8960x1536); the type is -q (default: nl4)\n"
+    "      --tokens LIST          matmul: numbers of tokens (default: 1,2,4,8,16,64,512)\n"
+    "      --peer LLAMA-CLI       coldstart: this program of llama.cpp beside ours, in turn\n"
+    "      --peer-model GGUF      coldstart: its model (default: MODEL, if that is a GGUF file)\n"
     "      --ids IDS              logits: token ids, '1 5 9'\n"
     "  -o, --output FILE          logits: float32 little endian [n_tokens, vocab_size], always --exact; '-': standard output\n"
     "      --window N             perplexity, quality: tokens of a window (default: 512)\n"
@@ -30,17 +50,33 @@ static const char usage[] =
     "\n"
     "  -h, --help                 show this help\n"
     "  -V, --version              show the version\n"
-    "perplexity scores tokens 1 .. window-1 of each window; quality compares the distributions at positions window/2 .. window-2 with\n"
-    "those of REFERENCE, which runs with --exact.\n";
+    "perplexity scores tokens 1 .. window-1 of each window; quality compares the distributions at positions window/2 .. window-2.\n";
 
-enum { OPT_JSON = 300, OPT_IDS, OPT_WINDOW, OPT_WINDOWS };
+enum { OPT_JSON = 300, OPT_FILE, OPT_CONTEXTS, OPT_SHAPE, OPT_TOKENS, OPT_PEER, OPT_PEER_MODEL, OPT_IDS, OPT_WINDOW, OPT_WINDOWS };
 static const struct option options[] = {
     { "prompt", required_argument, NULL, 'p' }, { "generate", required_argument, NULL, 'n' }, { "batch", required_argument, NULL, 'b' },
     { "repeats", required_argument, NULL, 'r' }, { "warmup", required_argument, NULL, 'w' }, { "json", no_argument, NULL, OPT_JSON },
+    { "file", required_argument, NULL, OPT_FILE }, { "contexts", required_argument, NULL, OPT_CONTEXTS }, { "shape", required_argument, NULL, OPT_SHAPE },
+    { "tokens", required_argument, NULL, OPT_TOKENS }, { "peer", required_argument, NULL, OPT_PEER }, { "peer-model", required_argument, NULL, OPT_PEER_MODEL },
     { "ids", required_argument, NULL, OPT_IDS }, { "output", required_argument, NULL, 'o' }, { "window", required_argument, NULL, OPT_WINDOW },
     { "windows", required_argument, NULL, OPT_WINDOWS }, RUN_LONG_OPTIONS,
     { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
 };
+
+/* The commands, how many arguments they take, and which options mean something to them. */
+enum command { SPEED, LIMITS, BATCH, KV, THREADS, MATMUL, COLDSTART, LOGITS, PERPLEXITY, QUALITY, N_COMMANDS };
+static const struct { const char *name; int least, most; const char *letters; } commands[N_COMMANDS] = {
+    [SPEED] = { NULL, 0, 1, "pnbrw" }, [LIMITS] = { "limits", 0, 0, "f" }, [BATCH] = { "batch", 0, 1, "pbr" }, [KV] = { "kv", 0, 1, "rc" },
+    [THREADS] = { "threads", 0, 1, "pr" }, [MATMUL] = { "matmul", 0, 0, "rst" }, [COLDSTART] = { "coldstart", 0, 1, "prPM" },
+    [LOGITS] = { "logits", 1, 1, "io" }, [PERPLEXITY] = { "perplexity", 2, 2, "WN" }, [QUALITY] = { "quality", 3, 3, "WN" },
+};
+/* Options that not every command takes. */
+static const struct { int c; char letter; const char *name; } special[] = {
+    { 'p', 'p', "-p" }, { 'n', 'n', "-n" }, { 'b', 'b', "-b" }, { 'r', 'r', "-r" }, { 'w', 'w', "-w" }, { OPT_FILE, 'f', "--file" },
+    { OPT_CONTEXTS, 'c', "--contexts" }, { OPT_SHAPE, 's', "--shape" }, { OPT_TOKENS, 't', "--tokens" }, { OPT_PEER, 'P', "--peer" },
+    { OPT_PEER_MODEL, 'M', "--peer-model" }, { OPT_IDS, 'i', "--ids" }, { 'o', 'o', "-o" }, { OPT_WINDOW, 'W', "--window" }, { OPT_WINDOWS, 'N', "--windows" },
+};
+enum { N_SPECIAL = sizeof special / sizeof *special };
 
 static int parse_whole(const char *name, const char *arg, long long min, long long max, int *out)
 {
@@ -51,10 +87,33 @@ static int parse_whole(const char *name, const char *arg, long long min, long lo
     return 0;
 }
 
+/* "1,4,16" */
+static int parse_list(const char *name, const char *arg, long long max, struct bench_list *out)
+{
+    out->n = 0;
+    for (const char *p = arg;; p++) {
+        char *end;
+        errno = 0;
+        const long long v = strtoll(p, &end, 10);
+        if (end == p || errno || v < 1 || v > max || (*end && *end != ',') || out->n == BENCH_LIST)
+            return cli_wrong(prog, "%s: '%s', expected 1 to %d numbers from 1 to %lld, like 1,8,64", name, arg, BENCH_LIST, max);
+        out->v[out->n++] = (int)v;
+        p = end;
+        if (!*p)
+            return 0;
+    }
+}
+
+static int parse_shape(const char *arg, struct bench_options *o)
+{
+    int used = 0;
+    if (sscanf(arg, "%7dx%7d%n", &o->rows, &o->cols, &used) != 2 || arg[used] || o->rows < 1 || o->cols < 1)
+        return cli_wrong(prog, "--shape: '%s', expected ROWSxCOLS, like 8960x1536", arg);
+    return 0;
+}
+
 static int take(struct bench_options *o, int c, const char *arg)
 {
-    o->speed_option |= strchr("pnbrw", c) != NULL;
-    o->score_option |= c == OPT_WINDOW || c == OPT_WINDOWS;
     switch (c) {
     case 'p': return parse_whole("--prompt", arg, 0, 1 << 20, &o->prompt);
     case 'n': return parse_whole("--generate", arg, 0, 1 << 20, &o->generate);
@@ -63,48 +122,76 @@ static int take(struct bench_options *o, int c, const char *arg)
     case 'w': return parse_whole("--warmup", arg, 0, 1000, &o->warmup);
     case OPT_WINDOW: return parse_whole("--window", arg, 4, 1 << 20, &o->window);
     case OPT_WINDOWS: return parse_whole("--windows", arg, 1, INT32_MAX, &o->windows);
+    case OPT_CONTEXTS: return parse_list("--contexts", arg, 1 << 24, &o->contexts);
+    case OPT_TOKENS: return parse_list("--tokens", arg, 65536, &o->tokens);
+    case OPT_SHAPE: return parse_shape(arg, o);
     case OPT_JSON: o->json = 1; return 0;
+    case OPT_FILE: o->file = arg; return 0;
+    case OPT_PEER: o->peer = arg; return 0;
+    case OPT_PEER_MODEL: o->peer_model = arg; return 0;
     case OPT_IDS: o->ids = arg; return 0;
     case 'o': o->output = arg; return 0;
     default: return run_option(prog, c, arg, &o->run);
     }
 }
 
-static int run(struct bench_options *o, int n, char **args)
+static int check_logits(const struct bench_options *o)
 {
-    static const struct { const char *name; int n; } commands[] = { { "logits", 1 }, { "perplexity", 2 }, { "quality", 3 } };
-    size_t i = 0;
-    while (i < 3 && (n == 0 || strcmp(args[0], commands[i].name) != 0))
-        i++;
-    if (i < 3 && n - 1 != commands[i].n)
-        return cli_wrong(prog, "%s: %d arguments, expected %d", commands[i].name, n - 1, commands[i].n);
-    if (i != 0 && (o->ids || o->output))
-        return cli_wrong(prog, "--ids and -o belong to zse-bench logits");
-    if (i == 0 && (!o->ids || !o->output))
+    if (!o->ids || !o->output)
         return cli_wrong(prog, "logits: --ids and -o are needed");
-    if (i == 0 && strcmp(o->output, "-") == 0 && isatty(STDOUT_FILENO))
+    if (strcmp(o->output, "-") == 0 && isatty(STDOUT_FILENO))
         return cli_wrong(prog, "-o -: logits are not written to a terminal");
-    if (i == 0 && o->run.kv_given && o->run.kv != KV_F32)
+    if (o->run.kv_given && o->run.kv != KV_F32)
         return cli_wrong(prog, "logits: always --exact, which stores keys and values as f32");
-    if (i < 3 && o->speed_option)
-        return cli_wrong(prog, "%s: -p, -n, -b, -r and -w belong to the measurement of speed", commands[i].name);
-    if ((i == 0 || i == 3) && o->score_option)
-        return cli_wrong(prog, "--window and --windows belong to perplexity and quality");
-    switch (i) {
-    case 0: return bench_logits(o, args[1]);
-    case 1: return bench_perplexity(o, args[1], args[2]);
-    case 2: return bench_quality(o, args[1], args[2], args[3]);
-    }
-    if (n > 1)
+    return 0;
+}
+
+static int run(struct bench_options *o, unsigned given, int n, char **args)
+{
+    enum command c = LIMITS;
+    while (c < N_COMMANDS && (n == 0 || strcmp(args[0], commands[c].name) != 0))
+        c++;
+    if (c == N_COMMANDS)
+        c = SPEED;
+    else
+        n--, args++;
+    if (c == SPEED && n > 1)
         return cli_usage(usage);
+    if (n < commands[c].least || n > commands[c].most)
+        return cli_wrong(prog, "%s: %d arguments, expected %d%s", commands[c].name, n, commands[c].least, commands[c].most > commands[c].least ? " or 1" : "");
+    for (int i = 0; i < N_SPECIAL; i++)
+        if (given >> i & 1 && !strchr(commands[c].letters, special[i].letter))
+            return cli_wrong(prog, "%s does not belong to %s%s", special[i].name, c == SPEED ? "the measurement of speed" : "zse-bench ", c == SPEED ? "" : commands[c].name);
+    const char *model = n ? args[0] : NULL;
+    if (!(given & 1) && c != SPEED)
+        o->prompt = c == COLDSTART ? 32 : c == BATCH ? 128 : 512;
+    if (!(given >> 2 & 1) && c == BATCH)
+        o->batch = 16;
+    if ((c == THREADS || c == COLDSTART) && o->prompt == 0)
+        return cli_wrong(prog, "%s: -p 0 leaves nothing to measure", commands[c].name);
+    int rc;
+    switch (c) {
+    case LIMITS: return bench_limits(o);
+    case BATCH: return bench_batch(o, model);
+    case KV: return o->run.kv_given ? cli_wrong(prog, "kv: measures f16 and i8, --kv has no meaning") : bench_kv(o, model);
+    case THREADS: return bench_threads(o, model);
+    case MATMUL: return bench_matmul(o);
+    case COLDSTART: return bench_coldstart(o, model);
+    case LOGITS: return (rc = check_logits(o)) ? rc : bench_logits(o, args[0]);
+    case PERPLEXITY: return bench_perplexity(o, args[0], args[1]);
+    case QUALITY: return bench_quality(o, args[0], args[1], args[2]);
+    default: break;
+    }
     if (o->prompt == 0 && o->generate == 0)
         return cli_wrong(prog, "-p 0 and -n 0 leave nothing to measure");
-    return bench_speed(o, n ? args[0] : NULL);
+    return bench_speed(o, model);
 }
 
 int main(int argc, char **argv)
 {
-    struct bench_options o = { .prompt = 512, .generate = 128, .batch = 1, .repeats = 5, .warmup = 1, .window = 512 };
+    struct bench_options o = { .prompt = 512, .generate = 128, .batch = 1, .repeats = 5, .warmup = 1, .window = 512, .rows = 8960, .cols = 1536,
+                               .tokens = { 7, { 1, 2, 4, 8, 16, 64, 512 } } };
+    unsigned given = 0;                 /* bits: of special[] */
     int c, rc;
     while ((c = getopt_long(argc, argv, "p:n:b:r:w:o:q:hV", options, NULL)) != -1) {
         if (c == 'h')
@@ -113,7 +200,9 @@ int main(int argc, char **argv)
             return cli_version(prog);
         if ((rc = take(&o, c, optarg)) != 0)
             return rc < 0 ? cli_usage(usage) : rc;
+        for (int i = 0; i < N_SPECIAL; i++)
+            given |= (unsigned)(special[i].c == c) << i;
     }
     rc = run_options_check(prog, &o.run);
-    return rc ? rc : run(&o, argc - optind, argv + optind);
+    return rc ? rc : run(&o, given, argc - optind, argv + optind);
 }

@@ -191,32 +191,33 @@ static int talk(const struct chat_options *o, const struct opened_model *m)
     return rc ? rc : cli_finish("zse-chat");
 }
 
-static int run(struct chat_options *o)
+static int run(struct chat_options *o, uint64_t main_ns)
 {
     struct opened_model m;
     struct err e;
-    uint64_t start = clock_ns();
     int interactive = !o->prompt && !o->batch && isatty(STDIN_FILENO), rc;
     if (interactive && (o->raw || o->json || o->ids))
         return cli_wrong("zse-chat", "--raw, --json and --ids need a prompt: -p, --batch or standard input");
     if (open_model("zse-chat", o->model, &o->run, &m, &e) != 0)
         return cli_fail("zse-chat", &e);
+    struct chat_marks marks = { .main = main_ns, .mapped = m.mapped_ns, .opened = clock_ns() };
     if (chat_options_complete(o, &m, &e) != 0)
         rc = cli_fail("zse-chat", &e);
     else if (interactive)
         rc = talk(o, &m);
     else
-        rc = o->batch ? chat_batch(o, &m, (double)(clock_ns() - start) * 1e-9) : chat_once(o, &m, (double)(clock_ns() - start) * 1e-9);
+        rc = o->batch ? chat_batch(o, &m, &marks) : chat_once(o, &m, &marks);
     close_model(&m);
     return rc;
 }
 
 int main(int argc, char **argv)
 {
+    const uint64_t main_ns = clock_ns();
     struct chat_options o;
     int rc = chat_options_parse(&o, argc, argv);
     if (rc < 0)
-        rc = run(&o);
+        rc = run(&o, main_ns);
     chat_options_release(&o);
     return rc;
 }

@@ -7,6 +7,12 @@ _zse_bench() {
     -b|--batch) COMPREPLY=(); return ;;
     -r|--repeats) COMPREPLY=(); return ;;
     -w|--warmup) COMPREPLY=(); return ;;
+    --file) COMPREPLY=($(compgen -f -- "$cur")); return ;;
+    --contexts) COMPREPLY=(); return ;;
+    --shape) COMPREPLY=(); return ;;
+    --tokens) COMPREPLY=(); return ;;
+    --peer) COMPREPLY=(); return ;;
+    --peer-model) COMPREPLY=(); return ;;
     --ids) COMPREPLY=(); return ;;
     -o|--output) COMPREPLY=($(compgen -f -- "$cur")); return ;;
     --window) COMPREPLY=(); return ;;
@@ -19,9 +25,9 @@ _zse_bench() {
     --device) COMPREPLY=(); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--prompt --generate --batch --repeats --warmup --json --ids --output --window --windows --quantize --threads --ctx --kv --exact --kernels --device --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--prompt --generate --batch --repeats --warmup --json --file --contexts --shape --tokens --peer --peer-model --ids --output --window --windows --quantize --threads --ctx --kv --exact --kernels --device --help --version" -- "$cur")) ;;
     *) COMPREPLY=($(compgen -f -- "$cur"))
-       [ "$COMP_CWORD" != 1 ] || COMPREPLY+=($(compgen -W "logits perplexity quality" -- "$cur"))
+       [ "$COMP_CWORD" != 1 ] || COMPREPLY+=($(compgen -W "limits matmul batch kv threads coldstart logits perplexity quality" -- "$cur"))
        ;;
   esac
 }

@@ -44,6 +44,99 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
   check 'j["batch"] == 500 and j["tokens_generated"] == 500 * 3' <<<"$output"
 }
 
+# ---- limits, and what is measured against them ----
+
+@test "limits: every figure is there, one thread does no more than the machine" {
+  run --separate-stderr zse-bench limits --json
+  [ "$status" = 0 ]
+  [ -z "$stderr" ]
+  check 'j["threads"] >= 1 and j["seconds"] > 0 and all(j[k]["one"] > 1e6 and j[k]["all"] > 1e6 for k in ("read", "int8", "f32", "page_cache"))' <<<"$output"
+  check 'j["int8"]["instructions"] in ("avx512vnni", "avxvnni", "avx2", "generic") and j["f32"]["instructions"]' <<<"$output"
+  check 'j["amx"] is None or j["amx"]["all"] > 1e6' <<<"$output"
+  check 'j["disk"] is None and j["no_disk"] == "no file was named"' <<<"$output"
+  check '(j["amx"] is not None) == ("amx_int8" in open("/proc/cpuinfo").read())' <<<"$output"
+}
+
+@test "limits --file: the disk is measured, or it says why not; nothing is left behind" {
+  head -c 5000000 /dev/urandom >"$BATS_TEST_TMPDIR/file"
+  sync "$BATS_TEST_TMPDIR/file"
+  mkdir "$BATS_TEST_TMPDIR/tmp"
+  run --separate-stderr env TMPDIR="$BATS_TEST_TMPDIR/tmp" zse-bench limits --threads 1 --json --file "$BATS_TEST_TMPDIR/file"
+  [ "$status" = 0 ]
+  check '(j["disk"] or 0) > 1e5 if j["no_disk"] is None else j["disk"] is None' <<<"$output"
+  check 'j["threads"] == 1 and j["read"]["one"] == j["read"]["all"]' <<<"$output"
+  run env TMPDIR="$BATS_TEST_TMPDIR/tmp" zse-bench limits
+  [ "$status" = 0 ]
+  [[ "$output" == *"reading memory"*GB/s*"int8 dot products"*Gop/s*f32*Gflop/s*"page cache"* ]]
+  [ -z "$(ls "$BATS_TEST_TMPDIR/tmp")" ]
+}
+
+@test "speed: shares of the limits" {
+  run --separate-stderr zse-bench "$MODEL" -p 32 -n 8 -r 2 --json
+  check '0 < j["share"]["prefill"] < 2 and 0 < j["share"]["decode"] < 20 and j["limits"]["int8_op_per_s"] > 1e6 and j["limits"]["read_bytes_per_s"] > 1e6' <<<"$output"
+  check '("prefill_amx" in j["share"]) == ("amx_op_per_s" in j["limits"])' <<<"$output"
+  run --separate-stderr zse-bench "$MODEL" -p 32 -n 0 -r 2 --exact --json
+  check '0 < j["share"]["prefill"] < 2 and "decode" not in j["share"] and j["limits"]["f32_flop_per_s"] > 1e6' <<<"$output"
+}
+
+@test "batch: powers of two up to -b" {
+  run --separate-stderr zse-bench batch "$MODEL" -b 6 -p 40 -r 2 --json
+  [ "$status" = 0 ]
+  check '[r["batch"] for r in j["rows"]] == [1, 2, 4, 6] and j["context"] == 40 and j["rows"][0]["ratio"] == 1' <<<"$output"
+  check 'all(r["share"] > 0 and r["step_s"] > 0 and abs(r["tokens_per_s"] * r["step_s"] / r["batch"] - 1) < 1e-6 for r in j["rows"])' <<<"$output"
+  check 'all(abs(r["ratio"] * j["rows"][0]["step_s"] / r["step_s"] - 1) < 1e-6 for r in j["rows"])' <<<"$output"
+  run zse-bench batch "$MODEL" -b 2 -r 1
+  [[ "$output" == *"ratio to 1"*"context 128"* ]]
+}
+
+@test "kv: both types at every context, as far as the model goes" {
+  run --separate-stderr zse-bench kv "$MODEL" --contexts 16,200 -r 2 --json
+  [ "$status" = 0 ]
+  check '[(r["kv"], r["context"]) for r in j["rows"]] == [("f16", 16), ("i8", 16), ("f16", 200), ("i8", 200)]' <<<"$output"
+  check 'all(r["share"] > 0 and r["step_s"] > 0 for r in j["rows"]) and j["rows"][0]["speed_over_f16"] == 1 and j["rows"][0]["ratio"] == 1' <<<"$output"
+  check 'j["rows"][0]["kv_bytes"] * 201 == j["rows"][2]["kv_bytes"] * 17 and j["rows"][1]["kv_bytes"] < j["rows"][0]["kv_bytes"]' <<<"$output"
+  run --separate-stderr zse-bench kv "$MODEL" -r 1 --json
+  check '[r["context"] for r in j["rows"]] == [128, 128]' <<<"$output"
+  run --separate-stderr zse-bench kv "$MODEL" --contexts 4096
+  [ "$status" = 1 ]
+  [[ "$stderr" == *"at most the model's 2048"* ]]
+}
+
+@test "threads: 1 to N" {
+  run --separate-stderr zse-bench threads "$MODEL" --threads 3 -p 64 -r 2 --json
+  [ "$status" = 0 ]
+  check '[r["threads"] for r in j["rows"]] == [1, 2, 3] and j["prompt_tokens"] == 64 and j["limits"]["threads"] == 3' <<<"$output"
+  check 'all(r[k] > 0 for r in j["rows"] for k in ("prefill_tokens_per_s", "prefill_share", "decode_tokens_per_s", "decode_share"))' <<<"$output"
+  check 'j["rows"][0]["prefill_ratio"] == j["rows"][0]["decode_ratio"] == 1' <<<"$output"
+}
+
+@test "matmul: types, shapes and numbers of tokens" {
+  for type in nl4 int4 int8 nf4 bf16; do
+    run --separate-stderr zse-bench matmul -q "$type" --shape 100x70 --tokens 1,5 -r 1 --json
+    [ "$status" = 0 ]
+    check '[r["tokens"] for r in j["rows"]] == [1, 5] and j["out_features"] == 100 and j["in_features"] == 70' <<<"$output"
+    check 'all(r["share"] > 0 and r["read_share"] > 0 and abs(r["op_per_s"] * r["seconds"] / (2 * 7000 * r["tokens"]) - 1) < 1e-6 for r in j["rows"])' <<<"$output"
+  done
+}
+
+@test "coldstart: the phases fill the time, and a peer starts in turn" {
+  printf '#!/bin/sh\necho "$@" >>%s\necho x\n' "$BATS_TEST_TMPDIR/peer.log" >"$BATS_TEST_TMPDIR/peer"
+  chmod +x "$BATS_TEST_TMPDIR/peer"
+  run --separate-stderr zse-bench coldstart "$MODEL" -r 2 -p 20 --json --threads 1 --peer "$BATS_TEST_TMPDIR/peer" --peer-model "$MODEL"
+  [ "$status" = 0 ] || { echo "$stderr"; return 1; }
+  check 'j["prompt_tokens"] == 20 and j["repeats"] == 2 and j["prefill_alone_s"] > 0' <<<"$output"
+  check 'set(j["warm"]["phases_s"]) == {"exec", "map", "open", "tokenize", "engine", "prefill", "first_token"} and all(v > 0 for v in j["warm"]["phases_s"].values())' <<<"$output"
+  check 'j["warm"]["total_s"]["min"] <= sum(j["warm"]["phases_s"].values()) * 2 and j["warm"]["ratio"] > 0 and j["warm"]["peer_total_s"]["median"] > 0' <<<"$output"
+  check '"not_dropped" in j if j["dropped"] is None else j["dropped"]["total_s"]["median"] > 0' <<<"$output"
+  grep -q -- "-m $MODEL -p .* -n 1 .*-t 1 " "$BATS_TEST_TMPDIR/peer.log"
+  run zse-bench coldstart "$MODEL" -r 1
+  [[ "$output" == *"prompt of 32 tokens"*exec*prefill* ]]
+  printf '#!/bin/sh\nexit 3\n' >"$BATS_TEST_TMPDIR/peer"
+  run --separate-stderr zse-bench coldstart "$MODEL" -r 1 --peer "$BATS_TEST_TMPDIR/peer" --peer-model "$MODEL"
+  [ "$status" = 1 ]
+  [[ "$stderr" == *"peer: exit 3"* ]]
+}
+
 @test "logits: one row a token, the same however the prompt is cut" {
   run --separate-stderr zse-bench logits "$MODEL" --ids '1 5 9 12' -o "$BATS_TEST_TMPDIR/a"
   [ "$status" = 0 ]
@@ -107,6 +200,21 @@ END
   wrong perplexity "$MODEL" "$TEXT" -b 2
   wrong "$MODEL" -p 0 -n 0
   wrong "$MODEL" -b 0
+  wrong limits "$MODEL"
+  wrong limits -p 4
+  wrong batch "$MODEL" -n 4
+  wrong batch "$MODEL" extra
+  wrong kv "$MODEL" --contexts 1,x
+  wrong kv "$MODEL" --contexts 0
+  wrong kv "$MODEL" --kv i8
+  wrong "$MODEL" --contexts 4
+  wrong threads "$MODEL" -p 0
+  wrong matmul --shape 4
+  wrong matmul --shape 4x4x4
+  wrong matmul -q keep
+  wrong matmul "$MODEL"
+  wrong coldstart "$MODEL" --peer x
+  wrong coldstart "$MODEL" --peer-model x
   wrong "$MODEL" extra
   fails() {
     local want=$1
@@ -124,6 +232,9 @@ END
   fails "No such file" perplexity "$MODEL" /no/such/text
   fails "No such file" quality /no/such/model "$MODEL" "$TEXT"
   fails "context" "$MODEL" -p 100000
+  fails "No such file" limits --file /no/such/file
+  fails "at least 2 MiB" limits --file LICENSE
+  fails "No such file" coldstart /no/such/model
 }
 
 @test "bench-vs says when there is no peer" {

@@ -85,6 +85,12 @@ keys() {
   zse-bench logits "$t/m.zse" --ids '1 2' -o "$t/logits" >"$t/zse-bench.b"
   zse-bench perplexity "$t/m.zse" LICENSE --windows 1 >"$t/zse-bench.c"
   zse-bench quality "$t/m.zse" "$t/m.zse" LICENSE --windows 1 >"$t/zse-bench.d"
+  zse-bench limits --json >"$t/zse-bench.e"
+  zse-bench batch "$t/m.zse" -b 2 -r 1 --json >"$t/zse-bench.f"
+  zse-bench kv "$t/m.zse" -r 1 --json >"$t/zse-bench.g"
+  zse-bench threads "$t/m.zse" -r 1 --json >"$t/zse-bench.h"
+  zse-bench matmul --shape 64x64 -r 1 --json >"$t/zse-bench.i"
+  zse-bench coldstart "$t/m.zse" -r 1 --json --peer true --peer-model "$t/m.zse" >"$t/zse-bench.j"
   for p in $(programs); do
     mandoc -Tascii -Owidth=300 "man/$p.1" man/zse.5 | col -bx >"$t/page"
     for json in "$t/$p".?; do

@@ -1,0 +1,337 @@
+/* bench_cold.c - from exec to the first token in fresh processes of zse-chat, and of llama.cpp's program when it is named.
+ *
+ * zse-chat --json says when it passed which point, by the clock that all processes share; the rest of the time is the system's.
+ * Ours and theirs start in turn.  "Dropped" means that the model's pages, and only they, were thrown out of the page cache before. */
+#include "cmd/bench.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "cmd/chat.h"
+#include "cmd/cli.h"
+#include "libcommon/base/clock.h"
+#include "libcommon/base/json.h"
+#include "libcommon/base/pool.h"
+
+static const char prog[] = "zse-bench";
+
+extern char **environ;
+
+/* What lies between two marks of zse-chat; the first begins before exec, the last ends when the answer's first byte arrives here. */
+enum { EXEC, MAP, OPEN, TOKENIZE, ENGINE, PREFILL, FIRST_TOKEN, N_PHASES };
+static const struct { const char *name, *mark, *what; } phases[N_PHASES] = {
+    [EXEC] = { "exec", "main", "the program is loaded and linked" },
+    [MAP] = { "map", "mapped", "the file is mapped and checked" },
+    [OPEN] = { "open", "opened", "weights and tokenizer are bound" },
+    [TOKENIZE] = { "tokenize", "tokenized", "the prompt becomes ids" },
+    [ENGINE] = { "engine", "ready", "threads and memory" },
+    [PREFILL] = { "prefill", "first_token", "the prompt's own work" },
+    [FIRST_TOKEN] = { "first_token", NULL, "the token becomes text and arrives" },
+};
+
+struct starts { double *total, *phase[N_PHASES]; };         /* [repeats] each; phase NULL for the peer */
+
+/* Run argv with standard output into a pipe: the output, and when its first byte (or its end) came.  Caller frees. */
+static char *run_child(const char *const *argv, int quiet, double *first_s, struct err *e)
+{
+    int fd[2], status;
+    pid_t child;
+    posix_spawn_file_actions_t actions;
+    size_t size = 0, room = 65536;
+    ssize_t got = 1;
+    char *text = malloc(room + 1);
+    if (!text || pipe2(fd, O_CLOEXEC) != 0) {
+        free(text);
+        err_sys(e, "pipe");
+        return NULL;
+    }
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+    posix_spawn_file_actions_adddup2(&actions, fd[1], STDOUT_FILENO);
+    if (quiet)
+        posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
+    const int rc = posix_spawnp(&child, argv[0], &actions, NULL, (char *const *)argv, environ);
+    posix_spawn_file_actions_destroy(&actions);
+    close(fd[1]);
+    *first_s = 0;
+    while (rc == 0 && got > 0) {
+        char rest[4096];                /* beyond the room it is read and forgotten */
+        got = size < room ? read(fd[0], text + size, room - size) : read(fd[0], rest, sizeof rest);
+        if (got < 0 && errno == EINTR) {
+            got = 1;
+            continue;
+        }
+        if (*first_s == 0)
+            *first_s = clock_s();
+        size += got > 0 && size < room ? (size_t)got : 0;
+    }
+    close(fd[0]);
+    text[size] = '\0';
+    if (rc != 0)
+        err_set(e, ERR_IO, "%s: %s", argv[0], strerror(rc));
+    else if (waitpid(child, &status, 0) != child || !WIFEXITED(status) || WEXITSTATUS(status) != 0)
+        err_set(e, ERR_IO, "%s: %s %d", argv[0], WIFEXITED(status) ? "exit" : "signal", WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status));
+    else
+        return text;
+    free(text);
+    return NULL;
+}
+
+/* Throw the file's pages out of the page cache: NULL, or why they stay. */
+static const char *drop_pages(const char *path)
+{
+    const char *why = NULL;
+    unsigned char in_core = 0;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0 || posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED) != 0)
+        why = "its pages cannot be dropped";
+    void *p = why ? MAP_FAILED : mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 0);
+    if (p != MAP_FAILED && mincore(p, 4096, &in_core) == 0 && in_core & 1)
+        why = "its pages stay in memory: another program maps it, or the file system keeps them";
+    if (p != MAP_FAILED)
+        munmap(p, 4096);
+    if (fd >= 0)
+        close(fd);
+    return why;
+}
+
+/* One start of zse-chat. */
+static int start_ours(const char *const *argv, struct starts *s, int i, int *n_tokens, struct err *e)
+{
+    double first;
+    const double begin = clock_s();
+    char *text = run_child(argv, 0, &first, e);
+    json_t *j = text ? json_loads(text, 0, NULL) : NULL;
+    const json_t *marks = js_get(js_get(j, "timings"), "marks_ns");
+    double before = begin;
+    int rc = text ? 0 : -1;
+    if (rc == 0 && !marks)
+        rc = err_set(e, ERR_FORMAT, "%s: its answer has no marks of time: is it of this version?", argv[0]);
+    for (int k = 0; rc == 0 && k < N_PHASES; k++) {
+        const double at = phases[k].mark ? (double)json_integer_value(js_get(marks, phases[k].mark)) * 1e-9 : first;
+        s->phase[k][i] = at - before;
+        before = at;
+    }
+    s->total[i] = first - begin;
+    *n_tokens = (int)json_integer_value(js_get(js_get(j, "usage"), "prompt_tokens"));
+    json_decref(j);
+    free(text);
+    return rc;
+}
+
+static int start_peer(const char *const *argv, struct starts *s, int i, struct err *e)
+{
+    double first;
+    const double begin = clock_s();
+    char *text = run_child(argv, 1, &first, e);
+    s->total[i] = first - begin;
+    free(text);
+    return text ? 0 : -1;
+}
+
+static int starts_open(struct starts *s, int repeats, int with_phases)
+{
+    *s = (struct starts){ .total = calloc((size_t)repeats, sizeof(double)) };
+    for (int k = 0; k < N_PHASES && with_phases; k++)
+        if (!(s->phase[k] = calloc((size_t)repeats, sizeof(double))))
+            return -1;
+    return s->total ? 0 : -1;
+}
+
+static void starts_release(struct starts *s)
+{
+    for (int k = 0; k < N_PHASES; k++)
+        free(s->phase[k]);
+    free(s->total);
+}
+
+/* ---- the whole ---- */
+
+enum { WARM, DROPPED };
+static const char *const states[2] = { "warm", "dropped" };
+
+struct cold {
+    const struct bench_options *o;
+    char *path, *chat, *prompt;         /* the .zse; zse-chat; the prompt's text */
+    char threads[16], context[16];
+    int n_tokens;
+    double alone;                       /* seconds of the prefill in a process that ran before */
+    struct starts ours[2], peer[2];
+    const char *kept[2];                /* why pages of ours, of the peer's model could not be dropped */
+};
+
+/* Words until the prompt has n tokens; what it has is counted by zse-chat. */
+static char *make_prompt(const struct opened_model *m, int n, struct err *e)
+{
+    static const char *const words[] = { "the ", "river ", "runs ", "to ", "a ", "sea ", "of ", "stone, " };
+    struct chat_options raw = { .raw = 1 };
+    struct prompter p;
+    char *text = calloc((size_t)n + 2, 8);          /* a token a byte at most: n words are enough */
+    int have = 0, rc = prompter_open(&p, m, &raw, 0, e);
+    for (int i = 0; rc == 0 && text && have < n && i <= n; i++) {
+        int32_t *ids = NULL;
+        const size_t before = strlen(text);
+        strcat(text, words[i % 8]);
+        rc = prompter_encode(&p, text, strlen(text), 1, &ids, &have, e);
+        free(ids);
+        if (rc == 0 && have > n && before > 0) {    /* a byte-level vocabulary: cut the word */
+            text[strlen(text) - (size_t)(have - n < (int)(strlen(text) - before) ? have - n : 0)] = '\0';
+            have = n;
+        }
+    }
+    prompter_close(&p);
+    if (rc == 0 && text)
+        return text;
+    if (rc == 0)
+        err_nomem(e, "prompt");
+    free(text);
+    return NULL;
+}
+
+/* zse-chat beside this program, else by PATH. */
+static char *find_chat(void)
+{
+    char self[4096], *slash, *path = NULL;
+    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+    self[n > 0 ? n : 0] = '\0';
+    slash = strrchr(self, '/');
+    if (slash && asprintf(&path, "%.*s/zse-chat", (int)(slash - self), self) >= 0 && access(path, X_OK) == 0)
+        return path;
+    free(slash ? path : NULL);
+    return strdup("zse-chat");
+}
+
+static int prepare(struct cold *c, const char *model, struct err *e)
+{
+    struct opened_model m;
+    if (open_model(prog, model, &c->o->run, &m, e) != 0)
+        return -1;
+    int rc = m.tokenizer ? 0 : err_set(e, ERR_FORMAT, "%s: has no tokenizer", m.path);
+    if (rc == 0 && !(c->prompt = make_prompt(&m, c->o->prompt, e)))
+        rc = -1;
+    c->path = strdup(m.path);
+    c->chat = find_chat();
+    if (rc == 0 && (!c->path || !c->chat))
+        rc = err_nomem(e, "path");
+    if (rc == 0)
+        rc = bench_prefill_alone(c->o, &m, c->o->prompt, &c->alone, e);
+    close_model(&m);
+    return rc;
+}
+
+static int measure(struct cold *c, int state, struct err *e)
+{
+    const struct bench_options *o = c->o;
+    static const char *const kv_names[] = { [KV_F32] = "f32", [KV_F16] = "f16", [KV_I8] = "i8" };
+    const char *ours[24] = { c->chat, c->path, "--raw", "-p", c->prompt, "-n", "1", "--temp", "0", "--ignore-eos", "--json", "--threads", c->threads };
+    int n = 13;
+    if (o->run.exact)
+        ours[n++] = "--exact";
+    else
+        ours[n++] = "--kv", ours[n++] = kv_names[o->run.kv];
+    if (o->run.kernels)
+        ours[n++] = "--kernels", ours[n++] = o->run.kernels;
+    const char *peer[] = { o->peer, "-m", o->peer_model, "-p", c->prompt, "-n", "1", "--temp", "0", "--ignore-eos", "-t", c->threads, "-c", c->context, "-no-cnv",
+                           "--no-display-prompt", "--simple-io", NULL };
+    struct starts ignored = { 0 };
+    int rc = 0;
+    if (starts_open(&c->ours[state], o->repeats, 1) != 0 || starts_open(&c->peer[state], o->repeats, 0) != 0 || starts_open(&ignored, 1, 1) != 0)
+        rc = err_nomem(e, "benchmark");
+    if (rc == 0 && state == WARM) {         /* once without counting: programs and models come into the page cache */
+        rc = start_ours(ours, &ignored, 0, &c->n_tokens, e);
+        rc = rc == 0 && o->peer ? start_peer(peer, &ignored, 0, e) : rc;
+    }
+    for (int i = 0; rc == 0 && i < o->repeats; i++) {
+        if (state == DROPPED)
+            c->kept[0] = drop_pages(c->path);
+        if (state == WARM || !c->kept[0])
+            rc = start_ours(ours, &c->ours[state], i, &c->n_tokens, e);
+        if (state == DROPPED && o->peer)
+            c->kept[1] = drop_pages(o->peer_model);
+        if (rc == 0 && o->peer && (state == WARM || !c->kept[1]))
+            rc = start_peer(peer, &c->peer[state], i, e);
+    }
+    starts_release(&ignored);
+    return rc;
+}
+
+static json_t *report(struct cold *c)
+{
+    const struct bench_options *o = c->o;
+    json_t *j = json_pack("{s:s, s:i, s:i, s:f}", "model", c->path, "prompt_tokens", c->n_tokens, "repeats", o->repeats, "prefill_alone_s", c->alone);
+    if (!o->json)
+        printf("%s: a prompt of %d tokens, median of %d starts; its prefill alone takes %.1f ms\n", c->path, c->n_tokens, o->repeats, c->alone * 1e3);
+    for (int state = WARM; state <= DROPPED; state++) {
+        if (state == DROPPED && c->kept[0]) {
+            json_object_set_new(j, states[state], json_null());
+            json_object_set_new(j, "not_dropped", json_string(c->kept[0]));
+            if (!o->json)
+                printf("page cache dropped: not measured, %s\n", c->kept[0]);
+            continue;
+        }
+        const struct summary total = summarise(c->ours[state].total, o->repeats);
+        json_t *parts = json_object(), *all = json_pack("{s:o, s:f, s:o}", "total_s", summary_json(&total), "overhead_s", total.median - c->alone, "phases_s", parts);
+        json_object_set_new(j, states[state], all);
+        if (!o->json)
+            printf("page cache %s: first token after %.1f ms (%.1f to %.1f), %.1f ms more than the prefill alone\n", states[state], total.median * 1e3, total.min * 1e3,
+                   total.max * 1e3, (total.median - c->alone) * 1e3);
+        for (int k = 0; k < N_PHASES; k++) {
+            const double t = summarise(c->ours[state].phase[k], o->repeats).median;
+            json_object_set_new(parts, phases[k].name, json_real(t));
+            if (!o->json)
+                printf("  %-12s %9.2f ms   %s\n", phases[k].name, t * 1e3, phases[k].what);
+        }
+        if (!o->peer || (state == DROPPED && c->kept[1]))
+            continue;
+        const struct summary theirs = summarise(c->peer[state].total, o->repeats);
+        json_object_set_new(all, "peer_total_s", summary_json(&theirs));
+        json_object_set_new(all, "ratio", json_real(theirs.median / total.median));
+        if (!o->json)
+            printf("  peer         %9.1f ms (%.1f to %.1f): %.1f times as long\n", theirs.median * 1e3, theirs.min * 1e3, theirs.max * 1e3, theirs.median / total.median);
+    }
+    return j;
+}
+
+int bench_coldstart(const struct bench_options *options, const char *model)
+{
+    struct bench_options o = *options;
+    struct cold c = { .o = &o };
+    struct err e;
+    json_t *j = NULL;
+    if (!model)
+        model = getenv("ZSE_MODEL");
+    if (o.peer && !o.peer_model) {
+        const size_t n = model ? strlen(model) : 0;
+        if (n < 5 || strcmp(model + n - 5, ".gguf") != 0)
+            return cli_wrong(prog, "--peer: MODEL is no GGUF file, which --peer-model must name then");
+        o.peer_model = model;
+    }
+    if (o.peer_model && !o.peer)
+        return cli_wrong(prog, "--peer-model needs --peer");
+    snprintf(c.threads, sizeof c.threads, "%d", o.run.threads ? o.run.threads : pool_n_cpus());
+    snprintf(c.context, sizeof c.context, "%d", o.prompt + 64);
+    int rc = prepare(&c, model, &e);
+    for (int state = WARM; rc == 0 && state <= DROPPED; state++)
+        rc = measure(&c, state, &e);
+    if (rc == 0) {
+        j = report(&c);
+        if (o.json)
+            cli_json(j);
+    }
+    json_decref(j);
+    for (int state = WARM; state <= DROPPED; state++) {
+        starts_release(&c.ours[state]);
+        starts_release(&c.peer[state]);
+    }
+    free(c.path);
+    free(c.chat);
+    free(c.prompt);
+    return rc == 0 ? cli_finish(prog) : cli_fail(prog, &e);
+}

@@ -1,0 +1,115 @@
+/* bench_limits.c - what this machine can do, and which share of it a model reaches. */
+#include "cmd/bench.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "cmd/cli.h"
+#include "libcommon/base/clock.h"
+#include "libcommon/quant/kvtype.h"
+
+static const char prog[] = "zse-bench";
+
+/* ---- shares ---- */
+
+static void count_linear(struct share *s, const struct linear *l, const struct run_options *r, int is_head)
+{
+    if (!l->w.data)
+        return;
+    const double op = 2.0 * l->w.rows * l->w.cols;
+    if (!is_head)
+        *(l->w.act_group && !r->exact ? &s->int8_op : &s->f32_op) += op;
+    s->weight_bytes += (double)l->w.size;
+}
+
+int share_init(struct share *s, const struct model *m, const struct run_options *r, int n_threads, struct err *e)
+{
+    const struct config *c = &m->config;
+    *s = (struct share){ 0 };
+    for (int i = 0; i < c->n_layers; i++) {
+        const struct layer *l = &m->layers[i];
+        const struct linear *all[] = { &l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down };
+        for (size_t k = 0; k < sizeof all / sizeof *all; k++)
+            count_linear(s, all[k], r, 0);
+    }
+    count_linear(s, &m->head, r, 1);
+    s->kv_bytes = 2.0 * c->n_layers * c->n_kv_heads * (double)kv_block_bytes(r->kv, c->head_dim) / KV_BLOCK;
+    const struct limits_options o = { .n_threads = n_threads, .what = LIMIT_READ | LIMIT_INT8 | (s->f32_op > 0 ? LIMIT_F32 : 0), .only_all = 1 };
+    return limits_measure(&s->l, &o, e);
+}
+
+double share_prefill(const struct share *s, double tokens_per_s, int amx)
+{
+    const double int8 = amx ? s->l.amx[1] : s->l.int8[1];
+    if (amx && int8 == 0)
+        return 0;
+    return tokens_per_s * ((s->int8_op > 0 ? s->int8_op / int8 : 0) + (s->f32_op > 0 ? s->f32_op / s->l.f32[1] : 0));
+}
+
+double share_decode(const struct share *s, double step_s, double kv_tokens)
+{
+    return step_s > 0 ? (s->weight_bytes + kv_tokens * s->kv_bytes) / step_s / s->l.read[1] : 0;
+}
+
+json_t *share_limits_json(const struct limits *l)
+{
+    const struct { const char *key; double v; } all[] = { { "read_bytes_per_s", l->read[1] }, { "int8_op_per_s", l->int8[1] },
+                                                          { "amx_op_per_s", l->amx[1] }, { "f32_flop_per_s", l->f32[1] } };
+    json_t *j = json_pack("{s:i}", "threads", l->n_threads);
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (all[i].v > 0)
+            json_object_set_new(j, all[i].key, json_real(all[i].v));
+    return j;
+}
+
+/* ---- zse-bench limits ---- */
+
+static json_t *pair_json(const double v[2], const char *by)
+{
+    if (v[1] == 0)
+        return json_null();
+    json_t *j = json_pack("{s:f, s:f}", "one", v[0], "all", v[1]);
+    if (by)
+        json_object_set_new(j, "instructions", json_string(by));
+    return j;
+}
+
+static void print_pair(const char *what, const double v[2], double unit, const char *unit_name, const char *by)
+{
+    if (v[1] > 0)
+        printf("%-24s %9.1f %9.1f %-7s %s\n", what, v[0] / unit, v[1] / unit, unit_name, by ? by : "");
+}
+
+int bench_limits(const struct bench_options *o)
+{
+    const char *tmp = getenv("TMPDIR");
+    const struct limits_options lo = { .n_threads = o->run.threads, .file = o->file, .tmp_dir = tmp && *tmp ? tmp : NULL };
+    struct limits l;
+    struct err e;
+    const uint64_t start = clock_ns();
+    if (limits_measure(&l, &lo, &e) != 0)
+        return cli_fail(prog, &e);
+    const double seconds = (double)(clock_ns() - start) * 1e-9;
+    if (o->json) {
+        json_t *j = json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:s?, s:f}", "threads", l.n_threads, "read", pair_json(l.read, NULL),
+                              "int8", pair_json(l.int8, l.int8_name), "amx", pair_json(l.amx, NULL), "f32", pair_json(l.f32, l.f32_name),
+                              "page_cache", pair_json(l.page_cache, NULL), "disk", l.no_disk ? json_null() : json_real(l.disk), "no_disk", l.no_disk,
+                              "seconds", seconds);
+        cli_json(j);
+        json_decref(j);
+        return cli_finish(prog);
+    }
+    char all[32];
+    snprintf(all, sizeof all, "%d threads", l.n_threads);
+    printf("%-24s %9s %9s\n", "", "1 thread", all);
+    print_pair("reading memory", l.read, 1e9, "GB/s", NULL);
+    print_pair("int8 dot products", l.int8, 1e9, "Gop/s", l.int8_name);
+    print_pair("int8 tiles", l.amx, 1e9, "Gop/s", "amx");
+    print_pair("f32 multiply-add", l.f32, 1e9, "Gflop/s", l.f32_name);
+    print_pair("page cache, mapped", l.page_cache, 1e9, "GB/s", NULL);
+    if (l.no_disk)
+        printf("%-24s %9s           (%s)\n", "disk", "-", l.no_disk);
+    else
+        printf("%-24s %9.2f           GB/s    %s\n", "disk", l.disk / 1e9, o->file);
+    return cli_finish(prog);
+}

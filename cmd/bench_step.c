@@ -1,0 +1,282 @@
+/* bench_step.c - what one step of a model costs: with several sequences, with a long context, with more threads.
+ *
+ * Steps go to the backend directly, without scheduler and sampling.  A context is made by copying one block of real keys and values
+ * everywhere, so that no long prompt has to be computed first.  The rows of a table are measured in turn, --repeats times, and the
+ * median of each counts. */
+#include "cmd/bench.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cmd/cli.h"
+#include "libcommon/base/clock.h"
+#include "libcommon/base/pool.h"
+#include "libcommon/base/rng.h"
+
+static const char prog[] = "zse-bench";
+
+enum { STEPS = 4 };                     /* of one measurement */
+
+/* Sequences of context_len tokens in a backend of their own. */
+struct stepper {
+    const struct model *m;
+    void *b;
+    int context, blocks_each;
+    int32_t *ids, *table;               /* [max_tokens], [n_seqs * blocks_each] */
+    struct batch_item *items;           /* [n_seqs] */
+    float *logits;                      /* [n_seqs, vocab_size] */
+};
+
+static void stepper_close(struct stepper *s)
+{
+    if (s->b)
+        backend_cpu.close(s->b);
+    free(s->ids);
+    free(s->table);
+    free(s->items);
+    free(s->logits);
+    *s = (struct stepper){ 0 };
+}
+
+static int stepper_open(struct stepper *s, const struct model *m, const struct run_options *r, int n_seqs, int context, int max_tokens, struct err *e)
+{
+    struct rng rng = { 1 };
+    *s = (struct stepper){ .m = m, .context = context, .blocks_each = (context + 1 + KV_BLOCK - 1) / KV_BLOCK };
+    const size_t vocab = (size_t)m->config.vocab_size;
+    max_tokens = max_tokens < KV_BLOCK ? KV_BLOCK : max_tokens;
+    max_tokens = max_tokens < n_seqs ? n_seqs : max_tokens;
+    const int n_blocks = n_seqs * s->blocks_each;
+    const struct backend_options o = { .n_threads = r->threads, .kv_type = r->kv, .n_blocks = n_blocks, .max_tokens = max_tokens, .max_logits = n_seqs,
+                                       .exact = r->exact, .kernels = r->kernels };
+    if (m->config.max_len > 0 && context + 1 > m->config.max_len)
+        return err_set(e, ERR_LIMIT, "a context of %d tokens and one more, expected at most the model's %d", context, m->config.max_len);
+    s->ids = malloc((size_t)max_tokens * sizeof *s->ids);
+    s->table = malloc((size_t)n_blocks * sizeof *s->table);
+    s->items = calloc((size_t)n_seqs, sizeof *s->items);
+    s->logits = malloc((size_t)n_seqs * vocab * sizeof *s->logits);
+    int rc = s->ids && s->table && s->items && s->logits ? 0 : err_nomem(e, "benchmark");
+    if (rc == 0 && !(s->b = backend_cpu.open(m, &o, e)))
+        rc = -1;
+    for (int i = 0; rc == 0 && i < max_tokens; i++)
+        s->ids[i] = (int32_t)(rng_u64(&rng) % vocab);
+    for (int i = 0; rc == 0 && i < n_blocks; i++)
+        s->table[i] = i;
+    const struct batch first = { &(struct batch_item){ .tokens = s->ids, .n_tokens = KV_BLOCK, .table = s->table }, 1 };
+    if (rc == 0 && context > 0)
+        rc = backend_cpu.forward(s->b, &first, s->logits, e);
+    for (int i = 1; rc == 0 && context > 0 && i < n_blocks; i++)
+        rc = backend_cpu.copy_block(s->b, 0, i, e);
+    if (rc != 0)
+        stepper_close(s);
+    return rc;
+}
+
+/* Seconds of one step, the mean of a few: the next token of n_seqs sequences, or (n_tokens > 0) a prompt of so many. */
+static int stepper_time(struct stepper *s, int n_seqs, int n_tokens, double *seconds, struct err *e)
+{
+    for (int i = 0; i < n_seqs; i++)
+        s->items[i] = (struct batch_item){ .tokens = s->ids + i, .n_tokens = 1, .pos = s->context, .table = s->table + (size_t)i * (size_t)s->blocks_each, .n_logits = 1 };
+    if (n_tokens)
+        s->items[0] = (struct batch_item){ .tokens = s->ids, .n_tokens = n_tokens, .table = s->table, .n_logits = 1 };
+    const int steps = n_tokens ? 1 : STEPS;
+    const uint64_t start = clock_ns();
+    for (int i = 0; i < steps; i++)
+        if (backend_cpu.forward(s->b, &(struct batch){ s->items, n_seqs }, s->logits, e) != 0)
+            return -1;
+    *seconds = (double)(clock_ns() - start) * 1e-9 / steps;
+    return 0;
+}
+
+/* ---- tables ---- */
+
+struct row {
+    struct stepper *s;
+    int n_seqs, n_tokens;
+    double *seconds;                    /* [repeats] */
+    double median;
+};
+
+/* Every row once without counting, then `repeats` times in turn. */
+static int measure_rows(struct row *rows, int n, int repeats, struct err *e)
+{
+    double *room = calloc((size_t)n * (size_t)repeats, sizeof *room), ignored;
+    int rc = room ? 0 : err_nomem(e, "benchmark");
+    for (int k = -1; rc == 0 && k < repeats; k++) {
+        for (int i = 0; rc == 0 && i < n; i++) {
+            rows[i].seconds = room + (size_t)i * (size_t)repeats;
+            rc = stepper_time(rows[i].s, rows[i].n_seqs, rows[i].n_tokens, k < 0 ? &ignored : &rows[i].seconds[k], e);
+        }
+    }
+    for (int i = 0; rc == 0 && i < n; i++)
+        rows[i].median = summarise(rows[i].seconds, repeats).median;
+    free(room);
+    return rc;
+}
+
+/* What every table says first. */
+static json_t *table_json(const struct bench_options *o, const struct opened_model *m, const char *device, const struct limits *l)
+{
+    return json_pack("{s:s, s:s, s:s, s:s, s:i, s:o, s:[]}", "model", m->name, "architecture", m->model->config.arch, "quantization", bench_quantization(m),
+                     "device", device, "repeats", o->repeats, "limits", share_limits_json(l), "rows");
+}
+
+static void table_title(const struct bench_options *o, const struct opened_model *m, const char *device)
+{
+    printf("%s: %s, %s, %s; median of %d\n", m->name, m->model->config.arch, bench_quantization(m), device, o->repeats);
+}
+
+static int finish(const struct bench_options *o, json_t *j, struct opened_model *m, int rc, const struct err *e)
+{
+    if (rc == 0 && o->json)
+        cli_json(j);
+    json_decref(j);
+    close_model(m);
+    return rc == 0 ? cli_finish(prog) : cli_fail(prog, e);
+}
+
+/* ---- zse-bench batch ---- */
+
+int bench_batch(const struct bench_options *o, const char *model)
+{
+    struct opened_model m;
+    struct stepper s = { 0 };
+    struct share share;
+    struct err e;
+    struct row rows[32];
+    json_t *j = NULL;
+    int n = 0;
+    if (open_model(prog, model, &o->run, &m, &e) != 0)
+        return cli_fail(prog, &e);
+    int rc = stepper_open(&s, m.model, &o->run, o->batch, o->prompt, 0, &e);
+    for (int b = 1; b < o->batch; b *= 2)
+        rows[n++] = (struct row){ .s = &s, .n_seqs = b };
+    rows[n++] = (struct row){ .s = &s, .n_seqs = o->batch };
+    if (rc == 0 && (rc = measure_rows(rows, n, o->repeats, &e)) == 0 && (rc = share_init(&share, m.model, &o->run, o->run.threads, &e)) == 0) {
+        j = table_json(o, &m, backend_cpu.describe(s.b), &share.l);
+        json_object_set_new(j, "context", json_integer(o->prompt));
+        if (!o->json) {
+            table_title(o, &m, backend_cpu.describe(s.b));
+            printf("%10s %12s %12s %10s %14s   at context %d\n", "sequences", "ms a step", "tokens/s", "ratio to 1", "share of reads", o->prompt);
+        }
+        for (int i = 0; i < n; i++) {
+            const double t = rows[i].median, ratio = t / rows[0].median, of = share_decode(&share, t, (double)rows[i].n_seqs * (o->prompt + 1));
+            if (!o->json)
+                printf("%10d %12.3f %12.1f %10.2f %14.2f\n", rows[i].n_seqs, t * 1e3, rows[i].n_seqs / t, ratio, of);
+            json_array_append_new(json_object_get(j, "rows"), json_pack("{s:i, s:f, s:f, s:f, s:f}", "batch", rows[i].n_seqs, "step_s", t, "tokens_per_s", rows[i].n_seqs / t,
+                                                                        "ratio", ratio, "share", of));
+        }
+    }
+    stepper_close(&s);
+    return finish(o, j, &m, rc, &e);
+}
+
+/* ---- zse-bench kv ---- */
+
+static const struct { enum kv_type type; const char *name; } kv_types[] = { { KV_F16, "f16" }, { KV_I8, "i8" } };
+enum { N_KV = 2 };
+
+int bench_kv(const struct bench_options *o, const char *model)
+{
+    struct opened_model m;
+    struct stepper s[N_KV * BENCH_LIST] = { 0 };
+    struct row rows[N_KV * BENCH_LIST];
+    static const int defaults[3] = { 128, 4096, 8192 };
+    struct run_options run = o->run;
+    struct share share;
+    struct err e;
+    json_t *j = NULL;
+    int n = 0, rc = 0;
+    if (open_model(prog, model, &o->run, &m, &e) != 0)
+        return cli_fail(prog, &e);
+    struct bench_list contexts = o->contexts;
+    if (contexts.n == 0)
+        for (int i = 0; i < 3; i++)
+            if (m.model->config.max_len <= 0 || defaults[i] < m.model->config.max_len)
+                contexts.v[contexts.n++] = defaults[i];
+    if (contexts.n == 0)
+        contexts = (struct bench_list){ 1, { m.model->config.max_len - 1 } };
+    for (int i = 0; rc == 0 && i < contexts.n; i++) {               /* the two types of a context after each other */
+        for (int k = 0; rc == 0 && k < N_KV; k++, n++) {
+            run.kv = kv_types[k].type;
+            rc = stepper_open(&s[n], m.model, &run, 1, contexts.v[i], 0, &e);
+            rows[n] = (struct row){ .s = &s[n], .n_seqs = 1 };
+        }
+    }
+    if (rc == 0 && (rc = measure_rows(rows, n, o->repeats, &e)) == 0 && (rc = share_init(&share, m.model, &run, o->run.threads, &e)) == 0) {
+        j = table_json(o, &m, backend_cpu.describe(s[0].b), &share.l);
+        if (!o->json) {
+            table_title(o, &m, backend_cpu.describe(s[0].b));
+            printf("%10s %6s %12s %12s %14s %12s %14s\n", "context", "kv", "ms a step", "tokens/s", "kv read", "over f16", "share of reads");
+        }
+        for (int i = 0; i < n; i++) {
+            const int k = i % N_KV, context = s[i].context;
+            run.kv = kv_types[k].type;
+            share.kv_bytes = 2.0 * m.model->config.n_layers * m.model->config.n_kv_heads * (double)kv_block_bytes(run.kv, m.model->config.head_dim) / KV_BLOCK;
+            const double t = rows[i].median, bytes = share.kv_bytes * (context + 1), speedup = rows[i - k].median / t, of = share_decode(&share, t, context + 1);
+            char text[CLI_BYTES];
+            if (!o->json)
+                printf("%10d %6s %12.3f %12.1f %14s %12.2f %14.2f\n", context, kv_types[k].name, t * 1e3, 1 / t, cli_bytes(text, (uint64_t)bytes), speedup, of);
+            json_array_append_new(json_object_get(j, "rows"), json_pack("{s:s, s:i, s:f, s:f, s:I, s:f, s:f, s:f}", "kv", kv_types[k].name, "context", context, "step_s", t,
+                                                                        "tokens_per_s", 1 / t, "kv_bytes", (json_int_t)bytes, "speed_over_f16", speedup,
+                                                                        "ratio", t / rows[k].median, "share", of));
+        }
+    }
+    for (int i = 0; i < N_KV * BENCH_LIST; i++)
+        stepper_close(&s[i]);
+    return finish(o, j, &m, rc, &e);
+}
+
+/* ---- zse-bench threads ---- */
+
+int bench_threads(const struct bench_options *o, const char *model)
+{
+    struct opened_model m;
+    struct err e;
+    json_t *j = NULL;
+    int rc = 0;
+    const int most = o->run.threads ? o->run.threads : pool_n_cpus();
+    if (open_model(prog, model, &o->run, &m, &e) != 0)
+        return cli_fail(prog, &e);
+    struct stepper *s = calloc((size_t)most, sizeof *s);
+    struct row *rows = calloc((size_t)most, 2 * sizeof *rows);
+    if (!s || !rows)
+        rc = err_nomem(&e, "benchmark");
+    for (int i = 0; rc == 0 && i < most; i++) {
+        struct run_options run = o->run;
+        run.threads = i + 1;
+        rc = stepper_open(&s[i], m.model, &run, 1, o->prompt, o->prompt, &e);
+        rows[2 * i] = (struct row){ .s = &s[i], .n_seqs = 1, .n_tokens = o->prompt };
+        rows[2 * i + 1] = (struct row){ .s = &s[i], .n_seqs = 1 };
+    }
+    if (rc == 0)
+        rc = measure_rows(rows, 2 * most, o->repeats, &e);
+    for (int i = 0; rc == 0 && i < most; i++) {
+        struct share share;
+        if ((rc = share_init(&share, m.model, &o->run, i + 1, &e)) != 0)
+            break;
+        if (i == 0) {
+            const struct limits_options lo = { .n_threads = most, .what = LIMIT_READ | LIMIT_INT8, .only_all = 1 };
+            struct limits all;
+            if ((rc = limits_measure(&all, &lo, &e)) != 0)
+                break;
+            j = table_json(o, &m, backend_cpu.describe(s[most - 1].b), &all);
+            json_object_set_new(j, "prompt_tokens", json_integer(o->prompt));
+            if (!o->json) {
+                table_title(o, &m, backend_cpu.describe(s[most - 1].b));
+                printf("%8s %22s %10s %8s %20s %10s %8s\n", "threads", "prefill, tokens/s", "ratio to 1", "share", "decode, tokens/s", "ratio to 1", "share");
+            }
+        }
+        const double p = o->prompt / rows[2 * i].median, p1 = o->prompt / rows[0].median, d = 1 / rows[2 * i + 1].median, d1 = 1 / rows[1].median;
+        const double ps = share_prefill(&share, p, 0), ds = share_decode(&share, 1 / d, o->prompt + 1);
+        if (!o->json)
+            printf("%8d %22.1f %10.2f %8.2f %20.1f %10.2f %8.2f\n", i + 1, p, p / p1, ps, d, d / d1, ds);
+        json_array_append_new(json_object_get(j, "rows"), json_pack("{s:i, s:f, s:f, s:f, s:f, s:f, s:f}", "threads", i + 1, "prefill_tokens_per_s", p, "prefill_ratio", p / p1,
+                                                                    "prefill_share", ps, "decode_tokens_per_s", d, "decode_ratio", d / d1, "decode_share", ds));
+    }
+    for (int i = 0; s && i < most; i++)
+        stepper_close(&s[i]);
+    free(s);
+    free(rows);
+    return finish(o, j, &m, rc, &e);
+}

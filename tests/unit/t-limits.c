@@ -1,0 +1,98 @@
+/* t-limits.c - the loops count what they do, and the measurement answers what was asked for. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "libcommon/hw/limits.h"
+
+static const struct limit_loops *const sets[] = {
+    &limits_generic,
+#ifdef ZSE_X86
+    &limits_avx2, &limits_avxvnni, &limits_avx512, &limits_amx,
+#endif
+};
+
+/* A line of bytes that is not 0 shows in the sum: all lines are read, in one run and in interleaved ones. */
+static void reads_everything(void **state)
+{
+    enum { N = 16384 };
+    static const uint8_t zeros[64];
+    uint8_t *p = aligned_alloc(64, N);
+    (void)state;
+    assert_non_null(p);
+    for (size_t i = 0; i < sizeof sets / sizeof *sets; i++) {
+        if (!sets[i]->supported() || !sets[i]->read)
+            continue;
+        for (int streams = 1; streams <= 4; streams *= 2) {
+            memset(p, 0, N);
+            const uint64_t none = sets[i]->read(p, N, streams);
+            for (int line = 0; line < N / 64; line++) {
+                memset(p + 64 * line, 1, 64);
+                p[64 * line] = 2;
+                if (sets[i]->read(p, N, streams) == none)
+                    fail_msg("%s with %d streams does not see line %d", sets[i]->name, streams, line);
+                memcpy(p + 64 * line, zeros, 64);
+            }
+        }
+    }
+    free(p);
+}
+
+static void computes(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof sets / sizeof *sets; i++) {
+        if (!sets[i]->supported()) {
+            print_message("%s: this processor lacks the instructions\n", sets[i]->name);
+            continue;
+        }
+        if (sets[i]->int8_dot)
+            assert_true(sets[i]->int8_dot(200) == 2 * sets[i]->int8_dot(100) && sets[i]->int8_dot(1) >= 2 * 32);
+        if (sets[i]->f32_fma)
+            assert_true(sets[i]->f32_fma(200) == 2 * sets[i]->f32_fma(100) && sets[i]->f32_fma(1) >= 2 * 8);
+    }
+}
+
+static void answers(void **state)
+{
+    struct limits l;
+    struct err e;
+    (void)state;
+    assert_int_equal(limits_measure(&l, &(struct limits_options){ .n_threads = 2, .what = LIMIT_INT8 }, &e), 0);
+    assert_int_equal(l.n_threads, 2);
+    assert_true(l.int8[0] > 0 && l.int8[1] > 0 && l.int8_name);
+    assert_true(l.read[1] == 0 && l.f32[1] == 0 && l.page_cache[1] == 0 && l.disk == 0);
+    assert_int_equal(limits_measure(&l, &(struct limits_options){ .n_threads = 2, .what = LIMIT_F32, .only_all = 1 }, &e), 0);
+    assert_true(l.f32[0] == 0 && l.f32[1] > 0 && l.int8[1] == 0);
+}
+
+static void files(void **state)
+{
+    struct limits l;
+    struct err e;
+    (void)state;
+    assert_int_equal(limits_measure(&l, &(struct limits_options){ .what = LIMIT_FILE, .file = "/no/such/file" }, &e), -1);
+    assert_non_null(strstr(e.msg, "/no/such/file: No such file"));
+    assert_int_equal(limits_measure(&l, &(struct limits_options){ .what = LIMIT_FILE, .tmp_dir = "/no/such/folder" }, &e), -1);
+    assert_int_equal(limits_measure(&l, &(struct limits_options){ .what = LIMIT_FILE, .file = "/dev/null" }, &e), -1);
+    assert_non_null(strstr(e.msg, "expected a regular file"));
+    /* a file of one step for two threads: one of them reads it */
+    char path[] = "/tmp/t-limits-XXXXXX";
+    const int fd = mkstemp(path);
+    assert_true(fd >= 0 && ftruncate(fd, 3 << 20) == 0);
+    assert_int_equal(limits_measure(&l, &(struct limits_options){ .n_threads = 2, .what = LIMIT_FILE, .file = path }, &e), 0);
+    assert_true(l.page_cache[0] > 0 && l.page_cache[1] > 0 && (l.disk > 0) == !l.no_disk);
+    close(fd);
+    unlink(path);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(reads_everything), cmocka_unit_test(computes), cmocka_unit_test(answers), cmocka_unit_test(files) };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
