@@ -236,6 +236,7 @@ int bench_speed(const struct bench_options *options, const char *model)
     }
     /* ... at most one for 256 tokens of prompts: so many are left of a step when every sequence decodes. */
     int step = o.batch == 1 ? 0 : o.batch > 256 ? 2 * o.batch : 512;
+    o.run.no_prefix_cache = 1;
     if (!(g = open_engine(&m, &o.run, o.batch, (int)len, step, &e)))
         goto done;
     struct run ignored;

@@ -53,13 +53,13 @@ struct answer {
     enum finish finish;
     struct err error;
     struct request_stats stats;
-    struct request *request;            /* while it runs, and after if it is kept */
+    struct request *request;            /* while it runs */
     int stream;                         /* write to stdout as text comes */
     int nomem;
     uint64_t first_ns;                  /* when the first token came: clock_ns() */
 };
 /* The request of o with these ids; its answer goes into a. */
-int answer_start(struct answer *a, struct engine *g, struct request *kept, const struct chat_options *o, const int32_t *ids, int n, int keep, struct err *e);
+int answer_start(struct answer *a, struct engine *g, const struct chat_options *o, const int32_t *ids, int n, struct err *e);
 void answer_release(struct answer *a);
 /* When zse-chat came by: clock_ns(), which all processes share.  0: not yet. */
 struct chat_marks { uint64_t main, mapped, opened, tokenized, ready; };

@@ -78,15 +78,11 @@ static void hear(void *user, const struct token_event *ev)
         a->error = *ev->error;
 }
 
-int answer_start(struct answer *a, struct engine *g, struct request *kept, const struct chat_options *o, const int32_t *ids, int n, int keep, struct err *e)
+int answer_start(struct answer *a, struct engine *g, const struct chat_options *o, const int32_t *ids, int n, struct err *e)
 {
     const struct request_params p = { .ids = ids, .n_ids = n, .sampling = o->sampling, .max_tokens = o->max_tokens, .stop = o->stop, .n_stop = o->n_stop,
-                                      .ignore_eos = o->ignore_eos, .n_logprobs = -1, .on_token = hear, .user = a, .keep = keep };
-    struct request *r = kept ? engine_continue(g, kept, &p, e) : engine_submit(g, &p, e);
-    if (!r)
-        return -1;
-    a->request = r;
-    return 0;
+                                      .ignore_eos = o->ignore_eos, .n_logprobs = -1, .on_token = hear, .user = a };
+    return (a->request = engine_submit(g, &p, e)) ? 0 : -1;
 }
 
 void answer_release(struct answer *a)

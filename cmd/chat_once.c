@@ -76,7 +76,7 @@ static int run_one(const struct chat_options *o, const struct opened_model *m, s
     int len = o->max_tokens && o->max_tokens < context - n ? n + o->max_tokens : context;       /* no more memory than this answer needs */
     struct answer a = { .stream = !o->json && !o->ids };
     struct engine *g = open_engine(m, &o->run, 1, len, 0, e);
-    if (!g || answer_start(&a, g, NULL, o, ids, n, 0, e) != 0)
+    if (!g || answer_start(&a, g, o, ids, n, e) != 0)
         goto done;
     marks->ready = clock_ns();
     while ((rc = engine_step(g, e)) > 0 && !ferror(stdout))
@@ -130,7 +130,7 @@ int chat_once(const struct chat_options *o, const struct opened_model *m, struct
 struct line {
     int32_t *ids; int n;
     struct answer answer;
-    int started, printed;
+    struct err refused;                 /* code ERR_NONE: it was not */
 };
 
 /* One line of output: newlines as \n, backslashes doubled. */
@@ -146,16 +146,21 @@ static void print_escaped(const char *text, size_t size)
     putchar('\n');
 }
 
-static int print_line(struct line *l, const struct chat_options *o, const struct chat_marks *marks, struct err *e)
+/* An answer, or why there is none: one bad prompt does not spoil the others. */
+static void print_line(struct line *l, const struct chat_options *o, int number, const struct chat_marks *marks)
 {
     struct answer *a = &l->answer;
-    if (a->finish == FINISH_ERROR) {
-        *e = a->error;
-        return -1;
-    }
-    if (a->nomem)
-        return err_nomem(e, "answer");
-    if (o->json)
+    if (a->finish == FINISH_ERROR)
+        l->refused = a->error;
+    else if (a->nomem)
+        err_nomem(&l->refused, "answer");
+    if (l->refused.code != ERR_NONE) {
+        cli_note(prog, "%s: line %d: %s", o->batch, number, l->refused.msg);
+        if (o->json || o->ids)
+            print_json(json_pack("{s:s}", "error", l->refused.msg));
+        else
+            printf("error: %s\n", l->refused.msg);
+    } else if (o->json)
         print_json(answer_json(a, o, marks));
     else if (o->ids)
         print_ids(a);
@@ -163,8 +168,6 @@ static int print_line(struct line *l, const struct chat_options *o, const struct
         print_escaped(a->text, a->size);
     fflush(stdout);
     answer_release(a);
-    l->printed = 1;
-    return 0;
 }
 
 /* Each line of text to ids. */
@@ -181,13 +184,7 @@ static struct line *read_lines(const struct chat_options *o, const struct prompt
     }
     for (int i = 0; i < n; i++) {
         size_t len = strcspn(text, "\n");
-        if (prompter_question(p, o->system, text, len, &lines[i].ids, &lines[i].n, e) != 0) {
-            err_prefix(e, "%s: line %d", o->batch, i + 1);
-            for (int j = 0; j < i; j++)
-                free(lines[j].ids);
-            free(lines);
-            return NULL;
-        }
+        prompter_question(p, o->system, text, len, &lines[i].ids, &lines[i].n, &lines[i].refused);
         text += len + 1;
     }
     return lines;
@@ -195,8 +192,12 @@ static struct line *read_lines(const struct chat_options *o, const struct prompt
 
 static int run_batch(const struct chat_options *o, const struct opened_model *m, const struct chat_marks *marks, struct line *lines, int n, struct err *e)
 {
-    int context = context_len(m, &o->run), parallel = n < o->parallel ? n : o->parallel, len = 2, rc = 0, started = 0, printed = 0;
+    int context = context_len(m, &o->run), parallel = n < o->parallel ? n : o->parallel, len = 2, rc = 0, started = 0, printed = 0, n_refused = 0;
     for (int i = 0; i < n; i++) {
+        if (lines[i].n >= context)
+            err_set(&lines[i].refused, ERR_LIMIT, "the prompt has %d tokens: with a context of %d no room is left for an answer", lines[i].n, context);
+        if (lines[i].refused.code != ERR_NONE)
+            continue;
         int want = o->max_tokens && o->max_tokens < context - lines[i].n ? lines[i].n + o->max_tokens : context;
         len = want > len ? want : len;
     }
@@ -206,16 +207,21 @@ static int run_batch(const struct chat_options *o, const struct opened_model *m,
     while (rc == 0 && printed < n && !ferror(stdout)) {
         struct engine_stats s;
         engine_stats(g, &s);
-        for (int room = 2 * parallel - s.n_running - s.n_waiting; room > 0 && started < n && rc == 0; room--, started++)
-            if ((rc = answer_start(&lines[started].answer, g, NULL, o, lines[started].ids, lines[started].n, 0, e)) != 0)
-                err_prefix(e, "%s: line %d", o->batch, started + 1);
-        if (rc == 0 && engine_step(g, e) < 0)
+        for (int room = 2 * parallel - s.n_running - s.n_waiting; room > 0 && started < n; room--, started++) {
+            struct line *l = &lines[started];
+            if (l->refused.code == ERR_NONE)
+                answer_start(&l->answer, g, o, l->ids, l->n, &l->refused);
+        }
+        if (engine_step(g, e) < 0)
             rc = -1;
-        for (; rc == 0 && printed < started && lines[printed].answer.finish != FINISH_NONE; printed++)
-            if ((rc = print_line(&lines[printed], o, marks, e)) != 0)
-                err_prefix(e, "%s: line %d", o->batch, printed + 1);
+        for (; rc == 0 && printed < started && (lines[printed].refused.code != ERR_NONE || lines[printed].answer.finish != FINISH_NONE); printed++) {
+            print_line(&lines[printed], o, printed + 1, marks);
+            n_refused += lines[printed].refused.code != ERR_NONE;
+        }
     }
     engine_close(g);
+    if (rc == 0 && n_refused)
+        rc = err_set(e, ERR_LIMIT, "%s: %d of %d prompts have no answer", o->batch, n_refused, n);
     return rc;
 }
 

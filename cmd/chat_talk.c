@@ -23,8 +23,8 @@ struct talk {
     struct prompter prompter;
     struct engine *engine;
     json_t *messages;
-    struct request *kept;               /* of the last turn; NULL: none */
-    char *known; size_t known_size;     /* the text that the first n_known ids of kept stand for; NULL if they do not fit */
+    int32_t *ids; int n_ids;            /* of the last turn, prompt and answer; NULL: none */
+    char *known; size_t known_size;     /* the text that the first n_known ids stand for; NULL if they do not fit */
     int n_known;
     struct request_stats last;
     read_line_fn read_line;
@@ -42,9 +42,9 @@ static void on_interrupt(int number)
 
 static void forget(struct talk *t)
 {
-    if (t->kept)
-        engine_forget(t->engine, t->kept);
-    t->kept = NULL;
+    free(t->ids);
+    t->ids = NULL;
+    t->n_ids = 0;
     free(t->known);
     t->known = NULL;
 }
@@ -56,16 +56,15 @@ static int conversation_ids(struct talk *t, const char *text, size_t size, int32
 {
     if (t->known && size > t->known_size && memcmp(text, t->known, t->known_size) == 0) {
         int32_t *rest;
-        int n_rest, n_held;
+        int n_rest;
         if (prompter_encode(&t->prompter, text + t->known_size, size - t->known_size, 0, &rest, &n_rest, e) != 0)
             return -1;
         /* Only a special token is a boundary that no merge crosses. */
         if (n_rest > 0 && tokenizer_is_special(t->m->tokenizer, rest[0])) {
-            const int32_t *held = request_ids(t->kept, &n_held);
             *n = t->n_known + n_rest;
             *ids = malloc((size_t)*n * sizeof **ids);
             if (*ids) {
-                memcpy(*ids, held, (size_t)t->n_known * sizeof **ids);
+                memcpy(*ids, t->ids, (size_t)t->n_known * sizeof **ids);
                 memcpy(*ids + t->n_known, rest, (size_t)n_rest * sizeof **ids);
             }
             free(rest);
@@ -76,17 +75,23 @@ static int conversation_ids(struct talk *t, const char *text, size_t size, int32
     return prompter_encode(&t->prompter, text, size, 0, ids, n, e);
 }
 
-/* What kept stands for now: the prompt, and the answer if it ended by itself. */
-static void remember(struct talk *t, const char *text, size_t size, const struct answer *a)
+/* The turn's prompt (its ids are taken over) and answer, and the text they stand for if the answer ended by itself. */
+static void remember(struct talk *t, const char *text, size_t size, int32_t *ids, int n, const struct answer *a)
 {
-    int n;
-    request_ids(t->kept, &n);
-    free(t->known);
-    t->known = NULL;
-    if (a->finish != FINISH_STOP || t->o->n_stop || a->n_ids == 0)
+    forget(t);
+    int32_t *all = realloc(ids, ((size_t)n + (size_t)a->n_ids) * sizeof *ids);
+    if (!all) {
+        free(ids);
+        return;
+    }
+    if (a->n_ids)
+        memcpy(all + n, a->ids, (size_t)a->n_ids * sizeof *ids);
+    t->ids = all;
+    t->n_ids = n + a->n_ids;
+    if (a->nomem || a->finish != FINISH_STOP || t->o->n_stop || a->n_ids == 0)
         return;
     t->known_size = size + a->size;
-    t->n_known = n - 1;                 /* without the EOS: the template writes it */
+    t->n_known = t->n_ids - 1;          /* without the EOS: the template writes it */
     if ((t->known = malloc(t->known_size + 1))) {
         memcpy(t->known, text, size);
         if (a->size)
@@ -102,8 +107,7 @@ static int run_turn(struct talk *t, struct answer *a, struct err *e)
     int n, rc = prompter_render(&t->prompter, t->messages, &text, &size, e);
     if (rc == 0)
         rc = conversation_ids(t, text, size, &ids, &n, e);
-    if (rc == 0 && (rc = answer_start(a, t->engine, t->kept, t->o, ids, n, 1, e)) == 0) {
-        t->kept = a->request;
+    if (rc == 0 && (rc = answer_start(a, t->engine, t->o, ids, n, e)) == 0) {
         while ((rc = engine_step(t->engine, e)) > 0) {
             if (stop_answer)
                 engine_cancel(t->engine, a->request);
@@ -113,10 +117,10 @@ static int run_turn(struct talk *t, struct answer *a, struct err *e)
             *e = a->error;
             rc = -1;
         }
-        if (rc != 0)
-            forget(t);
-        else
-            remember(t, text, size, a);
+        if (rc == 0) {
+            remember(t, text, size, ids, n, a);
+            ids = NULL;
+        }
     }
     free(ids);
     free(text);
@@ -237,16 +241,14 @@ static void print_stats(const struct talk *t)
     struct engine_stats s;
     const struct request_stats *r = &t->last;
     char kv[CLI_BYTES], private[CLI_BYTES], file[CLI_BYTES];
-    int n = 0, computed = r->n_prompt - r->n_cached;
+    int computed = r->n_prompt - r->n_cached;
     engine_stats(t->engine, &s);
-    if (t->kept)
-        request_ids(t->kept, &n);
     if (r->n_generated) {
         printf("prompt   %d tokens, %d of them new: %.2f s, %.1f tokens/s\n", r->n_prompt, computed, r->prefill_s, r->prefill_s > 0 ? computed / r->prefill_s : 0);
         printf("answer   %d tokens: %.2f s, %.1f tokens/s; first token after %.2f s\n", r->n_generated, r->decode_s,
                r->decode_s > 0 ? (r->n_generated - 1) / r->decode_s : 0, r->first_token_s);
     }
-    printf("context  %d of %d tokens\n", n, context_len(t->m, &t->o->run));
+    printf("context  %d of %d tokens\n", t->n_ids, context_len(t->m, &t->o->run));
     printf("memory   %s keys and values, %s private in all, %s weights\n", cli_bytes(kv, s.kv_bytes), cli_bytes(private, s.private_bytes), cli_bytes(file, t->m->model->weight_bytes));
     printf("device   %s\n", s.backend);
 }

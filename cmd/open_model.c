@@ -280,6 +280,6 @@ int context_len(const struct opened_model *o, const struct run_options *r)
 struct engine *open_engine(const struct opened_model *o, const struct run_options *r, int max_seqs, int max_len, int max_tokens, struct err *e)
 {
     const struct engine_options eo = { .n_threads = r->threads, .kv_type = r->kv, .max_len = max_len ? max_len : context_len(o, r),
-                                       .max_seqs = max_seqs, .max_tokens = max_tokens, .exact = r->exact, .kernels = r->kernels };
+                                       .max_seqs = max_seqs, .max_tokens = max_tokens, .exact = r->exact, .kernels = r->kernels, .no_prefix_cache = r->no_prefix_cache };
     return engine_open(o->model, o->tokenizer, &eo, e);
 }

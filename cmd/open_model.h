@@ -20,6 +20,7 @@ struct run_options {
     int threads, ctx;               /* 0: all processors; the model's context, at most 8192 */
     enum kv_type kv; int kv_given;
     int exact;
+    int no_prefix_cache;            /* no option: zse-bench computes every prompt */
 };
 enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT };
 #define RUN_LONG_OPTIONS \

@@ -4,11 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct kv_pool {
-    int n_blocks, n_free;
-    int32_t *free_block;        /* [n_free] a stack: the block given back last is the warmest */
-    int32_t *refs;              /* [n_blocks] tables that hold each block */
-};
+#include "libcommon/cache/kv_pool.h"
 
 struct kv_pool *kv_pool_open(int n_blocks, struct err *e)
 {
@@ -17,19 +13,28 @@ struct kv_pool *kv_pool_open(int n_blocks, struct err *e)
         return NULL;
     }
     struct kv_pool *p = calloc(1, sizeof *p);
-    int32_t *room = calloc((size_t)n_blocks, 2 * sizeof *room);
-    if (!p || !room) {
-        free(p);
-        free(room);
-        err_nomem(e, "KV pool");
-        return NULL;
-    }
+    if (!p)
+        goto nomem;
+    for (p->n_buckets = 16; p->n_buckets < (uint32_t)n_blocks;)
+        p->n_buckets *= 2;
+    p->free_block = calloc((size_t)n_blocks, sizeof *p->free_block);
+    p->refs = calloc((size_t)n_blocks, sizeof *p->refs);
+    p->node = calloc((size_t)n_blocks + KV_ROOTS, sizeof *p->node);
+    p->bucket = malloc(p->n_buckets * sizeof *p->bucket);
+    if (!p->free_block || !p->refs || !p->node || !p->bucket)
+        goto nomem;
     p->n_blocks = p->n_free = n_blocks;
-    p->free_block = room;
-    p->refs = room + n_blocks;
+    p->oldest = p->newest = -1;
+    memset(p->bucket, 0xff, p->n_buckets * sizeof *p->bucket);
     for (int i = 0; i < n_blocks; i++)
         p->free_block[i] = n_blocks - 1 - i;
+    for (int i = 0; i < KV_ROOTS; i++)
+        p->node[n_blocks + i].child = -1;
     return p;
+nomem:
+    kv_pool_close(p);
+    err_nomem(e, "KV pool");
+    return NULL;
 }
 
 void kv_pool_close(struct kv_pool *p)
@@ -37,17 +42,66 @@ void kv_pool_close(struct kv_pool *p)
     if (!p)
         return;
     free(p->free_block);
+    free(p->refs);
+    free(p->node);
+    free(p->bucket);
     free(p);
 }
 
 int kv_pool_free(const struct kv_pool *p) { return p->n_free; }
+int kv_pool_idle(const struct kv_pool *p) { return p->n_idle; }
 int kv_pool_size(const struct kv_pool *p) { return p->n_blocks; }
+uint64_t kv_pool_evictions(const struct kv_pool *p) { return p->evictions; }
 
-static void drop(struct kv_pool *p, int32_t block)
+size_t kv_pool_bytes(const struct kv_pool *p)
+{
+    return (size_t)p->n_blocks * (sizeof *p->free_block + sizeof *p->refs + sizeof *p->node) + p->n_buckets * sizeof *p->bucket;
+}
+
+static void leave_idle(struct kv_pool *p, int32_t block)
+{
+    const struct node *n = &p->node[block];
+    *(n->older < 0 ? &p->oldest : &p->node[n->older].newer) = n->newer;
+    *(n->newer < 0 ? &p->newest : &p->node[n->newer].older) = n->older;
+    p->n_idle--;
+}
+
+void pool_hold(struct kv_pool *p, int32_t block)
+{
+    if (p->refs[block]++ == 0)
+        leave_idle(p, block);
+}
+
+void pool_drop(struct kv_pool *p, int32_t block)
 {
     assert(p->refs[block] > 0);
-    if (--p->refs[block] == 0)
+    if (--p->refs[block] > 0)
+        return;
+    struct node *n = &p->node[block];
+    if (n->n_tokens == 0) {
         p->free_block[p->n_free++] = block;
+        return;
+    }
+    n->older = p->newest;
+    n->newer = -1;
+    *(p->newest < 0 ? &p->oldest : &p->node[p->newest].newer) = block;
+    p->newest = block;
+    p->n_idle++;
+}
+
+int32_t pool_take(struct kv_pool *p)
+{
+    int32_t block;
+    if (p->n_free) {
+        block = p->free_block[--p->n_free];
+    } else {
+        block = p->oldest;
+        leave_idle(p, block);
+        prefix_remove(p, block);
+        p->evictions++;
+    }
+    p->refs[block] = 1;
+    return block;
 }
 
 static int blocks_for(int n_tokens) { return n_tokens / KV_BLOCK + (n_tokens % KV_BLOCK != 0); }
@@ -72,13 +126,10 @@ int kv_table_reserve(struct kv_table *t, struct kv_pool *p, int n_tokens)
 {
     int want = blocks_for(n_tokens);
     assert(want <= t->room);
-    if (want - t->n_blocks > p->n_free)
+    if (want - t->n_blocks > p->n_free + p->n_idle)
         return -1;
-    while (t->n_blocks < want) {
-        int32_t b = p->free_block[--p->n_free];
-        p->refs[b] = 1;
-        t->block[t->n_blocks++] = b;
-    }
+    while (t->n_blocks < want)
+        t->block[t->n_blocks++] = pool_take(p);
     return 0;
 }
 
@@ -86,22 +137,37 @@ void kv_table_truncate(struct kv_table *t, struct kv_pool *p, int n_tokens)
 {
     int want = blocks_for(n_tokens);
     while (t->n_blocks > want)
-        drop(p, t->block[--t->n_blocks]);
+        pool_drop(p, t->block[--t->n_blocks]);
     if (t->n_tokens > n_tokens)
         t->n_tokens = n_tokens;
+    if (t->n_nodes > t->n_tokens / KV_BLOCK)
+        t->n_nodes = t->n_tokens / KV_BLOCK;
 }
 
-int kv_table_share(struct kv_table *t, struct kv_pool *p, const struct kv_table *from, int n_tokens)
+void kv_table_share(struct kv_table *t, struct kv_pool *p, const struct kv_table *from)
 {
-    if (n_tokens > from->n_tokens)
-        n_tokens = from->n_tokens;
-    int n = n_tokens / KV_BLOCK;
+    int n = blocks_for(from->n_tokens);
     assert(n <= t->room && t != from);
     kv_table_truncate(t, p, 0);
     for (int i = 0; i < n; i++) {
-        p->refs[from->block[i]]++;
+        pool_hold(p, from->block[i]);
         t->block[i] = from->block[i];
     }
     t->n_blocks = n;
-    return t->n_tokens = n * KV_BLOCK;
+    t->n_tokens = from->n_tokens;
+    t->root = from->root;
+    t->n_nodes = from->n_nodes;
+}
+
+int kv_table_unshare(struct kv_table *t, struct kv_pool *p, int32_t *from, int32_t *to)
+{
+    int i = t->n_tokens / KV_BLOCK;
+    if (t->n_tokens % KV_BLOCK == 0 || i >= t->n_blocks || (p->refs[t->block[i]] == 1 && p->node[t->block[i]].n_tokens == 0))
+        return 0;
+    if (p->n_free + p->n_idle == 0)
+        return -1;
+    *from = t->block[i];
+    *to = t->block[i] = pool_take(p);
+    pool_drop(p, *from);                /* goes to nobody before the copy: only pool_take gives blocks away */
+    return 1;
 }

@@ -22,6 +22,7 @@ struct batch_item {
     int n_logits;                           /* logits wanted for the last n_logits tokens, 0..n_tokens */
     int seq_len;                            /* tokens of the whole sequence, as far as known; 0: pos + n_tokens.  LongRoPE chooses its factors by it:
                                              * a sequence that comes to config_long_from() is computed again from position 0 */
+    float *hidden; int n_hidden;            /* the last n_hidden tokens' states after the final norm [n_hidden][hidden_size] go there */
 };
 struct batch { const struct batch_item *items; int n_items; };
 

@@ -88,7 +88,7 @@ static int check_batch(const struct cpu *b, const struct batch *batch, struct er
     int64_t n_tokens = 0, n_logits = 0;
     for (int i = 0; i < batch->n_items; i++) {
         const struct batch_item *it = &batch->items[i];
-        if (it->n_tokens < 1 || it->pos < 0 || it->n_logits < 0 || it->n_logits > it->n_tokens || it->n_tokens > b->o.max_tokens)
+        if (it->n_tokens < 1 || it->pos < 0 || it->n_logits < 0 || it->n_logits > it->n_tokens || it->n_hidden < 0 || it->n_hidden > it->n_tokens || it->n_tokens > b->o.max_tokens)
             return err_set(e, ERR_SHAPE, "batch item %d: %d tokens at %d, %d logits", i, it->n_tokens, it->pos, it->n_logits);
         if (c->pos == POS_LEARNED && (int64_t)it->pos + it->n_tokens > c->max_len)
             return err_set(e, ERR_LIMIT, "%lld tokens, but the model has positions for %d", (long long)it->pos + it->n_tokens, c->max_len);
@@ -129,6 +129,8 @@ static int cpu_forward(void *backend, const struct batch *batch, float *logits, 
     int n_rows = 0;
     for (int i = 0; i < batch->n_items; i++) {
         const struct batch_item *it = &batch->items[i];
+        for (int t = it->n_tokens - it->n_hidden, row = 0; t < it->n_tokens; t++, row++)
+            core_final_norm(k, b->m, k->x + ((size_t)b->offset[i] + (size_t)t) * (size_t)c->hidden_size, it->hidden + (size_t)row * (size_t)c->hidden_size);
         for (int t = it->n_tokens - it->n_logits; t < it->n_tokens; t++)
             b->rows[n_rows++] = k->x + ((size_t)b->offset[i] + (size_t)t) * (size_t)c->hidden_size;
     }

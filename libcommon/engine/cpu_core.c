@@ -488,19 +488,22 @@ void core_embed(struct core *k, const struct model *m, int n, float *x)
         pool_run(k->pool, n, embed_finish, &j);
 }
 
+void core_final_norm(struct core *k, const struct model *m, const float *x, float *out)
+{
+    if (m->final_norm.present)
+        norm_row(k, out, x, &m->final_norm, k->c->hidden_size);
+    else
+        memcpy(out, x, (size_t)k->c->hidden_size * sizeof *out);
+}
+
 void core_logits(struct core *k, const struct model *m, const float *const *rows, int n, float *logits)
 {
     const struct config *c = k->c;
     const size_t hidden = (size_t)c->hidden_size;
     const struct linear *head = &m->head;
     float *h = k->h[0];
-    for (int i = 0; i < n; i++) {
-        float *to = h + (size_t)i * hidden;
-        if (m->final_norm.present)
-            norm_row(k, to, rows[i], &m->final_norm, c->hidden_size);
-        else
-            memcpy(to, rows[i], hidden * sizeof *to);
-    }
+    for (int i = 0; i < n; i++)
+        core_final_norm(k, m, rows[i], h + (size_t)i * hidden);
     struct input in = { .x = h, .ldx = hidden, .cols = c->hidden_size };
     if (m->embed_out.w.data) {
         linear_run(k, &(struct op){ .l = &m->embed_out, .in = &in, .out = k->mlp, .ldo = (size_t)c->embed_size, .kind = OP_STORE }, 1, n);

@@ -82,6 +82,8 @@ void core_ropes(struct core *k, const struct step *s);
 void core_embed(struct core *k, const struct model *m, int n_tokens, float *x);
 /* x = layer(x). 1: the tap wants no more. */
 int core_layer(struct core *k, const struct step *s, const struct layer *l, int index, float *x);
+/* out = final norm of x, one row. */
+void core_final_norm(struct core *k, const struct model *m, const float *x, float *out);
 /* Final norm, projection and head for rows [n_rows] of x. */
 void core_logits(struct core *k, const struct model *m, const float *const *rows, int n_rows, float *logits);
 

@@ -86,20 +86,14 @@ struct request_params {
     void *const *users;                         /* [n] instead of user; NULL: user for all */
     const uint64_t *seeds;                      /* [n]; NULL: sampling.seed + i */
     struct request **requests;                  /* [n] filled in; may be NULL */
-    int keep;                                   /* keep the sequence's KV after the end, so that a following request may begin with it (conversations) */
 };
 
 struct request;
 /* The first of its n requests.  Refused at once: empty prompt, ids outside the vocabulary, prompt longer than max_len, parameters out of range, more than max_waiting
- * requests waiting (ERR_LIMIT, all).  The request belongs to the engine; it is freed after its last callback unless
- * keep is set, then by engine_forget. */
+ * requests waiting (ERR_LIMIT, all).  A request belongs to the engine and is gone after its last callback. */
 struct request *engine_submit(struct engine *g, const struct request_params *p, struct err *e);
-/* A new request that continues `kept`: ids is the whole conversation; the longest common prefix with what kept holds is not computed again. Consumes kept; if it
- * is refused, kept stays.  (Only zse-chat uses keep, engine_continue and engine_forget, until the prefix cache does it.) */
-struct request *engine_continue(struct engine *g, struct request *kept, const struct request_params *p, struct err *e);
 /* Its memory is free at once; the last callback (FINISH_CANCELLED) comes with the next engine_step.  Nothing after the last callback. */
 void engine_cancel(struct engine *g, struct request *r);
-void engine_forget(struct engine *g, struct request *r);
 
 /* One step. Returns the number of requests that run or wait (0: idle), -1 on a failure of the backend (all running requests end with FINISH_ERROR). */
 int engine_step(struct engine *g, struct err *e);
@@ -121,7 +115,7 @@ struct engine_stats {
     int n_running, n_waiting;
     /* since engine_open */
     uint64_t steps, tokens;                         /* tokens computed */
-    uint64_t prompt_tokens, cached_tokens;          /* of requests that have started: tokens of prompts, and those that were not computed */
+    uint64_t prompt_tokens, cached_tokens;          /* of requests with a first token: tokens of prompts, and those that were not computed */
     uint64_t generated_tokens;
     uint64_t requests, finished, cancelled, failed; /* submitted; ended by stop or length, by cancel or deadline, by an error */
     uint64_t preemptions, evictions, copies;        /* requests sent back to wait, blocks of prefixes given up, blocks copied before a write */

@@ -1,5 +1,5 @@
 /* sampler.c - the order of things, all on one copy of the logits:
- *   1. logit bias is added
+ *   1. what a constraint does not allow becomes -inf; logit bias is added
  *   2. repetition penalty (Keskar et al. 2019, section 4.1: a positive logit is divided, a negative one multiplied), then presence
  *      and frequency penalty (subtracted; as OpenAI's API defines them)
  *   3. temperature 0, top_p 0 or top_k 1: the largest logit, ties to the lower id.  Otherwise x / temperature, then
@@ -23,18 +23,64 @@ struct cand {
     float x, w;                 /* logit; exp((x - max) / temperature) */
 };
 
+struct sampler_scratch {
+    struct cand *cand; int n_cand;
+    uint64_t *seen, epoch; uint32_t *count; int n_seen;         /* by id: the last pass that met it; how often */
+    struct logit_bias *saved; size_t n_saved;   /* what logits were before they were changed */
+};
+
 struct sampler {
     struct sampling s;
     int vocab_size, max_len;
     struct rng rng;
     struct logit_bias *bias;
-    struct cand *cand; int room;        /* NULL when no filter needs them */
-    /* penalties: NULL when they are off */
-    int32_t *history; int n_history, n_prompt;
-    uint32_t *count;            /* [vocab_size] in the answer */
-    uint32_t *seen, epoch;      /* [vocab_size] the last pass that met this id */
-    struct logit_bias *saved; int n_saved;      /* what the logits were before they were changed */
+    struct sampler_scratch *c;
+    int n_cand;                 /* 0: no filter needs candidates */
+    int32_t *history; int n_history, n_prompt;          /* NULL: no penalties */
+    int n_saved;
 };
+
+struct sampler_scratch *sampler_scratch_open(struct err *e)
+{
+    struct sampler_scratch *c = calloc(1, sizeof *c);
+    if (!c)
+        err_nomem(e, "sampler");
+    return c;
+}
+
+void sampler_scratch_close(struct sampler_scratch *c)
+{
+    if (!c)
+        return;
+    free(c->cand);
+    free(c->seen);
+    free(c->count);
+    free(c->saved);
+    free(c);
+}
+
+/* Room for so many candidates, ids and changes. */
+static int grow(struct sampler_scratch *c, int n_cand, int n_seen, size_t n_saved)
+{
+    if (n_cand > c->n_cand) {
+        free(c->cand);
+        c->cand = malloc((size_t)n_cand * sizeof *c->cand);
+        c->n_cand = c->cand ? n_cand : 0;
+    }
+    if (n_seen > c->n_seen) {
+        free(c->seen);
+        free(c->count);
+        c->seen = calloc((size_t)n_seen, sizeof *c->seen);
+        c->count = calloc((size_t)n_seen, sizeof *c->count);
+        c->n_seen = c->seen && c->count ? n_seen : 0;
+    }
+    if (n_saved > c->n_saved) {
+        free(c->saved);
+        c->saved = malloc(n_saved * sizeof *c->saved);
+        c->n_saved = c->saved ? n_saved : 0;
+    }
+    return n_cand > c->n_cand || n_seen > c->n_seen || n_saved > c->n_saved ? -1 : 0;
+}
 
 struct sampling sampling_defaults(void)
 {
@@ -69,7 +115,7 @@ static int greedy(const struct sampling *s) { return s->temperature == 0 || s->t
 static int penalises_answer(const struct sampling *s) { return s->presence_penalty != 0 || s->frequency_penalty != 0; }
 static int penalises(const struct sampling *s) { return penalises_answer(s) || s->repetition_penalty != 1; }
 
-struct sampler *sampler_open(const struct sampling *sampling, int vocab_size, int max_len, struct err *e)
+struct sampler *sampler_open(const struct sampling *sampling, int vocab_size, int max_len, struct sampler_scratch *scratch, struct err *e)
 {
     if (sampling_check(sampling, vocab_size, e) != 0)
         return NULL;
@@ -79,6 +125,7 @@ struct sampler *sampler_open(const struct sampling *sampling, int vocab_size, in
     s->s = *sampling;
     s->vocab_size = vocab_size;
     s->max_len = max_len;
+    s->c = scratch;
     s->rng.state = sampling->seed;
     s->bias = calloc((size_t)sampling->n_bias + 1, sizeof *s->bias);
     if (!s->bias)
@@ -86,21 +133,12 @@ struct sampler *sampler_open(const struct sampling *sampling, int vocab_size, in
     if (sampling->n_bias)
         memcpy(s->bias, sampling->bias, (size_t)sampling->n_bias * sizeof *s->bias);
     s->s.bias = s->bias;
-    size_t n_changes = (size_t)sampling->n_bias + 2 * (size_t)max_len;
-    if ((sampling->n_bias || penalises(sampling)) && !(s->saved = calloc(n_changes, sizeof *s->saved)))
+    if (!greedy(&s->s) && (s->s.top_k || s->s.top_p < 1 || s->s.typical_p < 1))
+        s->n_cand = s->s.top_k && s->s.top_k < vocab_size ? s->s.top_k : vocab_size;
+    if (penalises(sampling) && !(s->history = calloc((size_t)max_len + 1, sizeof *s->history)))
         goto nomem;
-    if (!greedy(&s->s) && (s->s.top_k || s->s.top_p < 1 || s->s.typical_p < 1)) {
-        s->room = s->s.top_k && s->s.top_k < vocab_size ? s->s.top_k : vocab_size;
-        if (!(s->cand = calloc((size_t)s->room, sizeof *s->cand)))
-            goto nomem;
-    }
-    if (penalises(sampling)) {
-        s->history = calloc((size_t)max_len + 1, sizeof *s->history);
-        s->count = calloc((size_t)vocab_size, sizeof *s->count);
-        s->seen = calloc((size_t)vocab_size, sizeof *s->seen);
-        if (!s->history || !s->count || !s->seen)
-            goto nomem;
-    }
+    if (grow(scratch, s->n_cand, s->history ? vocab_size : 0, (size_t)sampling->n_bias + (s->history ? 2 * (size_t)max_len : 0)) != 0)
+        goto nomem;
     return s;
 nomem:
     sampler_close(s);
@@ -113,11 +151,7 @@ void sampler_close(struct sampler *s)
     if (!s)
         return;
     free(s->bias);
-    free(s->cand);
     free(s->history);
-    free(s->count);
-    free(s->seen);
-    free(s->saved);
     free(s);
 }
 
@@ -128,31 +162,29 @@ void sampler_accept(struct sampler *s, int32_t id, int generated)
         return;
     assert(s->n_history < s->max_len);
     s->history[s->n_history++] = id;
-    if (generated)
-        s->count[id]++;
-    else
+    if (!generated)
         s->n_prompt = s->n_history;
 }
 
 /* Is this the first time that the present pass meets id? */
 static int first_time(struct sampler *s, int32_t id)
 {
-    int first = s->seen[id] != s->epoch;
-    s->seen[id] = s->epoch;
+    int first = s->c->seen[id] != s->c->epoch;
+    s->c->seen[id] = s->c->epoch;
     return first;
 }
 
 static float *change(struct sampler *s, float *logits, int32_t id)
 {
-    s->saved[s->n_saved++] = (struct logit_bias){ id, logits[id] };
+    s->c->saved[s->n_saved++] = (struct logit_bias){ id, logits[id] };
     return &logits[id];
 }
 
 static float raw_logit(const struct sampler *s, const float *logits, int32_t id)
 {
     for (int i = 0; i < s->n_saved; i++)
-        if (s->saved[i].id == id)
-            return s->saved[i].bias;
+        if (s->c->saved[i].id == id)
+            return s->c->saved[i].bias;
     return logits[id];
 }
 
@@ -162,7 +194,7 @@ static void penalise(struct sampler *s, float *logits)
         *change(s, logits, s->bias[i].id) += s->bias[i].bias;
     if (s->s.repetition_penalty != 1) {
         int last_n = s->s.penalty_last_n, from = last_n >= 0 && last_n < s->n_history ? s->n_history - last_n : 0;
-        s->epoch++;
+        s->c->epoch++;
         for (int i = from; i < s->n_history; i++) {
             if (!first_time(s, s->history[i]))
                 continue;
@@ -171,10 +203,15 @@ static void penalise(struct sampler *s, float *logits)
         }
     }
     if (penalises_answer(&s->s)) {
-        s->epoch++;
+        uint32_t *count = s->c->count;
+        for (int i = s->n_prompt; i < s->n_history; i++)
+            count[s->history[i]] = 0;
+        for (int i = s->n_prompt; i < s->n_history; i++)
+            count[s->history[i]]++;
+        s->c->epoch++;
         for (int i = s->n_prompt; i < s->n_history; i++)
             if (first_time(s, s->history[i]))
-                *change(s, logits, s->history[i]) -= s->s.presence_penalty + s->s.frequency_penalty * (float)s->count[s->history[i]];
+                *change(s, logits, s->history[i]) -= s->s.presence_penalty + s->s.frequency_penalty * (float)count[s->history[i]];
     }
 }
 
@@ -321,8 +358,8 @@ static float weight(const struct sampler *s, float x, float max) { return expf((
 /* Draw from the candidates that top_k, typical_p and top_p leave. */
 static int32_t draw_filtered(struct sampler *s, const float *logits, float max)
 {
-    struct cand *c = s->cand;
-    int n = keep_top(c, s->room, logits, s->vocab_size);
+    struct cand *c = s->c->cand;
+    int n = keep_top(c, s->n_cand, logits, s->vocab_size);
     for (int i = 0; i < n; i++)
         c[i].w = weight(s, c[i].x, max);
     if (s->s.typical_p < 1)
@@ -364,26 +401,82 @@ static int32_t draw_all(struct sampler *s, const float *x, int32_t best)
     return best;                        /* rounding */
 }
 
-int sampler_pick(struct sampler *s, float *logits, int32_t *id, float *logprob, struct err *e)
+/* The n_top largest, by insertion: few beat the least of those held. */
+static void find_top(const float *x, int n, struct logprobs *lp, double log_sum)
+{
+    int held = 0, room = lp->n_top < n ? lp->n_top : n;
+    for (int i = 0; i < n && room; i++) {
+        if (held == room && x[i] <= lp->top[held - 1].logprob)
+            continue;
+        int at = held < room ? held++ : held - 1;
+        for (; at > 0 && lp->top[at - 1].logprob < x[i]; at--)
+            lp->top[at] = lp->top[at - 1];
+        lp->top[at] = (struct top_logprob){ i, x[i] };
+    }
+    lp->n_top = held;
+    for (int i = 0; i < held; i++)
+        lp->top[i].logprob = (float)(lp->top[i].logprob - log_sum);
+}
+
+/* Log of the sum of exp, the largest being x[best]. */
+static double log_sum_exp(const float *x, int n, int32_t best)
+{
+    double sum = 0;
+    for (int i = 0; i < n; i++)
+        sum += expf(x[i] - x[best]);
+    return x[best] + log(sum);
+}
+
+int logprobs_of(const float *logits, int vocab_size, int32_t id, struct logprobs *lp, struct err *e)
+{
+    int32_t best;
+    if (find_max(logits, vocab_size, &best, e) != 0)
+        return -1;
+    double log_sum = log_sum_exp(logits, vocab_size, best);
+    find_top(logits, vocab_size, lp, log_sum);
+    lp->logprob = (float)(logits[id] - log_sum);
+    return 0;
+}
+
+static void forbid(float *logits, int n, const struct allowed *a)
+{
+    for (int w = 0; w < a->n / 32; w++) {
+        if (a->bits[w] == UINT32_MAX)
+            continue;
+        for (int i = 0; i < 32; i++)
+            if (!(a->bits[w] >> i & 1))
+                logits[32 * w + i] = -INFINITY;
+    }
+    for (int i = a->n / 32 * 32; i < n; i++)
+        if (i >= a->n || !(a->bits[i / 32] >> i % 32 & 1))
+            logits[i] = -INFINITY;
+}
+
+int sampler_pick(struct sampler *s, float *logits, const struct allowed *allowed, int32_t *id, struct logprobs *lp, struct err *e)
 {
     int32_t best;
     double log_sum = 0;
     if (find_max(logits, s->vocab_size, &best, e) != 0)
         return -1;
-    if (logprob) {
-        double sum = 0;
-        for (int i = 0; i < s->vocab_size; i++)
-            sum += expf(logits[i] - logits[best]);
-        log_sum = logits[best] + log(sum);
+    if (lp) {
+        log_sum = log_sum_exp(logits, s->vocab_size, best);
+        find_top(logits, s->vocab_size, lp, log_sum);
     }
     s->n_saved = 0;
-    if (s->s.n_bias || s->history) {
+    if (allowed)
+        forbid(logits, s->vocab_size, allowed);
+    if (s->s.n_bias || s->history)
         penalise(s, logits);
-        if (find_max(logits, s->vocab_size, &best, e) != 0)
-            return -1;
-    }
-    *id = greedy(&s->s) ? best : s->cand ? draw_filtered(s, logits, logits[best]) : draw_all(s, logits, best);
-    if (logprob)
-        *logprob = (float)(raw_logit(s, logits, *id) - log_sum);
+    if ((allowed || s->s.n_bias || s->history) && find_max(logits, s->vocab_size, &best, e) != 0)
+        return allowed ? err_prefix(e, "constraint") : -1;
+    *id = greedy(&s->s) ? best : s->n_cand ? draw_filtered(s, logits, logits[best]) : draw_all(s, logits, best);
+    if (lp)
+        lp->logprob = (float)(raw_logit(s, logits, *id) - log_sum);
     return 0;
+}
+
+void sampler_skip(struct sampler *s)
+{
+    if (!greedy(&s->s))
+        rng_u64(&s->rng);
 }

@@ -26,12 +26,31 @@ struct sampling sampling_defaults(void);
 /* Ranges: the error names the field, its value, and the range. */
 int sampling_check(const struct sampling *s, int vocab_size, struct err *e);
 
+/* What samplers need only while one of them picks: those of one thread share it. */
+struct sampler_scratch;
+struct sampler_scratch *sampler_scratch_open(struct err *e);
+void sampler_scratch_close(struct sampler_scratch *c);
+
 struct sampler;
-struct sampler *sampler_open(const struct sampling *s, int vocab_size, int max_len, struct err *e);
+/* scratch is borrowed and grows here to what this sampler needs. */
+struct sampler *sampler_open(const struct sampling *s, int vocab_size, int max_len, struct sampler_scratch *scratch, struct err *e);
 void sampler_close(struct sampler *s);
 void sampler_accept(struct sampler *s, int32_t id, int generated);      /* every token of the prompt (0) and of the answer (1) */
-/* Ties go to the lower id.  logits are changed.  NaN or all -inf logits are an error (ERR_FORMAT "logits ... NaN"), not garbage. logprob may be NULL: of the chosen token under the
- * unmodified distribution. Allocates nothing. */
-int sampler_pick(struct sampler *s, float *logits, int32_t *id, float *logprob, struct err *e);
+
+struct allowed { const uint32_t *bits; int n; };        /* id is bit id % 32 of word id / 32; ids from n on are not allowed */
+
+struct logprobs {                   /* of the distribution that logits are, before anything changes them */
+    int n_top;                      /* wanted, at most MAX_TOP_LOGPROBS; then: how many there are */
+    float logprob;                  /* of the token */
+    struct top_logprob top[MAX_TOP_LOGPROBS];           /* likeliest first, ties by lower id */
+};
+/* Of token id, no sampler involved. */
+int logprobs_of(const float *logits, int vocab_size, int32_t id, struct logprobs *lp, struct err *e);
+
+/* Ties go to the lower id.  logits are changed.  NaN or all -inf logits are an error (ERR_FORMAT "logits ... NaN"), not garbage.  allowed: tokens outside of it have
+ * logits of -inf before bias and penalties; NULL: all.  lp: of the chosen token; NULL: not wanted.  Allocates nothing. */
+int sampler_pick(struct sampler *s, float *logits, const struct allowed *allowed, int32_t *id, struct logprobs *lp, struct err *e);
+/* A token came without a choice: the ones after it are drawn as if it had been picked. */
+void sampler_skip(struct sampler *s);
 
 #endif

@@ -53,14 +53,21 @@ static void test_share(void **state)
     assert_int_equal(kv_table_init(&b, 100, &e), 0);
     assert_int_equal(kv_table_reserve(&a, p, 50), 0);
     a.n_tokens = 50;
-    assert_int_equal(kv_table_share(&b, p, &a, 47), 32);        /* rounded down to whole blocks */
-    assert_int_equal(b.n_tokens, 32);
+    int32_t from, to;
+    kv_table_share(&b, p, &a);
+    assert_int_equal(b.n_tokens, 50);
     assert_int_equal(kv_pool_free(p), 4);
-    assert_int_equal(kv_table_reserve(&b, p, 40), 0);
-    assert_int_equal(b.block[1], a.block[1]);
-    assert_int_not_equal(b.block[2], a.block[2]);
+    assert_int_equal(kv_table_unshare(&b, p, &from, &to), 1);   /* the begun block is copied before a write */
+    assert_int_equal(from, a.block[3]);
+    assert_int_equal(to, b.block[3]);
+    assert_int_not_equal(from, to);
+    assert_int_equal(kv_table_unshare(&b, p, &from, &to), 0);
+    assert_int_equal(kv_table_unshare(&a, p, &from, &to), 0);   /* now it is a's alone */
+    assert_int_equal(b.block[2], a.block[2]);
+    b.n_tokens = 48;                                            /* whole blocks are never written again */
+    assert_int_equal(kv_table_unshare(&b, p, &from, &to), 0);
     kv_table_release(&a, p);
-    assert_int_equal(kv_pool_free(p), 5);                       /* the shared two live on in b */
+    assert_int_equal(kv_pool_free(p), 4);                       /* the shared three live on in b */
     kv_table_release(&b, p);
     assert_int_equal(kv_pool_free(p), 8);
     kv_pool_close(p);
@@ -90,7 +97,7 @@ static void test_random(void **state)
         case 2: kv_table_truncate(a, p, n); break;
         case 3:
             if (a != b)
-                kv_table_share(a, p, b, n);
+                kv_table_share(a, p, b);
         }
         int held[N_BLOCKS] = { 0 }, n_held = 0;
         for (int i = 0; i < N_TABLES; i++) {
@@ -108,6 +115,119 @@ static void test_random(void **state)
     kv_pool_close(p);
 }
 
+static void fill(struct kv_table *t, struct kv_pool *p, int n)
+{
+    assert_int_equal(kv_table_reserve(t, p, n), 0);
+    t->n_tokens = n;
+}
+
+/* What one sequence leaves, another one finds: whole blocks by reference, the rest by a copy; the oldest goes first. */
+static void test_prefix(void **state)
+{
+    (void)state;
+    struct err e;
+    struct kv_pool *p = kv_pool_open(8, &e);
+    struct kv_table a, b;
+    int32_t ids[100], other[100], from, to;
+    for (int i = 0; i < 100; i++)
+        other[i] = ids[i] = i;
+    assert_int_equal(kv_table_init(&a, 100, &e), 0);
+    assert_int_equal(kv_table_init(&b, 100, &e), 0);
+    fill(&a, p, 40);
+    prefix_enter(&a, p, ids, 0);
+    assert_int_equal(a.n_nodes, 2);
+    assert_int_equal(prefix_take(&b, p, ids, 31), 16);          /* 15 of the second block: not whole */
+    assert_int_equal(prefix_take(&b, p, ids, 100), 16);
+    assert_int_equal(b.block[1], a.block[1]);
+    assert_int_equal(prefix_copy(&b, p, ids, 100, &from, &to), 0);      /* the third is not in the tree yet */
+    prefix_enter(&a, p, ids, 1);
+    const int32_t third = a.block[2];
+    kv_table_truncate(&a, p, 0);
+    assert_int_equal(kv_pool_idle(p), 1);                       /* b holds the others */
+    other[36] = -1;
+    assert_int_equal(prefix_copy(&b, p, other, 100, &from, &to), 4);
+    assert_int_equal(from, third);
+    assert_int_equal(to, b.block[2]);
+    assert_int_equal(b.n_tokens, 36);
+    kv_table_truncate(&b, p, 0);
+    assert_int_equal(kv_pool_free(p) + kv_pool_idle(p), 8);
+    b.root = 1;                                                 /* another tree shares nothing */
+    assert_int_equal(prefix_take(&b, p, ids, 100), 0);
+    assert_int_equal(prefix_copy(&b, p, ids, 100, &from, &to), 0);
+    b.root = 0;
+    /* the same tokens computed twice exist once */
+    fill(&a, p, 33);
+    const int32_t mine = a.block[0];
+    prefix_enter(&a, p, ids, 0);
+    assert_int_not_equal(a.block[0], mine);
+    kv_table_truncate(&a, p, 0);
+    /* eight blocks wanted: everything goes, ends of prefixes before their beginnings, so nothing is left without its parents */
+    fill(&a, p, 6 * 16);
+    assert_int_equal(kv_pool_evictions(p), 1);
+    assert_int_equal(prefix_take(&b, p, ids, 100), 32);
+    kv_table_truncate(&b, p, 0);
+    fill(&b, p, 2 * 16);
+    assert_int_equal(kv_pool_evictions(p), 3);
+    assert_int_equal(kv_table_reserve(&a, p, 7 * 16), -1);
+    kv_table_release(&b, p);
+    kv_table_release(&a, p);
+    assert_int_equal(kv_pool_free(p), 8);
+    kv_pool_close(p);
+}
+
+/* Random sequences over few tokens against the sequences themselves: what take and copy give out was put there by the same tokens. */
+static void test_random_prefixes(void **state)
+{
+    (void)state;
+    enum { N_BLOCKS = 40, N_TABLES = 5, LEN = 120 };
+    struct err e;
+    struct rng r = { 13 };
+    struct kv_pool *p = kv_pool_open(N_BLOCKS, &e);
+    struct kv_table t[N_TABLES];
+    static int32_t ids[N_TABLES][LEN], content[N_BLOCKS][16];
+    int taken = 0, copied = 0, begun[N_TABLES] = { 0 };
+    for (int i = 0; i < N_TABLES; i++)
+        assert_int_equal(kv_table_init(&t[i], LEN, &e), 0);
+    for (int step = 0; step < 20000; step++) {
+        const int i = (int)(rng_u64(&r) % N_TABLES);
+        struct kv_table *a = &t[i];
+        int32_t from, to;
+        if (begun[i]) {                                 /* goes on, or ends and leaves what it has */
+            int n = a->n_tokens + (int)(rng_u64(&r) % 30);
+            n = n < LEN ? n : LEN;
+            const int shared = rng_u64(&r) % 3 ? kv_table_unshare(a, p, &from, &to) : -1;
+            if (shared == 1)
+                memcpy(content[to], content[from], sizeof *content);
+            if (shared >= 0 && kv_table_reserve(a, p, n) == 0) {
+                for (; a->n_tokens < n; a->n_tokens++)
+                    content[a->block[a->n_tokens / 16]][a->n_tokens % 16] = ids[i][a->n_tokens];
+                prefix_enter(a, p, ids[i], 0);
+            } else {
+                prefix_enter(a, p, ids[i], (int)(rng_u64(&r) % 2));
+                kv_table_truncate(a, p, 0);
+                begun[i] = 0;
+            }
+        } else {
+            int base = (int)(rng_u64(&r) % 3), differs = (int)(rng_u64(&r) % LEN);
+            for (int j = 0; j < LEN; j++)
+                ids[i][j] = j < differs ? base : (int32_t)(rng_u64(&r) % 3);
+            begun[i] = 1;
+            taken += prefix_take(a, p, ids[i], LEN - 1);
+            int n = prefix_copy(a, p, ids[i], LEN - 1, &from, &to);
+            if (n)
+                memcpy(content[to], content[from], sizeof *content);
+            copied += n;
+        }
+        for (int j = 0; j < a->n_tokens; j++)
+            assert_int_equal(content[a->block[j / 16]][j % 16], ids[i][j]);
+    }
+    assert_true(taken > 10000 && copied > 1000 && kv_pool_evictions(p) > 1000);
+    for (int i = 0; i < N_TABLES; i++)
+        kv_table_release(&t[i], p);
+    assert_int_equal(kv_pool_free(p) + kv_pool_idle(p), N_BLOCKS);
+    kv_pool_close(p);
+}
+
 static void test_errors(void **state)
 {
     (void)state;
@@ -120,7 +240,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_reserve_and_truncate), cmocka_unit_test(test_share),
-        cmocka_unit_test(test_random), cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_random), cmocka_unit_test(test_prefix), cmocka_unit_test(test_random_prefixes),
+        cmocka_unit_test(test_errors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

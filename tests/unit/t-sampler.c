@@ -16,6 +16,22 @@ enum { N = 8 };
 /* probabilities 0.25 0.05 0.2 0.1 0.2 0.1 0.08 0.02: ties at ids 2 and 4, 3 and 5 */
 static const double prob[N] = { 0.25, 0.05, 0.2, 0.1, 0.2, 0.1, 0.08, 0.02 };
 
+static struct sampler_scratch *scratch;
+
+static int setup(void **state)
+{
+    struct err e;
+    (void)state;
+    return (scratch = sampler_scratch_open(&e)) ? 0 : -1;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    sampler_scratch_close(scratch);
+    return 0;
+}
+
 static struct sampling plain(void)
 {
     struct sampling s = sampling_defaults();
@@ -31,7 +47,7 @@ static struct sampling plain(void)
 static void draw(const struct sampling *sampling, int n, int count[N])
 {
     struct err e;
-    struct sampler *s = sampler_open(sampling, N, 4, &e);
+    struct sampler *s = sampler_open(sampling, N, 4, scratch, &e);
     assert_non_null(s);
     memset(count, 0, N * sizeof *count);
     for (int i = 0; i < n; i++) {
@@ -39,7 +55,7 @@ static void draw(const struct sampling *sampling, int n, int count[N])
         int32_t id;
         for (int j = 0; j < N; j++)
             logits[j] = (float)log(prob[j]) + 3;
-        if (sampler_pick(s, logits, &id, NULL, &e) != 0)
+        if (sampler_pick(s, logits, NULL, &id, NULL, &e) != 0)
             fail_msg("%s", e.msg);
         count[id]++;
     }
@@ -159,10 +175,10 @@ static void test_seed(void **state)
     int32_t id[3][200];
     for (int run = 0; run < 3; run++) {
         s.seed = run == 2 ? 43 : 42;
-        struct sampler *p = sampler_open(&s, N, 4, &e);
+        struct sampler *p = sampler_open(&s, N, 4, scratch, &e);
         for (int i = 0; i < 200; i++) {
             float logits[N] = { 1, 1, 1, 1, 1, 1, 1, 1 };
-            assert_int_equal(sampler_pick(p, logits, &id[run][i], NULL, &e), 0);
+            assert_int_equal(sampler_pick(p, logits, NULL, &id[run][i], NULL, &e), 0);
         }
         sampler_close(p);
     }
@@ -175,14 +191,17 @@ static int32_t pick_one(const struct sampling *s, const float *logits, int n, co
     struct err e;
     float copy[256];
     int32_t id;
-    struct sampler *p = sampler_open(s, n, 64, &e);
+    struct sampler *p = sampler_open(s, n, 64, scratch, &e);
     assert_non_null(p);
     for (; *prompt; prompt++)
         sampler_accept(p, *prompt - '0', 0);
     for (; *answer; answer++)
         sampler_accept(p, *answer - '0', 1);
     memcpy(copy, logits, (size_t)n * sizeof *copy);
-    assert_int_equal(sampler_pick(p, copy, &id, logprob, &e), 0);
+    struct logprobs lp = { .n_top = 0 };
+    assert_int_equal(sampler_pick(p, copy, NULL, &id, logprob ? &lp : NULL, &e), 0);
+    if (logprob)
+        *logprob = lp.logprob;
     sampler_close(p);
     return id;
 }
@@ -277,13 +296,13 @@ static void test_bad_logits(void **state)
     for (int t = 0; t < 2; t++) {
         struct sampling s = plain();
         s.temperature = (float)t;
-        struct sampler *p = sampler_open(&s, 100, 4, &e);
+        struct sampler *p = sampler_open(&s, 100, 4, scratch, &e);
         for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
             for (int at = 0; at < 100; at += 33) {
                 float x[100] = { 0 };
                 int32_t id = -7;
                 x[at] = cases[i].bad;
-                assert_int_equal(sampler_pick(p, x, &id, NULL, &e), -1);
+                assert_int_equal(sampler_pick(p, x, NULL, &id, NULL, &e), -1);
                 assert_int_equal(e.code, ERR_FORMAT);
                 assert_non_null(strstr(e.msg, cases[i].word));
                 assert_int_equal(id, -7);
@@ -293,7 +312,7 @@ static void test_bad_logits(void **state)
         int32_t id;
         for (int i = 0; i < 100; i++)
             x[i] = -INFINITY;
-        assert_int_equal(sampler_pick(p, x, &id, NULL, &e), -1);
+        assert_int_equal(sampler_pick(p, x, NULL, &id, NULL, &e), -1);
         assert_non_null(strstr(e.msg, "-inf"));
         sampler_close(p);
     }
@@ -324,12 +343,12 @@ static void test_large(void **state)
         part += sorted[n++];
     struct sampling s = plain();
     s.top_p = 0.5f;
-    struct sampler *p = sampler_open(&s, V, 4, &e);
+    struct sampler *p = sampler_open(&s, V, 4, scratch, &e);
     float least = 1e9f;
     for (int i = 0; i < 1000; i++) {
         int32_t id;
         memcpy(copy, x, V * sizeof *x);
-        assert_int_equal(sampler_pick(p, copy, &id, NULL, &e), 0);
+        assert_int_equal(sampler_pick(p, copy, NULL, &id, NULL, &e), 0);
         least = expf(x[id]) < least ? expf(x[id]) : least;
     }
     assert_true(least >= sorted[n - 1] * 0.999f);
@@ -356,7 +375,7 @@ static void test_ranges(void **state)
         memcpy((char *)&s + floats[i].at, &floats[i].bad, sizeof(float));
         assert_int_equal(sampling_check(&s, N, &e), -1);
         assert_non_null(strstr(e.msg, floats[i].name));
-        assert_null(sampler_open(&s, N, 4, &e));
+        assert_null(sampler_open(&s, N, 4, scratch, &e));
     }
     struct sampling s = sampling_defaults();
     assert_int_equal(sampling_check(&s, N, &e), 0);
@@ -370,11 +389,81 @@ static void test_ranges(void **state)
     assert_int_equal(sampling_check(&s, N, &e), -1);
 }
 
+/* Log probabilities against a softmax in double, the top ones against a sort; of logits as they came, whatever the sampler does with them. */
+static void test_logprobs(void **state)
+{
+    (void)state;
+    enum { V = 1000 };
+    struct err e;
+    struct rng r = { 31 };
+    float x[V], copy[V];
+    uint32_t bits[V / 32 + 1];
+    for (int round = 0; round < 200; round++) {
+        double sum = 0;
+        for (int i = 0; i < V; i++)
+            sum += exp(x[i] = (float)(int)(rng_double(&r) * 40) / 4 - 7);       /* many ties */
+        for (int i = 0; i <= V / 32; i++)
+            bits[i] = (uint32_t)rng_u64(&r);
+        struct sampling s = plain();
+        s.temperature = round % 2 ? 0.5f : 0;
+        s.seed = (uint64_t)round;
+        s.repetition_penalty = 1.5f;
+        const struct logit_bias bias = { 7, 3 };
+        s.bias = &bias;
+        s.n_bias = 1;
+        struct sampler *p = sampler_open(&s, V, 4, scratch, &e);
+        sampler_accept(p, 7, 0);
+        struct logprobs lp = { .n_top = round % (MAX_TOP_LOGPROBS + 1) }, other = lp;
+        const struct allowed allowed = { bits, V - round % 70 };
+        int32_t id;
+        memcpy(copy, x, sizeof x);
+        assert_int_equal(sampler_pick(p, copy, round % 3 ? &allowed : NULL, &id, &lp, &e), 0);
+        if (round % 3)
+            assert_true(id < allowed.n && bits[id / 32] >> id % 32 & 1);
+        assert_true(fabs(lp.logprob - log(exp(x[id]) / sum)) < 1e-5);
+        assert_int_equal(lp.n_top, round % (MAX_TOP_LOGPROBS + 1));
+        for (int i = 0; i < lp.n_top; i++) {
+            int before = 0;             /* so many come before it */
+            for (int j = 0; j < V; j++)
+                before += x[j] > x[lp.top[i].id] || (x[j] == x[lp.top[i].id] && j < lp.top[i].id);
+            assert_int_equal(before, i);
+            assert_true(fabs(lp.top[i].logprob - log(exp(x[lp.top[i].id]) / sum)) < 1e-5);
+        }
+        assert_int_equal(logprobs_of(x, V, id, &other, &e), 0);
+        assert_memory_equal(&lp, &other, offsetof(struct logprobs, top) + (size_t)lp.n_top * sizeof *lp.top);
+        sampler_close(p);
+    }
+}
+
+/* A constraint leaves one token, or none. */
+static void test_allowed(void **state)
+{
+    (void)state;
+    struct err e;
+    struct sampling s = plain();
+    float x[N];
+    for (int only = 0; only < N; only++) {
+        uint32_t bits = 1u << only;
+        struct sampler *p = sampler_open(&s, N, 4, scratch, &e);
+        int32_t id;
+        for (int i = 0; i < N; i++)
+            x[i] = (float)i;
+        assert_int_equal(sampler_pick(p, x, &(struct allowed){ &bits, N }, &id, NULL, &e), 0);
+        assert_int_equal(id, only);
+        for (int i = 0; i < N; i++)
+            x[i] = (float)i;
+        assert_int_equal(sampler_pick(p, x, &(struct allowed){ &bits, only }, &id, NULL, &e), -1);      /* its bit lies beyond the end */
+        assert_non_null(strstr(e.msg, "constraint"));
+        sampler_close(p);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_kept_sets), cmocka_unit_test(test_distribution), cmocka_unit_test(test_seed), cmocka_unit_test(test_greedy),
         cmocka_unit_test(test_penalties), cmocka_unit_test(test_bias), cmocka_unit_test(test_bad_logits), cmocka_unit_test(test_large), cmocka_unit_test(test_ranges),
+        cmocka_unit_test(test_logprobs), cmocka_unit_test(test_allowed),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -1,0 +1,29 @@
+/* kv_pool.h - what kv.c and prefix.c share. */
+#ifndef ZSE_CACHE_KV_POOL_H
+#define ZSE_CACHE_KV_POOL_H
+
+#include "libcommon/cache/kv.h"
+
+struct node {                   /* by block number; then the roots.  Links are block numbers, -1: none */
+    int32_t token[KV_BLOCK]; int n_tokens;      /* 0: not in the tree */
+    int32_t parent, child, before, after;       /* child: the latest; before, after: its brothers */
+    int32_t next;               /* of the same bucket */
+    int32_t older, newer;       /* nodes that nobody holds */
+};
+
+struct kv_pool {
+    int n_blocks, n_free, n_idle;
+    int32_t *free_block;        /* [n_free] a stack: the block given back last is the warmest */
+    int32_t *refs;              /* [n_blocks] tables that hold each block */
+    struct node *node;          /* [n_blocks + KV_ROOTS] */
+    int32_t *bucket; uint32_t n_buckets;        /* full nodes by parent and tokens; a power of two */
+    int32_t oldest, newest;     /* of the idle ones */
+    uint64_t evictions;
+};
+
+void pool_hold(struct kv_pool *p, int32_t block);
+void pool_drop(struct kv_pool *p, int32_t block);
+int32_t pool_take(struct kv_pool *p);           /* a block of one's own; there must be one that is free or idle */
+void prefix_remove(struct kv_pool *p, int32_t block);   /* a leaf */
+
+#endif

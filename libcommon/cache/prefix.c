@@ -1,0 +1,138 @@
+#include <assert.h>
+#include <string.h>
+
+#include "libcommon/cache/kv_pool.h"
+
+enum { SCAN = 256 };            /* brothers looked at for a node that goes on with some tokens only: the latest ones */
+
+static uint32_t bucket_of(const struct kv_pool *p, int32_t parent, const int32_t *token)
+{
+    uint64_t h = (uint64_t)(uint32_t)parent + 0x9E3779B97F4A7C15u;
+    for (int i = 0; i < KV_BLOCK; i++)
+        h = (h ^ (uint32_t)token[i]) * 0xff51afd7ed558ccdu, h ^= h >> 32;
+    return (uint32_t)(h & (p->n_buckets - 1));
+}
+
+static int32_t find(const struct kv_pool *p, int32_t parent, const int32_t *token)
+{
+    int32_t b = p->bucket[bucket_of(p, parent, token)];
+    while (b >= 0 && (p->node[b].parent != parent || memcmp(p->node[b].token, token, sizeof p->node[b].token) != 0))
+        b = p->node[b].next;
+    return b;
+}
+
+static int32_t parent_of(const struct kv_table *t, const struct kv_pool *p) { return t->n_nodes ? t->block[t->n_nodes - 1] : p->n_blocks + t->root; }
+
+static void insert(struct kv_pool *p, int32_t block, int32_t parent, const int32_t *token, int n)
+{
+    struct node *x = &p->node[block], *above = &p->node[parent];
+    assert(x->n_tokens == 0);
+    memset(x->token, 0xff, sizeof x->token);
+    memcpy(x->token, token, (size_t)n * sizeof *token);
+    x->n_tokens = n;
+    x->parent = parent;
+    x->child = x->before = -1;
+    x->after = above->child;
+    if (above->child >= 0)
+        p->node[above->child].before = block;
+    above->child = block;
+    if (n == KV_BLOCK) {
+        int32_t *head = &p->bucket[bucket_of(p, parent, token)];
+        x->next = *head;
+        *head = block;
+    }
+}
+
+void prefix_remove(struct kv_pool *p, int32_t block)
+{
+    struct node *x = &p->node[block];
+    assert(x->n_tokens > 0 && x->child < 0);
+    *(x->before < 0 ? &p->node[x->parent].child : &p->node[x->before].after) = x->after;
+    if (x->after >= 0)
+        p->node[x->after].before = x->before;
+    if (x->n_tokens == KV_BLOCK) {
+        int32_t *link = &p->bucket[bucket_of(p, x->parent, x->token)];
+        while (*link != block)
+            link = &p->node[*link].next;
+        *link = x->next;
+    }
+    x->n_tokens = 0;
+}
+
+int prefix_take(struct kv_table *t, struct kv_pool *p, const int32_t *ids, int n)
+{
+    int before = t->n_tokens;
+    assert(t->n_tokens == t->n_nodes * KV_BLOCK);
+    for (int32_t b; t->n_tokens + KV_BLOCK <= n && (b = find(p, parent_of(t, p), ids + t->n_tokens)) >= 0; t->n_tokens += KV_BLOCK) {
+        pool_hold(p, b);
+        if (t->n_nodes < t->n_blocks)
+            pool_drop(p, t->block[t->n_nodes]);
+        else
+            t->n_blocks++;
+        t->block[t->n_nodes++] = b;
+    }
+    return t->n_tokens - before;
+}
+
+static int common(const struct node *x, const int32_t *ids, int n)
+{
+    int i = 0;
+    while (i < x->n_tokens && i < n && x->token[i] == ids[i])
+        i++;
+    return i;
+}
+
+/* The child that goes on furthest; -1: none by a single token. */
+static int32_t nearest(const struct kv_pool *p, int32_t parent, const int32_t *ids, int n, int *n_common)
+{
+    int32_t best = -1;
+    *n_common = 0;
+    int scanned = 0;
+    for (int32_t b = p->node[parent].child; b >= 0 && scanned < SCAN && *n_common < n; b = p->node[b].after, scanned++) {
+        int k = common(&p->node[b], ids, n);
+        if (k > *n_common) {
+            *n_common = k;
+            best = b;
+        }
+    }
+    return best;
+}
+
+int prefix_copy(struct kv_table *t, struct kv_pool *p, const int32_t *ids, int n, int32_t *from, int32_t *to)
+{
+    int k;
+    assert(t->n_tokens == t->n_nodes * KV_BLOCK);
+    int32_t b = nearest(p, parent_of(t, p), ids + t->n_tokens, n - t->n_tokens, &k);
+    if (b < 0)
+        return 0;
+    pool_hold(p, b);                    /* not to be evicted for the copy */
+    if (kv_table_reserve(t, p, t->n_tokens + k) != 0)
+        k = 0;
+    else
+        *from = b, *to = t->block[t->n_nodes], t->n_tokens += k;
+    pool_drop(p, b);
+    return k;
+}
+
+void prefix_enter(struct kv_table *t, struct kv_pool *p, const int32_t *ids, int all)
+{
+    while ((t->n_nodes + 1) * KV_BLOCK <= t->n_tokens) {
+        int i = t->n_nodes;
+        const int32_t parent = parent_of(t, p), *token = ids + i * KV_BLOCK;
+        int32_t known = find(p, parent, token), mine = t->block[i];
+        if (known < 0) {
+            insert(p, mine, parent, token, KV_BLOCK);
+        } else if (known != mine) {
+            pool_hold(p, known);
+            pool_drop(p, mine);
+            t->block[i] = known;
+        }
+        t->n_nodes++;
+    }
+    int rest = t->n_tokens - t->n_nodes * KV_BLOCK, k;
+    if (!all || rest == 0 || p->node[t->block[t->n_nodes]].n_tokens)
+        return;
+    nearest(p, parent_of(t, p), ids + t->n_nodes * KV_BLOCK, rest, &k);
+    if (k < rest)
+        insert(p, t->block[t->n_nodes], parent_of(t, p), ids + t->n_nodes * KV_BLOCK, rest);
+}

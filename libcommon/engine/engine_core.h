@@ -1,0 +1,101 @@
+/* engine_core.h - what the parts of the engine share: engine.c (opening, the step), engine_request.c (a request's life), engine_plan.c (who runs,
+ * and what of it), engine_deliver.c (from the backend's rows to callbacks). */
+#ifndef ZSE_ENGINE_ENGINE_CORE_H
+#define ZSE_ENGINE_ENGINE_CORE_H
+
+#include "libcommon/cache/kv.h"
+#include "libcommon/engine/engine.h"
+#include "libcommon/engine/engine_text.h"
+
+/* PENDING: waits for the prompt of its leader, the first of the n requests that share it. */
+enum state { PENDING, WAITING, RUNNING };
+enum which { BY_TURN, BY_DEADLINE };
+
+enum { PROMPT_ROWS = 32 };              /* logits of prompt tokens that a step makes for prompt_logprobs */
+
+struct request {
+    enum state state;
+    struct request *leader, *siblings;  /* siblings are PENDING, linked by next_sibling */
+    struct request *next_sibling, *next_cancelled;
+    int64_t key[2]; int at[2];          /* by enum which: the smaller goes first, ties by order; the place in the queue, -1: in none */
+    uint64_t order;                     /* of submission */
+    int32_t *ids;                       /* [limit] prompt and answer */
+    int n_ids, n_prompt, n_cached, limit;
+    struct kv_table kv;
+    struct sampler *sampler;
+    struct answer_text text;
+    int32_t *stop_ids; int n_stop_ids;  /* stop strings that are one special token: these never appear in the text */
+    struct constraint constraint; int constrained;      /* state is owned */
+    float *pooled;                      /* [hidden_size] sum of hidden states so far; only with embed */
+    enum embed embed;
+    int ignore_eos, priority, n_logprobs, prompt_logprobs, n_heard;     /* n_heard: tokens of the prompt that the callback has heard of */
+    int cancelled, holds;               /* holds: WAITING, and has KV blocks */
+    int planned;                        /* tokens of this step */
+    void (*on_token)(void *user, const struct token_event *ev);
+    void *user;
+    uint64_t submitted_ns, started_ns, first_ns, last_ns;
+};
+
+/* A heap of requests. */
+struct queue { struct request **r; int n, room; enum which which; };
+
+/* Measured time of steps, to choose how many prompt tokens go beside answers. */
+struct pace {
+    float *alone_ns;                    /* [max_seqs + 1] of a step in which so many requests decode and nothing else happens; 0: not known */
+    float chunk;                        /* prompt tokens that make such a step STRETCH times as long */
+    int n_decoding, n_prompt;           /* of this step */
+};
+
+struct engine {
+    const struct model *m;              /* borrowed */
+    const struct tokenizer *t;          /* borrowed, may be NULL */
+    const struct backend *backend;
+    void *b;
+    int vocab_size, n_allowed, max_len, max_seqs, max_tokens, prefixes;         /* n_allowed: ids that a constraint may allow */
+    struct kv_pool *pool;
+    struct sampler_scratch *scratch;
+    struct request **running; int n_running;        /* [max_seqs] in order of their turn */
+    struct queue waiting, deadlines;
+    struct request *cancelled;
+    int n_pending, n_holding;
+    struct request **batched;           /* [max_seqs] whose item is items[i] */
+    struct batch_item *items;           /* [max_seqs] */
+    float *logits;                      /* [max_seqs + PROMPT_ROWS, vocab_size] */
+    float *row;                         /* [vocab_size] one of them, for a sibling to change */
+    float *hidden;                      /* [max_tokens, hidden_size] once a request asked for embed */
+    int n_rows;                         /* of logits that were ever used */
+    struct pace pace;
+    struct engine_limits limits;
+    int copy_failed; struct err copy_error;
+    uint64_t orders;
+    struct engine_stats count;          /* its counters */
+};
+
+/* ---- engine_request.c ---- */
+void request_free(struct engine *g, struct request *r);
+/* The last callback, with ev->finish saying why; r is gone after it. */
+void request_finish(struct engine *g, struct request *r, const struct token_event *ev);
+/* End without another token: what was held back of the text comes out now. */
+void request_finish_early(struct engine *g, struct request *r, enum finish why, const struct err *error);
+/* End what was cancelled or is past its deadline. */
+void requests_sweep(struct engine *g, uint64_t now);
+/* Give its blocks back; what they hold stays in the tree of prefixes if `enter`. */
+void request_release(struct engine *g, struct request *r, int enter);
+
+int queue_reserve(struct queue *q, int n);
+void queue_add(struct queue *q, struct request *r);
+void queue_remove(struct queue *q, struct request *r);
+int goes_before(const struct request *a, const struct request *b, enum which which);
+
+/* ---- engine_plan.c ---- */
+/* Requests from waiting to running, and what each of them has computed in this step. */
+void plan_step(struct engine *g);
+/* items and batched from it; returns their number. */
+int plan_batch(struct engine *g);
+void pace_learn(struct engine *g, uint64_t step_ns);
+int enters_prefixes(const struct engine *g, const struct request *r);
+
+/* ---- engine_deliver.c ---- */
+void deliver_step(struct engine *g, int n_items);
+
+#endif

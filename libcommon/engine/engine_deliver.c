@@ -1,0 +1,221 @@
+/* engine_deliver.c - what a step computed, to the requests: logits to tokens to text, hidden states to embeddings. */
+#include <math.h>
+#include <string.h>
+
+#include "libcommon/base/clock.h"
+#include "libcommon/engine/engine_core.h"
+
+enum { FORCED_AT_ONCE = 64 };
+
+static int ends_answer(const struct engine *g, const struct request *r, int32_t id)
+{
+    for (int i = 0; i < r->n_stop_ids; i++)
+        if (r->stop_ids[i] == id)
+            return 1;
+    if (r->ignore_eos && !r->constrained)
+        return 0;
+    int n = 0;
+    const int32_t *eos = g->t ? tokenizer_eos(g->t, &n) : NULL;
+    if (n == 0) {
+        eos = g->m->config.eos;
+        n = g->m->config.n_eos;
+    }
+    for (int i = 0; i < n; i++)
+        if (eos[i] == id)
+            return 1;
+    return 0;
+}
+
+/* A new token of the answer: to the sequence, the sampler, the text, the callback.  1: nothing may follow; r may be gone. */
+static int add_token(struct engine *g, struct request *r, int32_t id, const struct logprobs *lp)
+{
+    struct token_event ev = { .id = id, .text = "" };
+    struct err e;
+    int stopped;
+    if (lp) {
+        ev.logprob = lp->logprob;
+        ev.top = lp->top;
+        ev.n_top = lp->n_top;
+    }
+    if (r->constrained && r->constraint.accept(r->constraint.state, id) != 0) {
+        err_set(&e, ERR_FORMAT, "constraint: token %d is not allowed", (int)id);
+        request_finish_early(g, r, FINISH_ERROR, &e);
+        return 1;
+    }
+    g->count.generated_tokens++;
+    r->ids[r->n_ids++] = id;
+    if (r->n_ids == config_long_from(&g->m->config)) {          /* other rotations from here on: the next step computes all keys again */
+        request_release(g, r, 1);
+        r->kv.root = 1;
+    }
+    sampler_accept(r->sampler, id, 1);
+    const int ended = ends_answer(g, r, id), last = ended || r->n_ids == r->limit;
+    if (answer_text_push(&r->text, ended ? -1 : id, last, &ev.text, &ev.size, &stopped, &e) != 0) {
+        ev.finish = FINISH_ERROR;
+        ev.error = &e;
+    } else if (last || stopped) {
+        ev.finish = ended || stopped ? FINISH_STOP : FINISH_LENGTH;
+    }
+    if (ev.finish) {
+        request_finish(g, r, &ev);
+        return 1;
+    }
+    if (r->on_token)
+        r->on_token(r->user, &ev);
+    return r->cancelled;
+}
+
+/* Tokens that need no choice. */
+static void add_forced(struct engine *g, struct request *r)
+{
+    int32_t ids[FORCED_AT_ONCE];
+    int n;
+    while ((n = r->constraint.forced(r->constraint.state, ids, FORCED_AT_ONCE)) > 0)
+        for (int i = 0; i < n; i++) {
+            sampler_skip(r->sampler);
+            if (add_token(g, r, ids[i], NULL))
+                return;
+        }
+}
+
+/* The next token from its logits, which are changed. */
+static void choose(struct engine *g, struct request *r, float *logits)
+{
+    struct allowed allowed = { .n = g->n_allowed };
+    struct logprobs lp = { .n_top = r->n_logprobs };
+    struct err e;
+    int32_t id;
+    r->last_ns = clock_ns();
+    if (!r->first_ns) {
+        r->first_ns = r->last_ns;
+        g->count.prompt_tokens += (uint64_t)r->n_prompt;
+        g->count.cached_tokens += (uint64_t)r->n_cached;
+    }
+    if (r->constrained)
+        allowed.bits = r->constraint.mask(r->constraint.state);
+    if (sampler_pick(r->sampler, logits, allowed.bits ? &allowed : NULL, &id, r->n_logprobs >= 0 ? &lp : NULL, &e) != 0) {
+        request_finish_early(g, r, FINISH_ERROR, &e);
+        return;
+    }
+    if (!add_token(g, r, id, r->n_logprobs >= 0 ? &lp : NULL) && r->constrained && r->constraint.forced && r->n_logprobs < 0)
+        add_forced(g, r);
+}
+
+/* The prompt is done: siblings begin with its blocks and its last logits. */
+static void start_siblings(struct engine *g, struct request *r, const float *logits)
+{
+    struct request *s;
+    while ((s = r->siblings)) {
+        r->siblings = s->next_sibling;
+        s->leader = NULL;
+        s->next_sibling = NULL;
+        s->state = WAITING;
+        s->n_heard = r->n_heard;
+        g->n_pending--;
+        queue_add(&g->waiting, s);
+        if (s->cancelled)
+            continue;
+        kv_table_share(&s->kv, g->pool, &r->kv);
+        s->holds = 1;
+        g->n_holding++;
+        s->n_cached = s->n_prompt;
+        s->started_ns = r->started_ns;
+        memcpy(g->row, logits, (size_t)g->vocab_size * sizeof *logits);
+        choose(g, s, g->row);
+    }
+}
+
+/* ---- prompts ---- */
+
+static void tell(const struct request *r, const struct token_event *ev)
+{
+    if (!r->cancelled && r->on_token)
+        r->on_token(r->user, ev);
+}
+
+/* The next token of the prompt, to r and to those that wait with it. */
+static void tell_prompt(struct request *r, const struct logprobs *lp)
+{
+    struct token_event ev = { .id = r->ids[r->n_heard++], .text = "", .is_prompt = 1, .logprob = NAN };
+    if (lp) {
+        ev.logprob = lp->logprob;
+        ev.top = lp->top;
+        ev.n_top = lp->n_top;
+    }
+    tell(r, &ev);
+    for (const struct request *s = r->siblings; s; s = s->next_sibling)
+        tell(s, &ev);
+}
+
+/* Logits of the n tokens that end at `end`: the last may be for the answer. */
+static void deliver_logits(struct engine *g, struct request *r, float *logits, int n, int end)
+{
+    for (int i = 0; i < n && !r->cancelled; i++, logits += g->vocab_size) {
+        const int next = end - n + i + 1;       /* the token that these logits foretell */
+        if (r->prompt_logprobs && r->n_heard == 0)
+            tell_prompt(r, NULL);
+        if (next < r->n_prompt) {
+            struct logprobs lp = { .n_top = r->n_logprobs };
+            struct err e;
+            if (logprobs_of(logits, g->vocab_size, r->ids[next], &lp, &e) != 0) {
+                request_finish_early(g, r, FINISH_ERROR, &e);
+                return;
+            }
+            tell_prompt(r, &lp);
+        } else {
+            start_siblings(g, r, logits);
+            if (!r->cancelled)
+                choose(g, r, logits);
+            return;                             /* r may be gone */
+        }
+    }
+}
+
+static void deliver_hidden(struct engine *g, struct request *r, const float *h, int n, int end)
+{
+    const int hidden = g->m->config.hidden_size;
+    for (int t = 0; t < n; t++)                 /* one after the other: chunks do not change the sum */
+        for (int i = 0; i < hidden; i++)
+            r->pooled[i] += h[(size_t)t * (size_t)hidden + (size_t)i];
+    if (end < r->n_ids)
+        return;
+    double sum = 0;
+    for (int i = 0; i < hidden; i++)
+        sum += (double)r->pooled[i] * r->pooled[i];
+    struct err e;
+    if (!(sum > 0 && sum <= 1e300)) {
+        err_set(&e, ERR_FORMAT, "embedding: a vector of length %g, expected a positive number", sqrt(sum));
+        request_finish_early(g, r, FINISH_ERROR, &e);
+        return;
+    }
+    float *out = g->row;                        /* the pooled sum is cleared with the request's memory */
+    for (int i = 0; i < hidden; i++)
+        out[i] = (float)(r->pooled[i] / sqrt(sum));
+    r->first_ns = r->last_ns = clock_ns();
+    g->count.prompt_tokens += (uint64_t)r->n_prompt;
+    request_finish(g, r, &(struct token_event){ .id = -1, .text = "", .finish = FINISH_STOP, .embedding = out, .n_embedding = hidden });
+}
+
+void deliver_step(struct engine *g, int n_items)
+{
+    float *logits = g->logits;
+    for (int i = 0; i < n_items; i++) {
+        struct request *r = g->batched[i];
+        r->kv.n_tokens += g->items[i].n_tokens;
+        g->count.tokens += (uint64_t)g->items[i].n_tokens;
+        if (enters_prefixes(g, r))
+            prefix_enter(&r->kv, g->pool, r->ids, 0);
+    }
+    for (int i = 0; i < n_items; i++) {
+        const struct batch_item *item = &g->items[i];
+        struct request *r = g->batched[i];
+        const int end = item->pos + item->n_tokens;
+        if (r->cancelled)
+            ;
+        else if (r->embed)
+            deliver_hidden(g, r, item->hidden, item->n_hidden, end);
+        else
+            deliver_logits(g, r, logits, item->n_logits, end);
+        logits += (size_t)item->n_logits * (size_t)g->vocab_size;
+    }
+}

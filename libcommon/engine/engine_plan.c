@@ -1,0 +1,285 @@
+/* engine_plan.c - who runs, and how many tokens of whom.
+ *
+ * Turns: a request's turn is the time of its submission less AGEING_S seconds for each step of priority, so the order of two requests never changes and
+ * nothing starves.  Running requests are kept in that order.  When blocks run out, first go prefixes that nobody uses, then blocks of requests that
+ * wait, then the running request whose turn is last goes back to waiting and computes again what is no longer in the tree: its sampler and its
+ * ids stay, so its answer is the same.  The pool holds at least one sequence of full length: the first in turn always gets on.
+ *
+ * Pace: beside decoding requests a step takes so many prompt tokens that it lasts about STRETCH times as long as without them. */
+#include <assert.h>
+#include <string.h>
+
+#include "libcommon/base/clock.h"
+#include "libcommon/engine/engine_core.h"
+
+enum { LEAST_CHUNK = 8, FIRST_CHUNK = 32, FORCED = 16 };        /* FORCED: an answer may go on by so many given tokens and still be decoding */
+static const float STRETCH = 1.6f;              /* of a step; noise has room below 2 */
+
+/* ---- pace ---- */
+
+/* Time of a step in which n requests decode: measured, else that of the nearest number that was. */
+static float alone_ns(const struct engine *g, int n)
+{
+    for (int d = 0; d <= g->max_seqs; d++) {
+        if (n - d > 0 && g->pace.alone_ns[n - d] > 0)
+            return g->pace.alone_ns[n - d];
+        if (n + d <= g->max_seqs && g->pace.alone_ns[n + d] > 0)
+            return g->pace.alone_ns[n + d];
+    }
+    return 0;
+}
+
+static int chunk_tokens(const struct engine *g, int n_decoding)
+{
+    if (n_decoding == 0)
+        return g->max_tokens;
+    if (g->limits.chunk)
+        return g->limits.chunk;
+    return g->pace.chunk > 0 ? (int)g->pace.chunk : FIRST_CHUNK;
+}
+
+void pace_learn(struct engine *g, uint64_t step_ns)
+{
+    struct pace *p = &g->pace;
+    const float ns = (float)step_ns;
+    if (p->n_decoding == 0 || g->limits.chunk)
+        return;
+    if (p->n_prompt == 0) {
+        float *t = &p->alone_ns[p->n_decoding];
+        *t = *t > 0 ? *t + (ns < 2 * *t ? ns - *t : *t) / 8 : ns;       /* one step that somebody else held up counts little */
+        return;
+    }
+    const float alone = alone_ns(g, p->n_decoding), wanted = (STRETCH - 1) * alone, extra = ns - alone;
+    const float now = (float)chunk_tokens(g, p->n_decoding);
+    if (alone <= 0 || ((float)p->n_prompt < now / 2 && extra < wanted))
+        return;                         /* too few to tell */
+    float factor = extra > 0 ? wanted / extra : 2;
+    factor = factor < 0.5f ? 0.5f : factor > 1.25f ? 1.25f : factor;
+    p->chunk = now * (1 + (factor - 1) / 2);
+    if (p->chunk < LEAST_CHUNK)
+        p->chunk = LEAST_CHUNK;
+    if (p->chunk > (float)g->max_tokens)
+        p->chunk = (float)g->max_tokens;
+}
+
+/* ---- prefixes ---- */
+
+int enters_prefixes(const struct engine *g, const struct request *r) { return g->prefixes && !r->embed; }
+
+static int takes_prefixes(const struct engine *g, const struct request *r)
+{
+    return enters_prefixes(g, r) && r->kv.n_tokens == r->kv.n_nodes * KV_BLOCK && !(r->prompt_logprobs && r->n_heard < r->n_prompt);
+}
+
+static void copy_block(struct engine *g, int32_t from, int32_t to)
+{
+    g->count.copies++;
+    if (!g->copy_failed && g->backend->copy_block(g->b, from, to, &g->copy_error) != 0)
+        g->copy_failed = 1;
+}
+
+static void count_cached(struct request *r, int n)
+{
+    if (!r->first_ns)
+        r->n_cached += n;
+}
+
+/* Is the block of tokens that r needs next being computed in this step by one that runs before it? */
+static int awaits(const struct engine *g, const struct request *r, int i)
+{
+    const int d = r->kv.n_nodes, at = d * KV_BLOCK;
+    if (r->n_ids - 1 < at + KV_BLOCK)
+        return 0;
+    for (int j = 0; j < i; j++) {
+        const struct request *q = g->running[j];
+        if (q->planned && enters_prefixes(g, q) && q->kv.root == r->kv.root && q->kv.n_nodes == d && q->n_ids >= at + KV_BLOCK &&
+            (d == 0 || q->kv.block[d - 1] == r->kv.block[d - 1]) && memcmp(q->ids + at, r->ids + at, KV_BLOCK * sizeof *r->ids) == 0)
+            return 1;
+    }
+    return 0;
+}
+
+/* Before a chunk of the i-th running request is computed: take what is known.  0: it waits for another one's work. */
+static int take_prefix(struct engine *g, struct request *r, int i)
+{
+    int32_t from, to;
+    if (!takes_prefixes(g, r))
+        return 1;
+    count_cached(r, prefix_take(&r->kv, g->pool, r->ids, r->n_ids - 1));        /* the last token is computed in any case: its logits are needed */
+    if (awaits(g, r, i))
+        return 0;
+    int n = prefix_copy(&r->kv, g->pool, r->ids, r->n_ids - 1, &from, &to);
+    if (n)
+        copy_block(g, from, to);
+    count_cached(r, n);
+    return 1;
+}
+
+/* ---- memory ---- */
+
+static int n_blocks(int n_tokens) { return (n_tokens + KV_BLOCK - 1) / KV_BLOCK; }
+static int n_available(const struct engine *g) { return kv_pool_free(g->pool) + kv_pool_idle(g->pool); }
+
+static void preempt(struct engine *g, struct request *r)
+{
+    assert(r == g->running[g->n_running - 1]);
+    request_release(g, r, 1);
+    g->n_running--;
+    r->state = WAITING;
+    r->planned = 0;
+    queue_add(&g->waiting, r);
+    g->count.preemptions++;
+}
+
+/* Blocks of a request that waits. 0: none has any. */
+static int reclaim(struct engine *g)
+{
+    for (int i = g->waiting.n - 1; i >= 0 && g->n_holding; i--) {
+        if (g->waiting.r[i]->holds) {
+            request_release(g, g->waiting.r[i], 1);
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* Blocks for the tokens planned, of its own where it writes. -1: the pool is empty. */
+static int reserve(struct engine *g, struct request *r)
+{
+    int32_t from, to;
+    int rc = kv_table_unshare(&r->kv, g->pool, &from, &to);
+    if (rc > 0)
+        copy_block(g, from, to);
+    return rc < 0 ? -1 : kv_table_reserve(&r->kv, g->pool, r->kv.n_tokens + r->planned);
+}
+
+/* ---- admission ---- */
+
+static int yields(const struct request *last, const struct request *r) { return last->priority < r->priority && goes_before(r, last, BY_TURN); }
+
+/* Blocks for all of its tokens, and one more to go on if there is any. */
+static int make_fit(struct engine *g, struct request *r)
+{
+    if (takes_prefixes(g, r))
+        count_cached(r, prefix_take(&r->kv, g->pool, r->ids, r->n_ids - 1));
+    const int want = n_blocks(r->n_ids < g->max_len ? r->n_ids + 1 : r->n_ids);
+    while (want - r->kv.n_blocks > n_available(g)) {
+        struct request *last = g->n_running ? g->running[g->n_running - 1] : NULL;
+        if (last && yields(last, r)) {
+            preempt(g, last);
+        } else if (last || !reclaim(g)) {
+            if (!r->holds)
+                request_release(g, r, 0);
+            return 0;
+        }
+    }
+    return kv_table_reserve(&r->kv, g->pool, r->n_ids) == 0;
+}
+
+static void start(struct engine *g, struct request *r)
+{
+    queue_remove(&g->waiting, r);
+    g->n_holding -= r->holds;
+    r->holds = 0;
+    r->state = RUNNING;
+    if (!r->started_ns)
+        r->started_ns = clock_ns();
+    int i = g->n_running++;
+    for (; i > 0 && goes_before(r, g->running[i - 1], BY_TURN); i--)
+        g->running[i] = g->running[i - 1];
+    g->running[i] = r;
+}
+
+static void admit(struct engine *g)
+{
+    while (g->waiting.n) {
+        struct request *r = g->waiting.r[0];
+        if (g->n_running >= g->limits.max_running) {
+            struct request *last = g->running[g->n_running - 1];
+            if (!yields(last, r))
+                return;
+            preempt(g, last);
+        } else if (make_fit(g, r)) {
+            start(g, r);
+        } else {
+            return;
+        }
+    }
+}
+
+/* ---- the step ---- */
+
+static int decodes(const struct request *r) { return r->first_ns && r->n_ids - r->kv.n_tokens <= FORCED; }
+
+/* Tokens of a chunk of which no more than `rows` need logits because the callback hears of the prompt. */
+static int rows_limit(const struct request *r, int rows)
+{
+    if (!r->prompt_logprobs || r->n_heard >= r->n_prompt)
+        return INT32_MAX;
+    const int first = r->n_heard > 0 ? r->n_heard - 1 : 0;      /* the position whose logits are wanted next */
+    return (first > r->kv.n_tokens ? first - r->kv.n_tokens : 0) + rows;
+}
+
+static int n_logits(const struct request *r)
+{
+    const int end = r->kv.n_tokens + r->planned;
+    if (r->prompt_logprobs && r->n_heard < r->n_prompt) {
+        const int first = r->n_heard > 0 ? r->n_heard - 1 : 0, from = first > r->kv.n_tokens ? first : r->kv.n_tokens;
+        return end > from ? end - from : 0;
+    }
+    return !r->embed && end == r->n_ids;
+}
+
+static int least(int a, int b) { return a < b ? a : b; }
+
+void plan_step(struct engine *g)
+{
+    admit(g);
+    int n_decoding = 0, rows = PROMPT_ROWS;
+    for (int i = 0; i < g->n_running; i++) {
+        g->running[i]->planned = 0;
+        n_decoding += decodes(g->running[i]);
+    }
+    int total = g->max_tokens - n_decoding, chunk = chunk_tokens(g, n_decoding);
+    for (int i = 0; i < g->n_running; i++) {
+        struct request *r = g->running[i];
+        const int decoding = decodes(r);
+        if (!decoding && !take_prefix(g, r, i))
+            continue;
+        const int most = decoding ? total + 1 : least(least(total, chunk), rows_limit(r, rows));
+        r->planned = least(r->n_ids - r->kv.n_tokens, most);
+        total -= r->planned - decoding;
+        chunk -= decoding ? 0 : r->planned;
+        if (r->planned && rows_limit(r, 0) != INT32_MAX)
+            rows -= n_logits(r);
+        while (r->planned && reserve(g, r) != 0)
+            if (!reclaim(g))
+                preempt(g, g->running[g->n_running - 1]);
+    }
+}
+
+int plan_batch(struct engine *g)
+{
+    int n = 0, n_hidden = 0;
+    g->pace.n_decoding = g->pace.n_prompt = 0;
+    for (int decoding = 1; decoding >= 0; decoding--) {
+        for (int i = 0; i < g->n_running; i++) {
+            struct request *r = g->running[i];
+            if (r->planned == 0 || decodes(r) != decoding)
+                continue;
+            struct batch_item *item = &g->items[n];
+            *item = (struct batch_item){ .tokens = r->ids + r->kv.n_tokens, .n_tokens = r->planned, .pos = r->kv.n_tokens, .table = r->kv.block,
+                                         .n_logits = n_logits(r), .seq_len = r->n_ids };
+            if (r->embed == EMBED_MEAN)
+                item->n_hidden = r->planned;
+            else if (r->embed == EMBED_LAST)
+                item->n_hidden = r->kv.n_tokens + r->planned == r->n_ids;
+            if (item->n_hidden)
+                item->hidden = g->hidden + (size_t)n_hidden * (size_t)g->m->config.hidden_size;
+            n_hidden += item->n_hidden;
+            *(decoding ? &g->pace.n_decoding : &g->pace.n_prompt) += decoding ? 1 : r->planned;
+            g->batched[n++] = r;
+        }
+    }
+    return n;
+}

@@ -1,0 +1,295 @@
+/* engine_request.c - from engine_submit to the last callback. */
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "libcommon/base/clock.h"
+#include "libcommon/engine/engine_core.h"
+
+/* ---- submit ---- */
+
+static int range(const char *name, int64_t v, int64_t min, int64_t max, struct err *e)
+{
+    if (v >= min && v <= max)
+        return 0;
+    return err_set(e, ERR_LIMIT, "%s is %lld, expected %lld to %lld", name, (long long)v, (long long)min, (long long)max);
+}
+
+static int n_answers(const struct request_params *p) { return p->n ? p->n : 1; }
+
+static int check_params(const struct engine *g, const struct request_params *p, struct err *e)
+{
+    if (p->n_ids < 1)
+        return err_set(e, ERR_LIMIT, "the prompt is empty, expected at least 1 token");
+    if (p->embed ? p->n_ids > g->max_len : p->n_ids >= g->max_len)
+        return err_set(e, ERR_LIMIT, "the prompt has %d tokens: with a context of %d %s", p->n_ids, g->max_len, p->embed ? "they have no room" : "no room is left for an answer");
+    for (int i = 0; i < p->n_ids; i++)
+        if (p->ids[i] < 0 || p->ids[i] >= g->vocab_size)
+            return err_set(e, ERR_LIMIT, "token %d of the prompt is %d, expected 0 to %d", i, (int)p->ids[i], g->vocab_size - 1);
+    if (range("max_tokens", p->max_tokens, 0, INT32_MAX, e) || range("logprobs", p->n_logprobs, -1, MAX_TOP_LOGPROBS, e) ||
+        range("priority", p->priority, -MAX_PRIORITY, MAX_PRIORITY, e) || range("n", p->n, 0, 1024, e))
+        return -1;
+    if (p->prompt_logprobs && p->n_logprobs < 0)
+        return err_set(e, ERR_UNSUPPORTED, "logprobs of the prompt without logprobs of the answer");
+    if (p->embed && (p->n > 1 || p->constraint || p->n_logprobs >= 0))
+        return err_set(e, ERR_UNSUPPORTED, "embeddings have no answer: expected no n, no constraint and no logprobs");
+    if (p->constraint && p->n > 1 && !p->constraint->fork)
+        return err_set(e, ERR_UNSUPPORTED, "%d answers under a constraint that cannot be forked", p->n);
+    int room = g->limits.max_waiting + g->limits.max_running - g->n_running - g->waiting.n - g->n_pending;
+    if (g->limits.max_waiting && n_answers(p) > room)
+        return err_set(e, ERR_LIMIT, "%d requests are waiting, expected at most %d", g->waiting.n + g->n_pending, g->limits.max_waiting);
+    return 0;
+}
+
+static void find_stop_ids(const struct engine *g, struct request *r, const struct request_params *p)
+{
+    for (int i = 0; i < p->n_stop; i++) {
+        int32_t id = tokenizer_find(g->t, p->stop[i], strlen(p->stop[i]));
+        if (id >= 0 && tokenizer_is_special(g->t, id))
+            r->stop_ids[r->n_stop_ids++] = id;
+    }
+}
+
+/* The i-th of the n requests, not linked anywhere; its constraint is not there yet. */
+static struct request *make_request(struct engine *g, const struct request_params *p, int i, struct err *e)
+{
+    struct sampling sampling = p->sampling;
+    struct request *r = calloc(1, sizeof *r);
+    if (!r) {
+        err_nomem(e, "request");
+        return NULL;
+    }
+    const int room = g->max_len - p->n_ids, hidden = g->m->config.hidden_size;
+    r->n_ids = r->n_prompt = p->n_ids;
+    r->limit = p->n_ids + (p->max_tokens && p->max_tokens < room ? p->max_tokens : room);
+    r->at[BY_TURN] = r->at[BY_DEADLINE] = -1;
+    r->ignore_eos = p->ignore_eos;
+    r->priority = p->priority;
+    r->n_logprobs = p->n_logprobs;
+    r->prompt_logprobs = p->prompt_logprobs;
+    r->embed = p->embed;
+    r->on_token = p->on_token;
+    r->user = p->users ? p->users[i] : p->user;
+    r->order = ++g->orders;
+    r->submitted_ns = clock_ns();
+    r->key[BY_TURN] = (int64_t)r->submitted_ns - r->priority * (int64_t)AGEING_S * 1000000000;
+    r->key[BY_DEADLINE] = (int64_t)p->deadline_ns;
+    r->ids = malloc((size_t)r->limit * sizeof *r->ids);
+    r->stop_ids = malloc(((size_t)p->n_stop + 1) * sizeof *r->stop_ids);
+    if (!r->ids || !r->stop_ids || (p->embed && !(r->pooled = calloc((size_t)hidden, sizeof *r->pooled)))) {
+        err_nomem(e, "request");
+        goto fail;
+    }
+    memcpy(r->ids, p->ids, (size_t)p->n_ids * sizeof *r->ids);
+    sampling.seed = p->seeds ? p->seeds[i] : sampling.seed + (uint64_t)i;
+    if (kv_table_init(&r->kv, g->max_len, e) != 0 || answer_text_init(&r->text, g->t, p->stop, p->n_stop, e) != 0 ||
+        !(r->sampler = sampler_open(&sampling, g->vocab_size, r->limit, g->scratch, e)))
+        goto fail;
+    find_stop_ids(g, r, p);
+    const int long_from = config_long_from(&g->m->config);
+    r->kv.root = long_from && r->n_ids >= long_from;
+    for (int j = 0; j < r->n_prompt; j++)
+        sampler_accept(r->sampler, r->ids[j], 0);
+    return r;
+fail:
+    request_free(g, r);
+    return NULL;
+}
+
+void request_free(struct engine *g, struct request *r)
+{
+    while (r->siblings) {               /* only when the engine closes */
+        struct request *s = r->siblings;
+        r->siblings = s->next_sibling;
+        request_free(g, s);
+    }
+    kv_table_release(&r->kv, g->pool);
+    answer_text_release(&r->text);
+    sampler_close(r->sampler);
+    if (r->constrained)
+        r->constraint.close(r->constraint.state);
+    free(r->pooled);
+    free(r->stop_ids);
+    free(r->ids);
+    free(r);
+}
+
+/* What only some requests need of the engine. */
+static int make_room(struct engine *g, const struct request_params *p, struct err *e)
+{
+    const int n = g->waiting.n + g->n_running + g->n_pending + n_answers(p);
+    if (queue_reserve(&g->waiting, n) != 0 || queue_reserve(&g->deadlines, n) != 0)
+        return err_nomem(e, "queue");
+    if (p->prompt_logprobs)
+        g->n_rows = g->max_seqs + PROMPT_ROWS;
+    if (p->embed && !g->hidden && !(g->hidden = malloc((size_t)g->max_tokens * (size_t)g->m->config.hidden_size * sizeof *g->hidden)))
+        return err_nomem(e, "hidden states");
+    return 0;
+}
+
+struct request *engine_submit(struct engine *g, const struct request_params *p, struct err *e)
+{
+    const int n = n_answers(p);
+    struct request *first = NULL, **link = &first;
+    if (check_params(g, p, e) != 0 || make_room(g, p, e) != 0)
+        return NULL;
+    for (int i = 0; i < n; i++) {
+        struct request *r = make_request(g, p, i, e);
+        if (!r)
+            goto fail;
+        *link = r;
+        link = i == 0 ? &first->siblings : &r->next_sibling;
+        r->leader = i ? first : NULL;
+        if (i && p->constraint) {
+            r->constraint = *p->constraint;
+            if (!(r->constraint.state = p->constraint->fork(p->constraint->state))) {
+                err_nomem(e, "constraint");
+                goto fail;
+            }
+            r->constrained = 1;
+        }
+    }
+    if (p->constraint) {
+        first->constraint = *p->constraint;
+        first->constrained = 1;
+    }
+    first->state = WAITING;
+    queue_add(&g->waiting, first);
+    int i = 0;
+    for (struct request *r = first; r; r = r == first ? first->siblings : r->next_sibling, i++) {
+        if (p->deadline_ns)
+            queue_add(&g->deadlines, r);
+        if (p->requests)
+            p->requests[i] = r;
+    }
+    g->n_pending += n - 1;
+    g->count.requests += (uint64_t)n;
+    return first;
+fail:
+    if (first)
+        request_free(g, first);
+    return NULL;
+}
+
+/* ---- the end ---- */
+
+void request_release(struct engine *g, struct request *r, int enter)
+{
+    if (enter && enters_prefixes(g, r))
+        prefix_enter(&r->kv, g->pool, r->ids, 1);
+    kv_table_truncate(&r->kv, g->pool, 0);
+    if (!r->first_ns)
+        r->n_cached = 0;
+    if (r->pooled)
+        memset(r->pooled, 0, (size_t)g->m->config.hidden_size * sizeof *r->pooled);
+    g->n_holding -= r->holds;
+    r->holds = 0;
+}
+
+void engine_cancel(struct engine *g, struct request *r)
+{
+    if (r->cancelled)
+        return;
+    r->cancelled = 1;
+    r->next_cancelled = g->cancelled;
+    g->cancelled = r;
+    request_release(g, r, 1);
+}
+
+static void unlink_request(struct engine *g, struct request *r)
+{
+    if (r->at[BY_DEADLINE] >= 0)
+        queue_remove(&g->deadlines, r);
+    if (r->state == WAITING) {
+        queue_remove(&g->waiting, r);
+    } else if (r->state == RUNNING) {
+        int i = 0;
+        while (g->running[i] != r)
+            i++;
+        g->n_running--;
+        memmove(&g->running[i], &g->running[i + 1], (size_t)(g->n_running - i) * sizeof *g->running);
+    } else {
+        struct request **link = &r->leader->siblings;
+        while (*link != r)
+            link = &(*link)->next_sibling;
+        *link = r->next_sibling;
+        g->n_pending--;
+    }
+}
+
+/* The prompt is not done, others wait for it: the first of them goes on in r's place. */
+static void hand_over(struct engine *g, struct request *r)
+{
+    struct request *heir = r->siblings;
+    if (!heir)
+        return;
+    heir->siblings = heir->next_sibling;
+    for (struct request *s = heir->siblings; s; s = s->next_sibling)
+        s->leader = heir;
+    heir->n_heard = r->n_heard;
+    heir->leader = r->siblings = NULL;
+    heir->state = WAITING;
+    g->n_pending--;
+    queue_add(&g->waiting, heir);
+}
+
+void request_finish(struct engine *g, struct request *r, const struct token_event *ev)
+{
+    unlink_request(g, r);
+    hand_over(g, r);
+    request_release(g, r, ev->finish != FINISH_ERROR);
+    *(ev->finish == FINISH_STOP || ev->finish == FINISH_LENGTH ? &g->count.finished : ev->finish == FINISH_ERROR ? &g->count.failed : &g->count.cancelled) += 1;
+    if (r->cancelled) {                 /* in its own last callback at the latest */
+        struct request **link = &g->cancelled;
+        while (*link && *link != r)
+            link = &(*link)->next_cancelled;
+        if (*link)
+            *link = r->next_cancelled;
+    }
+    r->cancelled = 1;                   /* a cancel from the callback has nothing to do */
+    if (r->on_token)
+        r->on_token(r->user, ev);
+    request_free(g, r);
+}
+
+void request_finish_early(struct engine *g, struct request *r, enum finish why, const struct err *error)
+{
+    struct token_event ev = { .id = -1, .text = "", .finish = why, .error = error };
+    int stopped;
+    struct err ignored;
+    if (answer_text_push(&r->text, -1, 1, &ev.text, &ev.size, &stopped, &ignored) != 0)
+        ev.size = 0;
+    request_finish(g, r, &ev);
+}
+
+void requests_sweep(struct engine *g, uint64_t now)
+{
+    for (;;) {
+        if (g->cancelled)
+            request_finish_early(g, g->cancelled, FINISH_CANCELLED, NULL);
+        else if (g->deadlines.n && (uint64_t)g->deadlines.r[0]->key[BY_DEADLINE] <= now)
+            request_finish_early(g, g->deadlines.r[0], FINISH_DEADLINE, NULL);
+        else
+            return;
+    }
+}
+
+/* ---- figures ---- */
+
+void request_stats(const struct request *r, struct request_stats *s)
+{
+    *s = (struct request_stats){ .n_prompt = r->n_prompt, .n_cached = r->n_cached, .n_generated = r->n_ids - r->n_prompt };
+    if (r->started_ns)
+        s->queue_s = (double)(r->started_ns - r->submitted_ns) * 1e-9;
+    if (r->first_ns) {
+        s->prefill_s = (double)(r->first_ns - r->started_ns) * 1e-9;
+        s->decode_s = (double)(r->last_ns - r->first_ns) * 1e-9;
+        s->first_token_s = (double)(r->first_ns - r->submitted_ns) * 1e-9;
+    }
+}
+
+const int32_t *request_ids(const struct request *r, int *n)
+{
+    *n = r->n_ids;
+    return r->ids;
+}
