@@ -4,6 +4,7 @@
  * decode, each step one token for every sequence, sampling (greedy) included. */
 #include "cmd/bench.h"
 
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -190,6 +191,7 @@ int bench_prefill_alone(const struct bench_options *options, const struct opened
     struct run r;
     o.batch = 1;
     o.generate = 0;
+    o.run.no_prefix_cache = 1;
     int32_t *ids = malloc((size_t)n * sizeof *ids);
     struct engine *g = ids ? open_engine(m, &o.run, 1, n + 2, 0, e) : NULL;
     int rc = g ? 0 : ids ? -1 : err_nomem(e, "prompt");
@@ -237,7 +239,8 @@ int bench_speed(const struct bench_options *options, const char *model)
     /* ... at most one for 256 tokens of prompts: so many are left of a step when every sequence decodes. */
     int step = o.batch == 1 ? 0 : o.batch > 256 ? 2 * o.batch : 512;
     o.run.no_prefix_cache = 1;
-    if (!(g = open_engine(&m, &o.run, o.batch, (int)len, step, &e)))
+    if (!(g = open_engine(&m, &o.run, o.batch, (int)len, step, &e)) ||
+        engine_set_limits(g, &(struct engine_limits){ .max_running = o.batch, .chunk = INT_MAX }, &e) != 0)
         goto done;
     struct run ignored;
     rc = 0;

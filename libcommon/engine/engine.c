@@ -56,6 +56,7 @@ struct engine *engine_open(const struct model *m, const struct tokenizer *t, con
     if (t && tokenizer_vocab_size(t) < c->vocab_size)
         g->n_allowed = tokenizer_vocab_size(t);
     g->prefixes = !o->no_prefix_cache;
+    g->pace.median = 1;
     g->waiting.which = BY_TURN;
     g->deadlines.which = BY_DEADLINE;
     g->max_len = o->max_len > 0 ? o->max_len : default_len;
@@ -97,8 +98,8 @@ int engine_set_limits(struct engine *g, const struct engine_limits *l, struct er
 {
     if (l->max_running < 1 || l->max_running > g->max_seqs)
         return err_set(e, ERR_LIMIT, "max_running is %d, expected 1 to %d", l->max_running, g->max_seqs);
-    if (l->chunk < 0 || l->chunk > g->max_tokens)
-        return err_set(e, ERR_LIMIT, "chunk is %d, expected 0 to %d", l->chunk, g->max_tokens);
+    if (l->chunk < 0)
+        return err_set(e, ERR_LIMIT, "chunk is %d, expected 0 or more", l->chunk);
     if (l->max_waiting < 0)
         return err_set(e, ERR_LIMIT, "max_waiting is %d, expected 0 or more", l->max_waiting);
     g->limits = *l;

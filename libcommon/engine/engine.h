@@ -38,7 +38,7 @@ void engine_close(struct engine *g);        /* requests that are still there go 
 /* At run time; takes effect with the next step. */
 struct engine_limits {
     int max_running;                /* 1 to max_seqs of the options */
-    int chunk;                      /* prompt tokens of a step while answers run, 1 to max_tokens; 0: as many as keep their pace, by measured time */
+    int chunk;                      /* prompt tokens of a step while answers run (INT_MAX: all that a step holds); 0: as many as keep their pace, by measured time */
     int max_waiting;                /* 0: any number */
 };
 int engine_set_limits(struct engine *g, const struct engine_limits *l, struct err *e);

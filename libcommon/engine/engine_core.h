@@ -42,7 +42,8 @@ struct queue { struct request **r; int n, room; enum which which; };
 /* Measured time of steps, to choose how many prompt tokens go beside answers. */
 struct pace {
     float *alone_ns;                    /* [max_seqs + 1] of a step in which so many requests decode and nothing else happens; 0: not known */
-    float chunk;                        /* prompt tokens that make such a step STRETCH times as long */
+    float median;                       /* of how many times as long steps are */
+    float chunk;                        /* prompt tokens beside answers; 0: nothing is known yet */
     int n_decoding, n_prompt;           /* of this step */
 };
 

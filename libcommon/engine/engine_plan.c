@@ -5,7 +5,9 @@
  * wait, then the running request whose turn is last goes back to waiting and computes again what is no longer in the tree: its sampler and its
  * ids stay, so its answer is the same.  The pool holds at least one sequence of full length: the first in turn always gets on.
  *
- * Pace: beside decoding requests a step takes so many prompt tokens that it lasts about STRETCH times as long as without them. */
+ * Pace: beside decoding requests a step takes so many prompt tokens that it lasts about STRETCH times as long as steps do in the median.  While prompts come now
+ * and then, that is the time without them; while they come all the time the median grows, up to MOST_STRETCH times the time without them: a
+ * larger share for prompts then makes everybody faster. */
 #include <assert.h>
 #include <string.h>
 
@@ -13,7 +15,7 @@
 #include "libcommon/engine/engine_core.h"
 
 enum { LEAST_CHUNK = 8, FIRST_CHUNK = 32, FORCED = 16 };        /* FORCED: an answer may go on by so many given tokens and still be decoding */
-static const float STRETCH = 1.6f;              /* of a step; noise has room below 2 */
+static const float STRETCH = 1.7f, MOST_STRETCH = 3;            /* noise has room below 2 */
 
 /* ---- pace ---- */
 
@@ -44,18 +46,21 @@ void pace_learn(struct engine *g, uint64_t step_ns)
     const float ns = (float)step_ns;
     if (p->n_decoding == 0 || g->limits.chunk)
         return;
+    /* The median follows by small steps up and down, as many of the one as of the other. */
+    p->median *= ns > p->median * alone_ns(g, p->n_decoding) ? 1.02f : 1 / 1.02f;
+    p->median = p->median < 1 ? 1 : p->median > MOST_STRETCH ? MOST_STRETCH : p->median;
     if (p->n_prompt == 0) {
         float *t = &p->alone_ns[p->n_decoding];
         *t = *t > 0 ? *t + (ns < 2 * *t ? ns - *t : *t) / 8 : ns;       /* one step that somebody else held up counts little */
         return;
     }
-    const float alone = alone_ns(g, p->n_decoding), wanted = (STRETCH - 1) * alone, extra = ns - alone;
-    const float now = (float)chunk_tokens(g, p->n_decoding);
-    if (alone <= 0 || ((float)p->n_prompt < now / 2 && extra < wanted))
+    const float stretch = STRETCH * p->median < MOST_STRETCH ? STRETCH * p->median : MOST_STRETCH;
+    const float alone = alone_ns(g, p->n_decoding), wanted = (stretch - 1) * alone, now = (float)chunk_tokens(g, p->n_decoding);
+    const float extra = (ns - alone) * now / (float)p->n_prompt;
+    if (alone <= 0 || (float)p->n_prompt < now / 2)
         return;                         /* too few to tell */
-    float factor = extra > 0 ? wanted / extra : 2;
-    factor = factor < 0.5f ? 0.5f : factor > 1.25f ? 1.25f : factor;
-    p->chunk = now * (1 + (factor - 1) / 2);
+    const float factor = extra > 0 ? wanted / extra : 2;
+    p->chunk = now * (1 + ((factor < 0.5f ? 0.5f : factor > 2 ? 2 : factor) - 1) / 2);
     if (p->chunk < LEAST_CHUNK)
         p->chunk = LEAST_CHUNK;
     if (p->chunk > (float)g->max_tokens)

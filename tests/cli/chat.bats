@@ -77,10 +77,22 @@ print(v if isinstance(v,str) else json.dumps(v))' "$1"; }
   run --separate-stderr ask --batch /dev/null
   [ "$status" = 0 ]
   [ -z "$output" ]
-  { echo hi; head -c 20000 /dev/zero | tr '\0' x; } >"$BATS_TEST_TMPDIR/prompts"
+}
+
+@test "--batch: a prompt that is refused has a line of its own, the others their answers" {
+  { echo "What is 2+2?"; head -c 20000 /dev/zero | tr '\0' x; printf '\n\xff\nWhat is the capital of France?\n'; } >"$BATS_TEST_TMPDIR/prompts"
   run --separate-stderr ask --batch "$BATS_TEST_TMPDIR/prompts"
   [ "$status" = 1 ]
-  [[ "$stderr" == *"line 2: "*"no room is left"* ]]
+  [ "${#lines[@]}" = 4 ]
+  [ "${lines[0]}" = "2 + 2 = 4" ]
+  [[ "${lines[1]}" == "error: the prompt has"*"no room is left"* ]]
+  [[ "${lines[2]}" == "error: "*"UTF-8"* ]]
+  [ "${lines[3]}" = "The capital of France is Paris." ]
+  [[ "$stderr" == *"line 2: "*"no room is left"*"line 3: "*"2 of 4 prompts have no answer"* ]]
+  run --separate-stderr ask --batch "$BATS_TEST_TMPDIR/prompts" --json
+  [ "$status" = 1 ]
+  [[ "$(field error <<<"${lines[1]}")" == *"no room is left"* ]]
+  [ "$(field text <<<"${lines[3]}")" = "The capital of France is Paris." ]
 }
 
 @test "a stop string ends the answer and is not shown" {
