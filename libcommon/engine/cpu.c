@@ -89,7 +89,8 @@ static int check_batch(const struct cpu *b, const struct batch *batch, struct er
     for (int i = 0; i < batch->n_items; i++) {
         const struct batch_item *it = &batch->items[i];
         if (it->n_tokens < 1 || it->pos < 0 || it->n_logits < 0 || it->n_logits > it->n_tokens || it->n_hidden < 0 || it->n_hidden > it->n_tokens || it->n_tokens > b->o.max_tokens)
-            return err_set(e, ERR_SHAPE, "batch item %d: %d tokens at %d, %d logits", i, it->n_tokens, it->pos, it->n_logits);
+            return err_set(e, ERR_SHAPE, "batch item %d: %d tokens at %d, %d logits, %d hidden states", i, it->n_tokens, it->pos, it->n_logits,
+                           it->n_hidden);
         if (c->pos == POS_LEARNED && (int64_t)it->pos + it->n_tokens > c->max_len)
             return err_set(e, ERR_LIMIT, "%lld tokens, but the model has positions for %d", (long long)it->pos + it->n_tokens, c->max_len);
         if ((int64_t)it->pos + it->n_tokens > INT32_MAX - 64)

@@ -304,6 +304,61 @@ static void test_layers(void **state)
         skip();
 }
 
+/* ---- hidden states ---- */
+
+static int copy_head_input(void *user, int layer, int role, const float *x, size_t ldx, int n_tokens, int cols)
+{
+    float *to = user;
+    (void)layer;
+    for (int t = 0; role == ROLE_HEAD && t < n_tokens; t++)
+        memcpy(to + (size_t)t * (size_t)cols, x + (size_t)t * ldx, (size_t)cols * sizeof *x);
+    return 0;
+}
+
+/* Final states are what the head reads, whether logits are asked for or not, in one piece or two. */
+static void test_hidden(void **state)
+{
+    (void)state;
+    static const char *const names[] = { "tiny", "llama", "gpt_neox", "gemma2" };
+    enum { N = 40, CUT = 23, LAST = 9 };
+    struct err e;
+    int seen = 0;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        struct model *m = load(names[i]);
+        if (!m)
+            continue;
+        seen++;
+        const size_t hidden = (size_t)m->config.hidden_size, vocab = (size_t)m->config.vocab_size;
+        int32_t ids[N], table[BLOCKS_EACH];
+        for (int t = 0; t < N; t++)
+            ids[t] = (int32_t)((unsigned)t * 31 % vocab);
+        for (int t = 0; t < BLOCKS_EACH; t++)
+            table[t] = t;
+        float *head = malloc(N * hidden * sizeof *head), *got = calloc(N * hidden, sizeof *got), *logits = malloc(N * vocab * sizeof *logits);
+        void *b = open_backend(m, 2, KV_F16, 0, NULL);
+        assert_int_equal(m->config.embed_size, hidden);
+        cpu_set_tap(b, &(struct cpu_tap){ copy_head_input, head });
+        struct batch_item item = { .tokens = ids, .n_tokens = N, .table = table, .n_logits = N, .hidden = got, .n_hidden = N };
+        assert_int_equal(backend_cpu.forward(b, &(struct batch){ &item, 1 }, logits, &e), 0);
+        assert_memory_equal(got, head, N * hidden * sizeof *got);
+        cpu_set_tap(b, NULL);
+        memset(got, 0, N * hidden * sizeof *got);
+        item = (struct batch_item){ .tokens = ids, .n_tokens = CUT, .table = table, .hidden = got, .n_hidden = CUT };
+        assert_int_equal(backend_cpu.forward(b, &(struct batch){ &item, 1 }, logits, &e), 0);
+        item = (struct batch_item){ .tokens = ids + CUT, .n_tokens = N - CUT, .pos = CUT, .table = table, .hidden = got + CUT * hidden, .n_hidden = LAST };
+        assert_int_equal(backend_cpu.forward(b, &(struct batch){ &item, 1 }, logits, &e), 0);
+        assert_memory_equal(got, head, CUT * hidden * sizeof *got);
+        assert_memory_equal(got + CUT * hidden, head + (N - LAST) * hidden, LAST * hidden * sizeof *got);
+        backend_cpu.close(b);
+        free(head);
+        free(got);
+        free(logits);
+        model_close(m);
+    }
+    if (!seen)
+        skip();
+}
+
 static void test_bad_batches(void **state)
 {
     (void)state;
@@ -320,6 +375,7 @@ static void test_bad_batches(void **state)
         { { .tokens = ids, .n_tokens = 0, .table = table }, "0 tokens" },
         { { .tokens = ids, .n_tokens = 1, .pos = -1, .table = table }, "tokens at -1" },
         { { .tokens = ids, .n_tokens = 1, .table = table, .n_logits = 2 }, "2 logits" },
+        { { .tokens = ids, .n_tokens = 1, .table = table, .n_hidden = 2 }, "2 hidden" },
         { { .tokens = ids, .n_tokens = 1 << 20, .table = table }, "1048576 tokens" },
     };
     struct err e;
@@ -352,6 +408,6 @@ static void test_bad_batches(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_schedules), cmocka_unit_test(test_layers), cmocka_unit_test(test_bad_batches) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_schedules), cmocka_unit_test(test_layers), cmocka_unit_test(test_hidden), cmocka_unit_test(test_bad_batches) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,153 @@
+/* t-engine-model.c - the scheduler on the CPU backend with the tiny model: shared prefixes, several answers to a prompt, preemption, chunks and cancels leave every answer
+ * as it is alone, to the last bit of its log probabilities; with every number format of the KV cache. */
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "libcommon/base/rng.h"
+#include "libcommon/convert/assemble.h"
+#include "libcommon/engine/engine.h"
+
+enum { LEN = 160, N = 12, MOST = 3 };
+
+struct answer { int32_t ids[LEN]; float logprob[LEN]; int n; enum finish finish; float embedding[512]; int n_embedding; };
+
+static void hear(void *user, const struct token_event *ev)
+{
+    struct answer *a = user;
+    assert_int_equal(a->finish, FINISH_NONE);
+    if (ev->id >= 0) {
+        a->logprob[a->n] = ev->logprob;
+        a->ids[a->n++] = ev->id;
+    }
+    if (ev->n_embedding)
+        memcpy(a->embedding, ev->embedding, (size_t)(a->n_embedding = ev->n_embedding) * sizeof *a->embedding);
+    a->finish = ev->finish;
+}
+
+struct job { int32_t ids[LEN]; struct request_params p; struct answer got[MOST]; void *users[MOST]; struct request *first; int leaves; };
+
+static struct engine *open_engine(const struct model *m, enum kv_type kv, int max_seqs, int max_tokens, int extra_blocks, int no_prefix_cache)
+{
+    struct err e;
+    const struct config *c = &m->config;
+    const size_t block = 2 * (size_t)c->n_layers * (size_t)c->n_kv_heads * kv_block_bytes(kv, c->head_dim);
+    const struct engine_options o = { .kv_type = kv, .max_len = LEN, .max_seqs = max_seqs, .max_tokens = max_tokens, .no_prefix_cache = no_prefix_cache, .n_threads = 2,
+                                      .kv_bytes = (size_t)(LEN / KV_BLOCK + extra_blocks) * block };
+    struct engine *g = engine_open(m, NULL, &o, &e);
+    if (!g)
+        fail_msg("%s", e.msg);
+    return g;
+}
+
+static void run(struct engine *g)
+{
+    struct err e;
+    int left;
+    while ((left = engine_step(g, &e)) > 0)
+        ;
+    assert_int_equal(left, 0);
+}
+
+static void make_job(struct job *j, struct rng *r, const int32_t *shared, int vocab)
+{
+    const int n = 1 + (int)(rng_u64(r) % 110), same = (int)(rng_u64(r) % (uint64_t)(n + 1));
+    for (int i = 0; i < n; i++)
+        j->ids[i] = i < same ? shared[i] : (int32_t)(rng_u64(r) % (uint64_t)vocab);
+    memset(j->got, 0, sizeof j->got);
+    for (int i = 0; i < MOST; i++)
+        j->users[i] = &j->got[i];
+    j->p = (struct request_params){ .ids = j->ids, .n_ids = n, .sampling = sampling_defaults(), .n_logprobs = 0, .ignore_eos = 1, .on_token = hear,
+                                    .max_tokens = 1 + (int)(rng_u64(r) % 30), .users = j->users, .n = 1 + (int)(rng_u64(r) % MOST), .priority = (int)(rng_u64(r) % 3) };
+    j->p.sampling.temperature = rng_u64(r) % 2 ? 0 : 1;
+    j->p.sampling.seed = rng_u64(r);
+    j->leaves = rng_u64(r) % 5 ? -1 : (int)(rng_u64(r) % 12);
+    if (rng_u64(r) % 6 == 0) {
+        j->p.n = 1;
+        j->p.n_logprobs = -1;
+        j->p.embed = EMBED_MEAN;
+    }
+}
+
+static void check_job(const struct model *m, enum kv_type kv, const struct job *j)
+{
+    for (int i = 0; i < j->p.n; i++) {
+        static struct answer want;
+        struct err e;
+        struct engine *g = open_engine(m, kv, 1, 200, 0, 1);
+        struct request_params p = j->p;
+        const struct answer *got = &j->got[i];
+        memset(&want, 0, sizeof want);
+        p.n = 0;
+        p.users = NULL;
+        p.user = &want;
+        p.sampling.seed += (uint64_t)i;
+        assert_non_null(engine_submit(g, &p, &e));
+        run(g);
+        if (got->finish == FINISH_CANCELLED)
+            assert_true(got->n <= want.n);
+        else
+            assert_int_equal(got->n, want.n);
+        assert_memory_equal(got->ids, want.ids, (size_t)got->n * sizeof *got->ids);
+        assert_memory_equal(got->logprob, want.logprob, (size_t)got->n * sizeof *got->logprob);
+        assert_memory_equal(got->embedding, want.embedding, (size_t)got->n_embedding * sizeof *got->embedding);
+        engine_close(g);
+    }
+}
+
+static void test_schedules(void **state)
+{
+    (void)state;
+    static const enum kv_type kinds[] = { KV_F32, KV_F16, KV_I8 };
+    static struct job jobs[N];
+    int32_t shared[LEN];
+    struct err e;
+    uint64_t preemptions = 0, cached = 0, copies = 0;
+    struct source *source = source_open("models/tiny", &e);
+    struct model *m = source ? model_assemble(source, QT_F32, &e) : NULL;
+    source_close(source);
+    if (!m)
+        fail_msg("%s", e.msg);
+    assert_true(m->config.hidden_size <= 512);
+    for (int round = 0; round < 12; round++) {
+        struct rng r = { (uint64_t)round };
+        const enum kv_type kv = kinds[round % 3];
+        for (int i = 0; i < LEN; i++)
+            shared[i] = (int32_t)(rng_u64(&r) % (uint64_t)m->config.vocab_size);
+        const int max_seqs = 1 + (int)(rng_u64(&r) % 6);
+        struct engine *g = open_engine(m, kv, max_seqs, 8 + (int)(rng_u64(&r) % 90), (int)(rng_u64(&r) % 12), 0);
+        int n = 0, left = 0;
+        while (n < N || left > 0) {
+            if (n < N && rng_u64(&r) % 2) {
+                make_job(&jobs[n], &r, shared, m->config.vocab_size);
+                assert_non_null(jobs[n].first = engine_submit(g, &jobs[n].p, &e));
+                n++;
+            }
+            for (int i = 0; i < n; i++)
+                if (jobs[i].leaves-- == 0 && jobs[i].got[0].finish == FINISH_NONE)
+                    engine_cancel(g, jobs[i].first);
+            assert_int_not_equal(left = engine_step(g, &e), -1);
+        }
+        struct engine_stats s;
+        engine_stats(g, &s);
+        assert_int_equal(s.n_free_blocks + s.n_cached_blocks, s.n_blocks);
+        preemptions += s.preemptions;
+        cached += s.cached_tokens;
+        copies += s.copies;
+        engine_close(g);
+        for (int i = 0; i < N; i++)
+            check_job(m, kv, &jobs[i]);
+    }
+    assert_true(preemptions > 10 && cached > 1000 && copies > 20);
+    model_close(m);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_schedules) };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
