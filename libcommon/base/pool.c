@@ -16,21 +16,29 @@
  * (a few microseconds), shorter than anything a person or another process would notice. */
 enum { SPIN_NS = 50000 };
 
-/* state is the number of the current loop in its upper half and the items nobody has taken yet in its
- * lower half.  An item is taken by counting it down with compare-and-swap, so a thread that wakes late
- * sees another number and takes nothing; the caller never waits for a thread that has no item.
- * fn, arg and total belong to whoever holds an item: they only change when all items are done. */
+/* A thread's share of the loop: a run of neighbours, so that it reads memory in order.  left is the number of the loop in its upper half and
+ * the items nobody has taken yet in its lower half.  An item is taken by counting it down with compare-and-swap, by the owner or, when
+ * that has none of its own left, by another thread; one that comes late sees another number and takes nothing.  The rest belongs to whoever
+ * holds an item: it only changes when all items are done.  Owners wait for the next loop on their own share: one cache line brings all. */
+struct share {
+    _Alignas(64) _Atomic uint64_t left;
+    int end;                                    /* the next item is end - left */
+    void (*fn)(void *arg, int i, int thread);
+    void *arg;
+    void (*after)(const void *arg, int thread);
+    const void *after_arg;
+};
+
 struct pool {
     int n_threads;
     pthread_t *threads;
-    void (*fn)(void *arg, int i, int thread);
-    void *arg;
-    int total;
-    _Alignas(64) _Atomic uint64_t state;
-    _Alignas(64) _Atomic uint32_t epoch;        /* changes with every loop; workers sleep on it */
+    struct share *shares;                       /* [n_threads] */
+    uint32_t loop;
+    _Alignas(64) _Atomic uint32_t epoch;        /* number of the loop; workers sleep on it */
     _Atomic int sleepers;
     _Atomic int stop;
     _Alignas(64) _Atomic uint32_t done;         /* items finished; the caller sleeps on it */
+    uint32_t total;
     _Atomic int caller_sleeps;
 };
 
@@ -56,14 +64,48 @@ static void futex_wake(_Atomic uint32_t *word)
     syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
 }
 
-/* Wait while *word is value, for SPIN_NS at most: 1 when it changed, 0 when the time is up.  The word is looked at after every
- * pause, the clock, which costs more, after every 64th. */
-static int spin_while(_Atomic uint32_t *word, uint32_t value)
+enum { LOOKS = 64 };        /* the clock costs more than a look: one for so many */
+
+/* Take an item of a share: its number, or -1. */
+static int take(struct share *share)
+{
+    uint64_t left = atomic_load_explicit(&share->left, memory_order_acquire);
+    while ((uint32_t)left)
+        if (atomic_compare_exchange_weak_explicit(&share->left, &left, left - 1, memory_order_acq_rel, memory_order_acquire))
+            return share->end - (int)(uint32_t)left;
+    return -1;
+}
+
+/* Run items of the current loop until none is left: one's own, then others'. */
+static void work(struct pool *p, int thread)
+{
+    void (*after)(const void *arg, int thread) = NULL;
+    const void *after_arg = NULL;
+    uint32_t n = 0;
+    for (int i = 0; i < p->n_threads; i++) {
+        struct share *share = &p->shares[(thread + i) % p->n_threads];
+        for (int item; (item = take(share)) >= 0; n++) {
+            share->fn(share->arg, item, thread);
+            after = share->after;
+            after_arg = share->after_arg;
+        }
+    }
+    if (n == 0)
+        return;
+    const uint32_t total = p->total;            /* another loop's as soon as ours are counted */
+    if (atomic_fetch_add(&p->done, n) + n == total && thread && atomic_load(&p->caller_sleeps))
+        futex_wake(&p->done);
+    if (after)
+        after(after_arg, thread);
+}
+
+/* Wait for another loop than `seen`, for SPIN_NS at most: 1 when it came. */
+static int spin_for_loop(struct share *share, uint32_t seen)
 {
     uint64_t until = clock_ns() + SPIN_NS;
     do {
-        for (int i = 0; i < 64; i++) {
-            if (atomic_load_explicit(word, memory_order_acquire) != value)
+        for (int i = 0; i < LOOKS; i++) {
+            if (atomic_load_explicit(&share->left, memory_order_acquire) >> 32 != seen)
                 return 1;
             pause_cpu();
         }
@@ -71,39 +113,26 @@ static int spin_while(_Atomic uint32_t *word, uint32_t value)
     return 0;
 }
 
-/* Take and run items of the current loop until none is left. */
-static void work(struct pool *p, int thread)
-{
-    uint64_t s = atomic_load_explicit(&p->state, memory_order_acquire);
-    while ((uint32_t)s) {
-        if (!atomic_compare_exchange_weak_explicit(&p->state, &s, s - 1, memory_order_acq_rel, memory_order_acquire))
-            continue;
-        int total = p->total;
-        p->fn(p->arg, total - (int)(uint32_t)s, thread);
-        uint32_t done = atomic_fetch_add(&p->done, 1) + 1;
-        if (done == (uint32_t)total && atomic_load(&p->caller_sleeps))
-            futex_wake(&p->done);
-        s = atomic_load_explicit(&p->state, memory_order_acquire);
-    }
-}
-
 static void *worker_main(void *arg)
 {
     struct worker w = *(struct worker *)arg;
     struct pool *p = w.pool;
+    struct share *share = &p->shares[w.index];
     free(arg);
     uint32_t seen = 0;
     for (;;) {
-        if (!spin_while(&p->epoch, seen)) {
+        if (!spin_for_loop(share, seen)) {
             atomic_fetch_add(&p->sleepers, 1);
-            while (atomic_load_explicit(&p->epoch, memory_order_acquire) == seen)
+            while (atomic_load(&p->epoch) == seen && !atomic_load(&p->stop))
                 futex_wait(&p->epoch, seen);
             atomic_fetch_sub(&p->sleepers, 1);
         }
-        seen = atomic_load_explicit(&p->epoch, memory_order_acquire);
         if (atomic_load(&p->stop))
             return NULL;
-        work(p, w.index);
+        uint32_t loop = (uint32_t)(atomic_load_explicit(&share->left, memory_order_acquire) >> 32);
+        if (loop != seen)
+            work(p, w.index);
+        seen = loop;
     }
 }
 
@@ -132,8 +161,11 @@ struct pool *pool_open(int n_threads, struct err *e)
     }
     *p = (struct pool){ .n_threads = 1 };
     p->threads = calloc((size_t)n_threads, sizeof *p->threads);
-    if (!p->threads)
+    p->shares = aligned_alloc(64, (size_t)n_threads * sizeof *p->shares);
+    if (!p->threads || !p->shares)
         goto nomem;
+    for (int i = 0; i < n_threads; i++)
+        p->shares[i] = (struct share){ 0 };
     for (int i = 1; i < n_threads; i++) {
         struct worker *w = malloc(sizeof *w);
         if (!w)
@@ -158,7 +190,6 @@ nomem:
 
 static void wake_workers(struct pool *p)
 {
-    atomic_fetch_add(&p->epoch, 1);
     if (atomic_load(&p->sleepers))
         futex_wake(&p->epoch);
 }
@@ -168,39 +199,65 @@ void pool_close(struct pool *p)
     if (!p)
         return;
     atomic_store(&p->stop, 1);
+    atomic_store(&p->epoch, p->loop + 1);       /* or one could begin to sleep on what it was */
     wake_workers(p);
     for (int i = 1; i < p->n_threads; i++)
         pthread_join(p->threads[i], NULL);
     free(p->threads);
+    free(p->shares);
     free(p);
 }
 
 int pool_size(const struct pool *p) { return p->n_threads; }
 
-void pool_run(struct pool *p, int n, void (*fn)(void *arg, int i, int thread), void *arg)
+/* All items done?  For SPIN_NS at most. */
+static int spin_for_end(struct pool *p)
+{
+    uint64_t until = clock_ns() + SPIN_NS;
+    do {
+        for (int i = 0; i < LOOKS; i++) {
+            if (atomic_load_explicit(&p->done, memory_order_acquire) == p->total)
+                return 1;
+            pause_cpu();
+        }
+    } while (clock_ns() < until);
+    return 0;
+}
+
+void pool_run_after(struct pool *p, int n, void (*fn)(void *arg, int i, int thread), void *arg, void (*after)(const void *arg, int thread), const void *after_arg)
 {
     if (n <= 0)
         return;
     if (n == 1 || p->n_threads == 1) {
         for (int i = 0; i < n; i++)
             fn(arg, i, 0);
+        if (after && p->n_threads > 1)
+            after(after_arg, 0);
         return;
     }
-    p->fn = fn;
-    p->arg = arg;
-    p->total = n;
-    atomic_store(&p->done, 0);
-    uint64_t s = atomic_load_explicit(&p->state, memory_order_relaxed);
-    atomic_store_explicit(&p->state, ((s >> 32) + 1) << 32 | (uint32_t)n, memory_order_release);
+    p->loop++;
+    p->total = (uint32_t)n;
+    atomic_store_explicit(&p->done, 0, memory_order_relaxed);
+    for (int t = p->n_threads; t-- > 0; ) {
+        struct share *share = &p->shares[t];
+        const int begin = (int)((int64_t)n * t / p->n_threads);
+        share->end = (int)((int64_t)n * (t + 1) / p->n_threads);
+        share->fn = fn;
+        share->arg = arg;
+        share->after = after;
+        share->after_arg = after_arg;
+        atomic_store_explicit(&share->left, (uint64_t)p->loop << 32 | (uint32_t)(share->end - begin), memory_order_release);
+    }
+    atomic_store(&p->epoch, p->loop);
     wake_workers(p);
     work(p, 0);
-    uint32_t done;
-    while ((done = atomic_load(&p->done)) != (uint32_t)n) {
-        if (spin_while(&p->done, done))
-            continue;
+    while (!spin_for_end(p)) {
         atomic_store(&p->caller_sleeps, 1);
-        if ((done = atomic_load(&p->done)) != (uint32_t)n)
+        uint32_t done = atomic_load(&p->done);
+        if (done != p->total)
             futex_wait(&p->done, done);
         atomic_store(&p->caller_sleeps, 0);
     }
 }
+
+void pool_run(struct pool *p, int n, void (*fn)(void *arg, int i, int thread), void *arg) { pool_run_after(p, n, fn, arg, NULL, NULL); }

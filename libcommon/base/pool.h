@@ -20,9 +20,13 @@ int pool_size(const struct pool *p);
 int pool_n_cpus(void);                      /* processors in this process's affinity mask */
 
 /* Run fn(arg, i, thread) for every i in [0, n), each exactly once, thread in [0, pool_size); returns when
- * all are done.  Items are handed out in order, so make each item's result independent of its thread.
- * Calls must not nest and must come from one thread at a time. */
+ * all are done.  Each thread begins with a run of neighbours of its own, then helps others: make each item's
+ * result independent of its thread.  Calls must not nest and must come from one thread at a time. */
 void pool_run(struct pool *p, int n, void (*fn)(void *arg, int i, int thread), void *arg);
+/* The same, and then each thread that ran an item calls after(after_arg, thread), not before it finds no more items, and perhaps while later
+ * loops run: what that reads must not change and must live until pool_close.  To fetch what comes next while others still work. */
+void pool_run_after(struct pool *p, int n, void (*fn)(void *arg, int i, int thread), void *arg,
+                    void (*after)(const void *arg, int thread), const void *after_arg);
 
 #ifdef __cplusplus
 }

@@ -27,8 +27,8 @@ static void cpu_close(void *backend)
         return;
     if (b->core.kv)
         munmap(b->core.kv, b->kv_size);
+    pool_close(b->pool);            /* its threads may still look at what the core has */
     core_close(&b->core);
-    pool_close(b->pool);
     free(b->offset);
     free(b->rows);
     free(b);
@@ -66,7 +66,7 @@ static void *cpu_open(const struct model *m, const struct backend_options *o, st
     b->o = *o;
     b->pool = pool_open(o->n_threads, e);
     if (!b->pool || core_open(&b->core, &m->config, kernels, b->pool, o->max_tokens, (int64_t)o->n_blocks * KV_BLOCK, o->exact, o->kv_type, e) < 0 ||
-        core_reserve(&b->core, m->layers, m->config.n_layers, &m->head, e) < 0 || kv_open(b, e) < 0)
+        core_reserve(&b->core, m->layers, m->config.n_layers, &m->head, e) < 0 || core_ahead(&b->core, m, e) < 0 || kv_open(b, e) < 0)
         goto fail;
     b->offset = calloc((size_t)o->max_tokens, sizeof *b->offset);
     b->rows = calloc((size_t)o->max_logits + 1, sizeof *b->rows);

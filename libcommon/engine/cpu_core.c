@@ -19,6 +19,10 @@ _Static_assert((int)CONFIG_ACT_SILU == ACT_SILU && (int)CONFIG_ACT_GELU == ACT_G
 
 enum {
     TILE_JOB = 4,               /* tiles of one job at most: 128 rows, so that a chunk of outputs stays in the L2 cache */
+    TILE_SINGLES = 4,           /* jobs of one tile at the end of each thread's share: threads end together, but most jobs cost little to hand out */
+    AHEAD_TOKENS = 16,          /* up to so many tokens, threads that wait fetch what comes next */
+    AHEAD_BYTES = 16384,        /* that much; the caller, who has something to do, less */
+    AHEAD_CALLER = 2048,
     SERIAL = 32768,             /* elements up to which a loop over rows is done by the caller: about 10 us, several times what waking the others takes */
     ROW_JOB = 8,                /* rows of one job beyond that */
     MAX_PARTS = 22,             /* pieces of memory besides those of threads */
@@ -134,6 +138,7 @@ void core_close(struct core *k)
     free(k->scratch);
     free(k->tile);
     free(k->rotated);
+    free(k->ahead);
     *k = (struct core){ 0 };
 }
 
@@ -234,7 +239,13 @@ struct op {
     enum op_kind kind;
     float scale, limit;
 };
-struct linear_job { const struct core *k; const struct op *ops; int n_ops, n_tokens, tiles; };
+struct linear_job {
+    const struct core *k;
+    const struct op *ops;
+    int n_ops, n_tokens;
+    int n_tiles, n_threads;                 /* a thread's share is a run of the tiles of all ops, */
+    int each, singles;                      /* cut into so many jobs, the last of them of one tile (or none) */
+};
 
 /* Tiles [t0, t1) of y = w x + bias; out is that of row 0. */
 static void multiply(const struct core *k, const struct linear *l, const struct input *in, int t0, int t1, int n_tokens, float *out, size_t ldo, int thread)
@@ -297,28 +308,76 @@ static void op_tiles(const struct core *k, const struct op *op, int t0, int t1, 
     }
 }
 
+static int share_begin(int n_tiles, int n_threads, int thread) { return (int)((int64_t)n_tiles * thread / n_threads); }
+
 static void linear_part(void *arg, int i, int thread)
 {
     const struct linear_job *j = arg;
-    const struct op *op = j->ops;
-    for (int n; i >= (n = (op->l->w.n_tiles + j->tiles - 1) / j->tiles); op++)
-        i -= n;
-    int t0 = i * j->tiles, t1 = t0 + j->tiles < op->l->w.n_tiles ? t0 + j->tiles : op->l->w.n_tiles;
-    op_tiles(j->k, op, t0, t1, j->n_tokens, thread);
+    const int share = i / j->each, n = i % j->each, large = j->each - j->singles;
+    const int begin = share_begin(j->n_tiles, j->n_threads, share), len = share_begin(j->n_tiles, j->n_threads, share + 1) - begin;
+    const int rest = len > j->singles ? len - j->singles : 0;
+    int t0 = n < large ? begin + (int)((int64_t)rest * n / large) : begin + rest + n - large;
+    int t1 = n < large ? begin + (int)((int64_t)rest * (n + 1) / large) : t0 + 1;
+    t1 = t1 < begin + len ? t1 : begin + len;
+    for (const struct op *op = j->ops; t0 < t1 && op < j->ops + j->n_ops; op++) {
+        const int tiles = op->l->w.n_tiles;
+        if (t0 < tiles)
+            op_tiles(j->k, op, t0, t1 < tiles ? t1 : tiles, j->n_tokens, thread);
+        t0 = t0 > tiles ? t0 - tiles : 0;
+        t1 -= tiles;
+    }
 }
 
-/* Several matrices in one parallel loop. */
-static void linear_run(struct core *k, const struct op *ops, int n_ops, int n_tokens)
+/* The matrix that the next loop begins with, and how that loop is shared. */
+struct ahead { const struct mat *w; int n_tiles, n_threads; };
+
+static void fetch_ahead(const void *arg, int thread)
 {
-    int tiles = 0, jobs = 0;
-    for (int i = 0; i < n_ops; i++)
-        tiles += ops[i].l->w.n_tiles;
-    struct linear_job j = { k, ops, n_ops, n_tokens, tiles / (pool_size(k->pool) * 4) };
-    j.tiles = j.tiles < 1 ? 1 : j.tiles > TILE_JOB ? TILE_JOB : j.tiles;
-    for (int i = 0; i < n_ops; i++)
-        jobs += (ops[i].l->w.n_tiles + j.tiles - 1) / j.tiles;
-    pool_run(k->pool, jobs, linear_part, &j);
+    const struct ahead *a = arg;
+    const int tile = share_begin(a->n_tiles, a->n_threads, thread);
+    const size_t at = (size_t)tile * a->w->tile_bytes, most = thread ? AHEAD_BYTES : AHEAD_CALLER;
+    for (size_t i = 0; tile < a->w->n_tiles && i < most && at + i < a->w->size; i += 64)
+        __builtin_prefetch(a->w->data + at + i, 0, 2);
 }
+
+/* Several matrices in one parallel loop; ahead may be NULL. */
+static void linear_run(struct core *k, const struct op *ops, int n_ops, int n_tokens, const struct ahead *ahead)
+{
+    struct linear_job j = { .k = k, .ops = ops, .n_ops = n_ops, .n_tokens = n_tokens, .n_threads = pool_size(k->pool) };
+    for (int i = 0; i < n_ops; i++)
+        j.n_tiles += ops[i].l->w.n_tiles;
+    const int most = (j.n_tiles + j.n_threads - 1) / j.n_threads;
+    j.singles = j.n_threads == 1 ? 0 : most < TILE_SINGLES ? most : TILE_SINGLES;
+    j.each = j.singles + (most - j.singles + TILE_JOB - 1) / TILE_JOB;
+    if (ahead && n_tokens <= AHEAD_TOKENS)
+        pool_run_after(k->pool, j.each * j.n_threads, linear_part, &j, fetch_ahead, ahead);
+    else
+        pool_run(k->pool, j.each * j.n_threads, linear_part, &j);
+}
+
+int core_ahead(struct core *k, const struct model *m, struct err *e)
+{
+    const int n_layers = m->config.n_layers, n_threads = pool_size(k->pool);
+    if (n_threads == 1 || m->config.block != BLOCK_SEQUENTIAL)
+        return 0;
+    k->ahead = calloc((size_t)n_layers * LOOPS, sizeof *k->ahead);
+    if (!k->ahead)
+        return err_nomem(e, "cpu backend");
+    k->bytes += (size_t)n_layers * LOOPS * sizeof *k->ahead;
+    for (int i = 0; i < n_layers; i++) {
+        const struct layer *l = &m->layers[i], *next = i + 1 < n_layers ? l + 1 : NULL;
+        const struct mat *up = l->gate.w.data ? &l->gate.w : &l->up.w, *end = next ? &next->q.w : m->embed_out.w.data ? &m->embed_out.w : &m->head.w;
+        struct ahead *a = k->ahead + i * LOOPS;
+        a[LOOP_QKV] = (struct ahead){ &l->o.w, l->o.w.n_tiles, n_threads };
+        a[LOOP_O] = (struct ahead){ up, up->n_tiles, n_threads };
+        a[LOOP_UP] = (struct ahead){ &l->down.w, l->down.w.n_tiles, n_threads };
+        a[LOOP_DOWN] = (struct ahead){ end, next ? next->q.w.n_tiles + next->k.w.n_tiles + next->v.w.n_tiles : end->n_tiles, n_threads };
+    }
+    return 0;
+}
+
+/* What follows a loop of a layer, if that is known. */
+static const struct ahead *after(const struct core *k, int index, int loop) { return k->ahead ? k->ahead + index * LOOPS + loop : NULL; }
 
 /* ---- rows ---- */
 
@@ -379,14 +438,14 @@ static const float *pre_norm(struct core *k, const struct norm *norm, const floa
 }
 
 /* x += l(in), through post if there is one; y is a buffer like x. */
-static void add_residual(struct core *k, const struct linear *l, const struct input *in, const struct norm *post, float *x, float *y, int n)
+static void add_residual(struct core *k, const struct linear *l, const struct input *in, const struct norm *post, float *x, float *y, int n, const struct ahead *ahead)
 {
     const size_t hidden = (size_t)k->c->hidden_size;
     if (!post->present) {
-        linear_run(k, &(struct op){ .l = l, .in = in, .out = x, .ldo = hidden, .kind = OP_ADD, .scale = k->c->residual_scale }, 1, n);
+        linear_run(k, &(struct op){ .l = l, .in = in, .out = x, .ldo = hidden, .kind = OP_ADD, .scale = k->c->residual_scale }, 1, n, ahead);
         return;
     }
-    linear_run(k, &(struct op){ .l = l, .in = in, .out = y, .ldo = hidden, .kind = OP_STORE }, 1, n);
+    linear_run(k, &(struct op){ .l = l, .in = in, .out = y, .ldo = hidden, .kind = OP_STORE }, 1, n, ahead);
     rows_run(k, &(struct row_job){ .norm = post, .add = y, .out = y, .sum = x, .n = n, .cols = (int)hidden, .after_add = k->c->norm_after_add });
 }
 
@@ -404,11 +463,11 @@ static int run_mlp(struct core *k, const struct layer *l, int index, const struc
     if (tapped(k, index, gated ? ROLE_GATE : ROLE_UP, in, n))
         return 1;
     linear_run(k, &(struct op){ .l = gated ? &l->gate : &l->up, .up = gated ? &l->up : NULL, .in = in, .out = k->mlp,
-                                .ldo = (size_t)k->c->intermediate_size, .kind = OP_MLP }, 1, n);
+                                .ldo = (size_t)k->c->intermediate_size, .kind = OP_MLP }, 1, n, after(k, index, LOOP_UP));
     input_init(k, &down, slot, k->mlp, k->c->intermediate_size, n, (const struct linear *[]){ &l->down }, 1);
     if (tapped(k, index, ROLE_DOWN, &down, n))
         return 1;
-    add_residual(k, &l->down, &down, &l->mlp_post_norm, x, k->h[0], n);
+    add_residual(k, &l->down, &down, &l->mlp_post_norm, x, k->h[0], n, after(k, index, LOOP_DOWN));
     return 0;
 }
 
@@ -427,7 +486,7 @@ int core_layer(struct core *k, const struct step *s, const struct layer *l, int 
     linear_run(k, (struct op[]){
         { .l = &l->q, .in = &in, .out = k->q, .ldo = (size_t)q_cols, .kind = OP_STORE, .limit = c->clip_qkv },
         { .l = &l->k, .in = &in, .out = k->key, .ldo = (size_t)kv_cols, .kind = OP_STORE, .limit = c->clip_qkv },
-        { .l = &l->v, .in = &in, .out = k->value, .ldo = (size_t)kv_cols, .kind = OP_STORE, .limit = c->clip_qkv } }, 3, n);
+        { .l = &l->v, .in = &in, .out = k->value, .ldo = (size_t)kv_cols, .kind = OP_STORE, .limit = c->clip_qkv } }, 3, n, after(k, index, LOOP_QKV));
     attn_run(k, s, l, index);
     input_init(k, &o, 0, k->att, q_cols, n, (const struct linear *[]){ &l->o }, 1);
     if (tapped(k, index, ROLE_O, &o, n))
@@ -435,10 +494,10 @@ int core_layer(struct core *k, const struct step *s, const struct layer *l, int 
     if (c->block != BLOCK_SEQUENTIAL) {         /* the MLP first: k->h[0] may be its input */
         if (run_mlp(k, l, index, &in_mlp, mlp, x, n))
             return 1;
-        add_residual(k, &l->o, &o, &l->attn_post_norm, x, k->h[0], n);
+        add_residual(k, &l->o, &o, &l->attn_post_norm, x, k->h[0], n, after(k, index, LOOP_O));
         return 0;
     }
-    add_residual(k, &l->o, &o, &l->attn_post_norm, x, k->h[0], n);
+    add_residual(k, &l->o, &o, &l->attn_post_norm, x, k->h[0], n, after(k, index, LOOP_O));
     h = pre_norm(k, &l->mlp_norm, x, k->h[0], n);
     input_init(k, &in_mlp, 0, h, hidden, n, up, 2);
     return run_mlp(k, l, index, &in_mlp, 0, x, n);
@@ -482,7 +541,7 @@ void core_embed(struct core *k, const struct model *m, int n, float *x)
     if (j.wide) {
         const struct linear *l = &m->embed_in;
         struct input in = { .x = j.wide, .ldx = (size_t)c->embed_size, .cols = c->embed_size };     /* not rounded: one small matrix */
-        linear_run(k, &(struct op){ .l = l, .in = &in, .out = x, .ldo = (size_t)c->hidden_size, .kind = OP_STORE }, 1, n);
+        linear_run(k, &(struct op){ .l = l, .in = &in, .out = x, .ldo = (size_t)c->hidden_size, .kind = OP_STORE }, 1, n, NULL);
     }
     if (m->pos_embed || m->embed_norm.present)
         pool_run(k->pool, n, embed_finish, &j);
@@ -506,11 +565,11 @@ void core_logits(struct core *k, const struct model *m, const float *const *rows
         core_final_norm(k, m, rows[i], h + (size_t)i * hidden);
     struct input in = { .x = h, .ldx = hidden, .cols = c->hidden_size };
     if (m->embed_out.w.data) {
-        linear_run(k, &(struct op){ .l = &m->embed_out, .in = &in, .out = k->mlp, .ldo = (size_t)c->embed_size, .kind = OP_STORE }, 1, n);
+        linear_run(k, &(struct op){ .l = &m->embed_out, .in = &in, .out = k->mlp, .ldo = (size_t)c->embed_size, .kind = OP_STORE }, 1, n, NULL);
         h = k->mlp;
     }
     input_init(k, &in, 0, h, c->embed_size, n, &head, 1);
     tapped(k, -1, ROLE_HEAD, &in, n);
     linear_run(k, &(struct op){ .l = head, .in = &in, .out = logits, .ldo = (size_t)c->vocab_size, .kind = OP_LOGITS,
-                                .scale = c->logit_scale, .limit = c->final_softcap }, 1, n);
+                                .scale = c->logit_scale, .limit = c->final_softcap }, 1, n, NULL);
 }

@@ -55,7 +55,9 @@ struct core {
     void *arena;
     size_t arena_bytes, bytes;              /* bytes: all memory but KV */
     const struct cpu_tap *tap;
+    struct ahead *ahead;                    /* [n_layers][LOOPS] what comes after each loop over weights; NULL: unknown */
 };
+enum { LOOP_QKV, LOOP_O, LOOP_UP, LOOP_DOWN, LOOPS };
 
 /* A batch, flattened. */
 struct step {
@@ -73,6 +75,9 @@ int core_open(struct core *k, const struct config *c, const struct kernels *kern
 void core_close(struct core *k);
 /* Room for what these layers' inputs are rounded to; grows only. */
 int core_reserve(struct core *k, const struct layer *layers, int n_layers, const struct linear *head, struct err *e);
+
+/* Threads that wait fetch the weights that come next.  The model must live as long as the pool. */
+int core_ahead(struct core *k, const struct model *m, struct err *e);
 
 /* Cut the items into chunks. offset [n_items] is the caller's. */
 void core_step(struct core *k, struct step *s, const struct batch_item *items, int n_items, int *offset);

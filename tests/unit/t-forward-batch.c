@@ -12,67 +12,10 @@
 #include <cmocka.h>
 
 #include "libcommon/base/rng.h"
-#include "libcommon/convert/assemble.h"
 #include "libcommon/engine/cpu.h"
-#include "libcommon/quant/quantize.h"
+#include "tests/unit/tiny.h"
 
 enum { N_SEQS = 4, LEN = 70, BLOCKS_EACH = (LEN + KV_BLOCK - 1) / KV_BLOCK, N_BLOCKS = N_SEQS * BLOCKS_EACH + 3 };
-
-static struct model *load(const char *name)
-{
-    const char *root = getenv("ZSE_ORACLES");
-    char path[400];
-    struct err e;
-    snprintf(path, sizeof path, strcmp(name, "tiny") == 0 ? "models/tiny" : "%s/models/hf/%s", root ? root : "../shared/oracles", name);
-    struct source *s = source_open(path, &e);
-    struct model *m = s ? model_assemble(s, QT_F32, &e) : NULL;
-    source_close(s);
-    return m;
-}
-
-/* ---- the same model with integer weights ---- */
-
-static uint8_t *quantize(struct linear *l, enum qtype type, int group_size, int act_group)
-{
-    struct mat m;
-    struct qrow q;
-    struct err e;
-    assert_int_equal(mat_init(&m, type, group_size, act_group, l->w.rows, l->w.cols, &e), 0);
-    assert_int_equal(qrow_init(&q, &m, &e), 0);
-    uint8_t *data = aligned_alloc(64, (m.size + 63) / 64 * 64);
-    float *row = malloc((size_t)m.cols * sizeof *row);
-    memset(data, 0, m.size);
-    for (int r = 0; r < m.rows; r++) {
-        mat_decode_row(&l->w, r, row);
-        quantize_row(&m, row, NULL, QUANT_ABSMAX, &q);
-        tile_put(&m, data + (size_t)(r / TILE_ROWS) * m.tile_bytes, r % TILE_ROWS, &q);
-    }
-    free(row);
-    qrow_release(&q);
-    m.data = data;
-    l->w = m;
-    return data;
-}
-
-/* Other types side by side, so that q, k and v want their input rounded in two ways. */
-static int quantize_model(struct model *m, uint8_t **owned)
-{
-    int n = 0;
-    for (int i = 0; i < m->config.n_layers; i++) {
-        struct layer *l = &m->layers[i];
-        owned[n++] = quantize(&l->q, QT_NL4, 32, 64);
-        owned[n++] = quantize(&l->k, QT_NL4, 32, 64);
-        owned[n++] = quantize(&l->v, QT_I8, 32, 32);
-        owned[n++] = quantize(&l->o, QT_I4M, 32, 32);
-        if (l->gate.w.data)
-            owned[n++] = quantize(&l->gate, QT_NL4, 32, 64);
-        owned[n++] = quantize(&l->up, QT_I4, 128, 128);
-        owned[n++] = quantize(&l->down, QT_NF4, 64, 64);
-    }
-    m->head.w = m->embed.w;
-    owned[n++] = quantize(&m->head, QT_I8R, 32, 64);
-    return n;
-}
 
 /* ---- schedules ---- */
 

@@ -1,4 +1,5 @@
 /* t-pool.c - every item exactly once, on every number of threads, with loops so small and so many that threads come late, fall asleep and wake. */
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -142,6 +143,86 @@ static void caller_waits(void **state)
     pool_close(p);
 }
 
+/* Far more threads than processors, items that are preempted or take long at random, loops that follow at once: nothing is lost and nobody hangs. */
+static void uneven(void *arg, int i, int thread)
+{
+    count(arg, i, thread);
+    uint32_t h = (uint32_t)i * 2654435761u;
+    if (h % 7 == 0)
+        sched_yield();
+    for (volatile uint32_t j = 0; j < h >> 22; j++) { }
+}
+
+static void more_threads_than_processors(void **state)
+{
+    (void)state;
+    static struct counts c;
+    struct rng r = { 3 };
+    for (int n = 8; n <= 32; n += 12) {
+        struct pool *p = open_pool(n);
+        c.pool_size = n;
+        for (int i = 0; i < 400; i++) {
+            c.n = 2 + (int)(rng_double(&r) * (i % 3 ? 10 : 200));
+            memset(c.seen, 0, (size_t)c.n);
+            pool_run(p, c.n, uneven, &c);
+            for (int j = 0; j < c.n; j++)
+                assert_int_equal(c.seen[j], 1);
+        }
+        assert_int_equal(atomic_load(&c.bad), 0);
+        pool_close(p);
+    }
+}
+
+/* Two pools take turns: what one leaves behind is no business of the other's. */
+static void two_pools(void **state)
+{
+    (void)state;
+    static struct counts c[2];
+    struct pool *p[2] = { open_pool(3), open_pool(2) };
+    c[0].pool_size = 3, c[1].pool_size = 2;
+    for (int i = 0; i < 2000; i++)
+        run_once(p[i % 2], &c[i % 2], 1 + i % 11);
+    pool_close(p[0]);
+    pool_close(p[1]);
+}
+
+/* Called by each thread that ran an item, after the items; at the latest when the pool is closed. */
+struct afters { atomic_int items, calls, of[MOST], early; };
+static void item_of(void *arg, int i, int thread)
+{
+    struct afters *a = arg;
+    (void)i;
+    atomic_fetch_or(&a->of[thread], 1);
+    atomic_fetch_add(&a->items, 1);
+}
+static void after_of(const void *arg, int thread)
+{
+    struct afters *a = (struct afters *)(uintptr_t)arg;
+    if (!atomic_load(&a->of[thread]))
+        atomic_fetch_add(&a->early, 1);
+    atomic_fetch_add(&a->calls, 1);
+}
+
+static void calls_after(void **state)
+{
+    (void)state;
+    for (int n = 1; n <= MOST; n++)
+        for (int items = 1; items < 40; items += 3) {
+            static struct afters a;
+            memset(&a, 0, sizeof a);
+            struct pool *p = open_pool(n);
+            pool_run_after(p, items, item_of, &a, after_of, &a);
+            assert_int_equal(atomic_load(&a.items), items);
+            pool_run(p, 0, item_of, &a);
+            pool_close(p);
+            int threads = 0;
+            for (int t = 0; t < MOST; t++)
+                threads += atomic_load(&a.of[t]);
+            assert_int_equal(atomic_load(&a.calls), n == 1 ? 0 : threads);
+            assert_int_equal(atomic_load(&a.early), 0);
+        }
+}
+
 static void opening(void **state)
 {
     (void)state;
@@ -162,7 +243,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(opening), cmocka_unit_test(every_item_once), cmocka_unit_test(many_tiny_loops), cmocka_unit_test(loops_with_pauses),
-        cmocka_unit_test(loops_see_each_other), cmocka_unit_test(caller_waits),
+        cmocka_unit_test(loops_see_each_other), cmocka_unit_test(caller_waits), cmocka_unit_test(more_threads_than_processors),
+        cmocka_unit_test(two_pools), cmocka_unit_test(calls_after),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

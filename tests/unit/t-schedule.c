@@ -1,0 +1,220 @@
+/* t-schedule.c - the same answer always: hundreds of random schedules of some sequences, and the logits of each are those, bit for bit, that it has alone.
+ *
+ * A schedule is what may happen to a request on a busy server: its prompt is cut anywhere, other sequences come and go beside it, its blocks lie anywhere,
+ * its beginning is another sequence's blocks or a copy of them, and drafts are tried and dropped.  On 1 to 4 threads, with all sets of
+ * kernels of this machine but the plain one (which the kernels' tests compare), and keys and values of all types.  Two sequences are longer than the parts in
+ * which attention is computed, and two layers see a window only. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "libcommon/base/rng.h"
+#include "libcommon/engine/cpu.h"
+#include "tests/unit/tiny.h"
+
+enum { SEQS = 6, LONGEST = 1100, THREADS = 4, MOST_TOKENS = 256, BLOCKS_EACH = LONGEST / KV_BLOCK + 2, BLOCKS = SEQS * BLOCKS_EACH, ROUNDS = 40 };
+
+static const int length[SEQS] = { 1100, 690, 120, 64, 33, 17 };
+static const int same[SEQS] = { 0, 600, 50, 0, 0, 5 };          /* so many tokens begin like the sequence before */
+
+struct sequence {
+    int32_t ids[LONGEST];
+    float *want;                    /* [length][vocab] */
+};
+
+static int below(struct rng *r, int n) { return (int)(rng_u64(r) % (unsigned)n); }
+
+static void forward(void *b, const struct batch_item *items, int n, float *logits)
+{
+    struct err e;
+    if (backend_cpu.forward(b, &(struct batch){ items, n }, logits, &e) != 0)
+        fail_msg("%s", e.msg);
+}
+
+static void *open_backend(const struct model *m, int n_threads, enum kv_type kv, int max_tokens, const char *kernels)
+{
+    struct err e;
+    const struct backend_options o = { .n_threads = n_threads, .kv_type = kv, .n_blocks = BLOCKS, .max_tokens = max_tokens, .max_logits = max_tokens, .kernels = kernels };
+    void *b = backend_cpu.open(m, &o, &e);
+    if (!b)
+        fail_msg("%s", e.msg);
+    return b;
+}
+
+static void make_sequences(struct sequence *s, int vocab)
+{
+    struct rng r = { 7 };
+    for (int i = 0; i < SEQS; i++) {
+        for (int t = 0; t < length[i]; t++)
+            s[i].ids[t] = t < same[i] ? s[i - 1].ids[t] : below(&r, vocab);
+        s[i].want = malloc((size_t)length[i] * (size_t)vocab * sizeof *s[i].want);
+        assert_non_null(s[i].want);
+    }
+}
+
+/* Each alone and whole, on one thread. */
+static void run_alone(const struct model *m, enum kv_type kv, struct sequence *s)
+{
+    int32_t table[BLOCKS_EACH];
+    void *b = open_backend(m, 1, kv, LONGEST, NULL);
+    for (int i = 0; i < BLOCKS_EACH; i++)
+        table[i] = i;
+    for (int i = 0; i < SEQS; i++)
+        forward(b, &(struct batch_item){ .tokens = s[i].ids, .n_tokens = length[i], .table = table, .n_logits = length[i] }, 1, s[i].want);
+    backend_cpu.close(b);
+}
+
+/* One sequence of a schedule. */
+struct run { int n, at, drafts; int32_t table[BLOCKS_EACH], ids[MOST_TOKENS]; };
+
+/* Begin with what the sequence before has computed: whole blocks are shared, the rest of a block is copied. */
+static int reuse(void *b, const struct run *from, struct run *to, int most, struct rng *r)
+{
+    struct err e;
+    int n = from->at < most ? from->at : most;
+    n = n < to->n - 1 ? n : to->n - 1;
+    n = n > 0 ? below(r, n + 1) : 0;
+    for (int i = 0; i < n / KV_BLOCK; i++)
+        to->table[i] = from->table[i];
+    if (n % KV_BLOCK && backend_cpu.copy_block(b, from->table[n / KV_BLOCK], to->table[n / KV_BLOCK], &e) != 0)
+        fail_msg("%s", e.msg);
+    return n;
+}
+
+static void check(const struct sequence *s, int seq, int pos, const float *got, size_t vocab, const char *what)
+{
+    const float *want = s[seq].want + (size_t)pos * vocab;
+    for (size_t i = 0; i < vocab; i++)
+        if (memcmp(&got[i], &want[i], sizeof *got) != 0)
+            fail_msg("%s: sequence %d: logit %zu after position %d is %.9g, alone it is %.9g", what, seq, i, pos, (double)got[i], (double)want[i]);
+}
+
+/* What sequence i does in this step: tokens from its text, sometimes with a draft behind the next one that is wrong. */
+static struct batch_item plan(struct run *run, const struct sequence *s, int room, int most, int vocab, struct rng *r)
+{
+    const int left = run->n - run->at;
+    int n = 1 + (below(r, 3) ? below(r, most) : 0);
+    n = n < left ? n : left;
+    n = n < room ? n : room;
+    memcpy(run->ids, s->ids + run->at, (size_t)n * sizeof *run->ids);
+    run->drafts = 0;
+    if (n > 1 && n <= 8 && below(r, 2)) {
+        run->drafts = n - 1;
+        for (int i = 1; i < n; i++)
+            run->ids[i] = below(r, vocab);
+    }
+    const int logits = run->drafts ? n : run->at + n == run->n ? 1 + below(r, n) : below(r, n < 4 ? n + 1 : 4);
+    return (struct batch_item){ .tokens = run->ids, .n_tokens = n, .pos = run->at, .table = run->table, .n_logits = logits };
+}
+
+static void schedule(void *b, const struct sequence *s, int longest, int vocab, float *logits, struct rng *r, const char *what)
+{
+    static const int mosts[] = { 1, 7, 33, 130, MOST_TOKENS };
+    static struct run run[SEQS];
+    int32_t block[BLOCKS];
+    const int most = mosts[below(r, 3) + (longest == LONGEST ? 2 : 0)];         /* long ones in pieces that are not too many */
+    for (int i = 0; i < BLOCKS; i++) {
+        const int j = below(r, i + 1);
+        block[i] = block[j];
+        block[j] = i;
+    }
+    int left = 0;
+    for (int i = 0; i < SEQS; i++) {
+        run[i].n = length[i] <= longest ? length[i] : 0;
+        run[i].at = 0;
+        memcpy(run[i].table, block + i * BLOCKS_EACH, sizeof run[i].table);
+        left += run[i].n;
+    }
+    while (left) {
+        struct batch_item items[SEQS];
+        int of[SEQS], n = 0, room = MOST_TOKENS;
+        for (int k = 0, first = below(r, SEQS); k < SEQS && room; k++) {
+            const int i = (first + k) % SEQS;
+            if (run[i].at == run[i].n || below(r, 4) == 0)
+                continue;
+            if (run[i].at == 0 && same[i] && run[i - 1].n) {
+                if (below(r, 8))                        /* wait for the other, mostly */
+                    continue;
+                left -= run[i].at = reuse(b, &run[i - 1], &run[i], same[i], r);
+            }
+            items[n] = plan(&run[i], &s[i], room, most, vocab, r);
+            room -= items[n].n_tokens;
+            of[n++] = i;
+        }
+        if (n == 0)
+            continue;
+        forward(b, items, n, logits);
+        const float *got = logits;
+        for (int k = 0; k < n; k++) {
+            const struct batch_item *it = &items[k];
+            struct run *x = &run[of[k]];
+            for (int t = it->n_tokens - it->n_logits; t < it->n_tokens; t++, got += vocab)
+                if (t < it->n_tokens - x->drafts)
+                    check(s, of[k], it->pos + t, got, (size_t)vocab, what);
+            x->at += it->n_tokens - x->drafts;
+            left -= it->n_tokens - x->drafts;
+        }
+    }
+}
+
+static void schedules(void **state)
+{
+    (void)state;
+    struct model *m = load("tiny");
+    if (!m) {
+        print_message("# skipped: models/tiny is not here\n");
+        skip();
+    }
+    uint8_t **owned = calloc((size_t)m->config.n_layers * 7 + 1, sizeof *owned);
+    int n_owned = quantize_model(m, owned), n_run = 0;
+    m->config.window[1] = 100;
+    m->config.window[2] = 700;
+    const int vocab = m->config.vocab_size;
+    static struct sequence s[SEQS];
+    float *logits = malloc((size_t)MOST_TOKENS * (size_t)vocab * sizeof *logits);
+    struct rng r = { 1 };
+    make_sequences(s, vocab);
+    for (int kv = KV_F32; kv <= KV_I8; kv++) {
+        run_alone(m, (enum kv_type)kv, s);
+        for (const struct kernels *const *k = kernels_all(); *k; k++) {
+            if (!(*k)->supported() || *k == &kernels_ref)
+                continue;
+            void *b[THREADS];
+            for (int i = 0; i < THREADS; i++)
+                b[i] = open_backend(m, i + 1, (enum kv_type)kv, MOST_TOKENS, (*k)->name);
+            for (int i = 0; i < ROUNDS; i++) {
+                const int threads = 1 + below(&r, THREADS);
+                char what[100];
+                snprintf(what, sizeof what, "kernels %s, kv %d, %d threads, schedule %d", (*k)->name, kv, threads, i);
+                schedule(b[threads - 1], s, i % 13 == 0 ? LONGEST : 150, vocab, logits, &r, what);
+                n_run++;
+            }
+            for (int i = 0; i < THREADS; i++)
+                backend_cpu.close(b[i]);
+        }
+    }
+    print_message("# %d schedules of up to %d sequences\n", n_run, SEQS);
+    if (!n_run)
+        print_message("# skipped: this machine has the plain kernels only\n");
+    for (int i = 0; i < SEQS; i++)
+        free(s[i].want);
+    while (n_owned-- > 0)
+        free(owned[n_owned]);
+    free(owned);
+    free(logits);
+    model_close(m);
+    if (!n_run)
+        skip();
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(schedules) };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
