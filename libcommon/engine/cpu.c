@@ -150,6 +150,15 @@ static int cpu_copy_block(void *backend, int32_t from, int32_t to, struct err *e
     return 0;
 }
 
+int cpu_step_tokens(const struct config *c, int n_threads, int64_t max_len, const char *kernels)
+{
+    enum { MOST = 512, MEMORY = 26 << 20 };
+    struct err e;
+    const struct kernels *k = kernels_pick(kernels, &e);
+    const int n = core_tokens(c, k ? k : &kernels_ref, n_threads > 0 ? n_threads : pool_n_cpus(), max_len, MEMORY);
+    return n < MOST ? n : MOST;
+}
+
 static size_t cpu_memory(const void *backend)
 {
     const struct cpu *b = backend;

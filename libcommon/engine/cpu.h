@@ -18,6 +18,9 @@ struct cpu_tap {
 /* Before the first forward; NULL ends it. */
 void cpu_set_tap(void *backend, const struct cpu_tap *tap);
 
+/* Tokens of a step, 512 or as many as 26 MB of activations allow (at least 32).  max_len: tokens of all contexts together; kernels as in backend_options. */
+int cpu_step_tokens(const struct config *c, int n_threads, int64_t max_len, const char *kernels);
+
 /* ---- single layers, for quantization layer by layer ----
  * A stack of equal windows: x [n_windows * window_len, hidden_size], each window a fresh sequence from position 0. */
 struct cpu_layers;

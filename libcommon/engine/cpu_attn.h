@@ -8,7 +8,7 @@ enum {
     ATTN_ROWS = 96,             /* rows (query x head) of one job: enough to reuse a block of keys, few enough to share a prompt among threads */
     SPLIT_ROWS = 64,            /* most rows of a job that computes one part of a context */
     MERGES = 4,                 /* with so many jobs a thread, parts are not jobs of their own */
-    PARTIAL_BYTES = 4 << 20,    /* most memory for results of parts: 64k tokens of a 7B model */
+    PARTIAL_BYTES = 3 << 20,    /* most memory for results of parts: 48k tokens of a 7B model */
 };
 
 /* Floats of partial results for contexts of n_tokens. */

@@ -19,6 +19,7 @@ _Static_assert((int)CONFIG_ACT_SILU == ACT_SILU && (int)CONFIG_ACT_GELU == ACT_G
 
 enum {
     TILE_JOB = 4,               /* tiles of one job at most: 128 rows, so that a chunk of outputs stays in the L2 cache */
+    FEW_THREADS = 8,            /* with more, jobs of one tile: each thread has room for a job's outputs, and shares are small anyway */
     TILE_SINGLES = 4,           /* jobs of one tile at the end of each thread's share: threads end together, but most jobs cost little to hand out */
     AHEAD_TOKENS = 16,          /* up to so many tokens, threads that wait fetch what comes next */
     AHEAD_BYTES = 16384,        /* that much; the caller, who has something to do, less */
@@ -64,6 +65,42 @@ static void alibi_slopes(float *slope, const struct config *c)
     }
 }
 
+static int tiles_of_job(int n_threads) { return n_threads <= FEW_THREADS ? TILE_JOB : 1; }
+
+static size_t thread_scratch(const struct config *c, const struct kernels *kernels, int max_tokens, size_t cols)
+{
+    size_t matmul = kernels->scratch_bytes(max_tokens, (int)(cols + 255) / 128 * 128), attn = kernels->attention_scratch(c->head_dim);
+    return up64(matmul > attn ? matmul : attn);
+}
+
+static size_t widest_input(const struct config *c)
+{
+    size_t cols = (size_t)c->n_heads * (size_t)c->head_dim;
+    cols = cols > (size_t)c->hidden_size ? cols : (size_t)c->hidden_size;
+    cols = cols > (size_t)c->embed_size ? cols : (size_t)c->embed_size;
+    return cols > (size_t)c->intermediate_size ? cols : (size_t)c->intermediate_size;
+}
+
+int core_tokens(const struct config *c, const struct kernels *kernels, int n_threads, int64_t max_len, size_t memory)
+{
+    enum { TRY = 1024, LEAST = 32 };
+    const size_t q = (size_t)c->n_heads * (size_t)c->head_dim, kv = (size_t)c->n_kv_heads * (size_t)c->head_dim, hidden = (size_t)c->hidden_size;
+    const size_t cols = widest_input(c), threads = (size_t)n_threads;
+    size_t floats = hidden + (c->block == BLOCK_PARALLEL2 ? 2 : 1) * (hidden > (size_t)c->embed_size ? hidden : (size_t)c->embed_size) + 2 * q + 2 * kv +
+                    (size_t)(c->intermediate_size > c->embed_size ? c->intermediate_size : c->embed_size);
+    for (int i = 0; i < c->n_ropes; i++)
+        floats += (size_t)c->ropes[i].dim;
+    /* the widest input rounded, in both slots where both are used; what a token's bookkeeping takes */
+    const size_t rounded = kernels->act_bytes(TRY, (int)(cols + 127) / 128 * 128, 32) / TRY * (c->block == BLOCK_SEQUENTIAL ? 1 : 2);
+    const size_t scratch = thread_scratch(c, kernels, TRY, cols), fixed_scratch = thread_scratch(c, kernels, 1, cols);
+    const size_t token = floats * sizeof(float) + rounded + 3 * sizeof(int) + sizeof(struct chunk) +
+                         threads * ((scratch - fixed_scratch) / TRY + (size_t)tiles_of_job(n_threads) * TILE_ROWS * sizeof(float));
+    const size_t partials = attn_partials(c, n_threads, max_len);
+    const size_t fixed = threads * (fixed_scratch + 256 + (partials ? SPLIT_ROWS * (size_t)c->head_dim * sizeof(float) : 0)) + partials * sizeof(float);
+    const size_t n = fixed < memory ? (memory - fixed) / token / LEAST * LEAST : 0;
+    return n < LEAST ? LEAST : n < INT32_MAX ? (int)n : INT32_MAX;
+}
+
 int core_open(struct core *k, const struct config *c, const struct kernels *kernels, struct pool *pool, int max_tokens, int64_t max_len,
               int exact, enum kv_type kv_type, struct err *e)
 {
@@ -72,13 +109,11 @@ int core_open(struct core *k, const struct config *c, const struct kernels *kern
     const size_t q = (size_t)c->n_heads * hd, kv = (size_t)c->n_kv_heads * hd, hidden = (size_t)c->hidden_size;
     const size_t wide = hidden > (size_t)c->embed_size ? hidden : (size_t)c->embed_size;
     const int n_threads = pool_size(pool);
-    size_t cols = wide > q ? wide : q;
-    cols = cols > (size_t)c->intermediate_size ? cols : (size_t)c->intermediate_size;
+    const size_t cols = widest_input(c);
     if (cols > INT32_MAX - 256)
         return err_set(e, ERR_SHAPE, "a row of %zu columns", cols);
-    size_t scratch = kernels->scratch_bytes(max_tokens, (int)(cols + 255) / 128 * 128);
-    size_t attn = kernels->attention_scratch(c->head_dim);
-    scratch = up64(scratch > attn ? scratch : attn);
+    const size_t scratch = thread_scratch(c, kernels, max_tokens, cols);
+    k->tile_job = tiles_of_job(n_threads);
     k->kv_bytes = kv_block_bytes(kv_type, c->head_dim);
 
     k->scratch = calloc((size_t)n_threads, sizeof *k->scratch);
@@ -114,7 +149,7 @@ int core_open(struct core *k, const struct config *c, const struct kernels *kern
     assert(n <= MAX_PARTS);
     for (int i = 0; i < n_threads; i++) {
         parts[n++] = (struct part){ &k->scratch[i], scratch };
-        parts[n++] = (struct part){ &k->tile[i], row * TILE_JOB * TILE_ROWS };
+        parts[n++] = (struct part){ &k->tile[i], row * (size_t)k->tile_job * TILE_ROWS };
         parts[n++] = (struct part){ &k->rotated[i], k->n_partial ? SPLIT_ROWS * hd * sizeof(float) : 0 };
     }
     int rc = arena_open(k, parts, n, e);
@@ -278,7 +313,7 @@ static void cap_logits(float *x, int n, float scale, float cap)
 static void op_tiles(const struct core *k, const struct op *op, int t0, int t1, int n_tokens, int thread)
 {
     const int rows = op->l->w.rows, r0 = t0 * TILE_ROWS, n = (t1 * TILE_ROWS < rows ? t1 * TILE_ROWS : rows) - r0;
-    const size_t ldt = TILE_JOB * TILE_ROWS;
+    const size_t ldt = (size_t)k->tile_job * TILE_ROWS;
     float *tile = k->tile[thread], *out = op->out + r0;
     switch (op->kind) {
     case OP_STORE:
@@ -348,7 +383,7 @@ static void linear_run(struct core *k, const struct op *ops, int n_ops, int n_to
         j.n_tiles += ops[i].l->w.n_tiles;
     const int most = (j.n_tiles + j.n_threads - 1) / j.n_threads;
     j.singles = j.n_threads == 1 ? 0 : most < TILE_SINGLES ? most : TILE_SINGLES;
-    j.each = j.singles + (most - j.singles + TILE_JOB - 1) / TILE_JOB;
+    j.each = j.singles + (most - j.singles + k->tile_job - 1) / k->tile_job;
     if (ahead && n_tokens <= AHEAD_TOKENS)
         pool_run_after(k->pool, j.each * j.n_threads, linear_part, &j, fetch_ahead, ahead);
     else

@@ -31,7 +31,7 @@ struct core {
     const struct config *c;
     const struct kernels *k;
     struct pool *pool;
-    int exact, max_tokens;
+    int exact, max_tokens, tile_job;        /* tile_job: tiles of one job at most */
     /* KV blocks: block b of (layer, head) lies at kv + b * kv_stride + (layer * n_kv_heads + head) * 2 * kv_bytes, keys first, then values */
     enum kv_type kv_type;
     uint8_t *kv;
@@ -51,7 +51,7 @@ struct core {
     /* of each thread */
     uint8_t **scratch;
     float **rotated;                        /* [SPLIT_ROWS][head_dim] queries of a job that does not have all parts */
-    float **tile;                           /* [max_tokens][TILE_JOB * TILE_ROWS] */
+    float **tile;                           /* [max_tokens][tile_job * TILE_ROWS] */
     void *arena;
     size_t arena_bytes, bytes;              /* bytes: all memory but KV */
     const struct cpu_tap *tap;
@@ -69,6 +69,8 @@ struct step {
     int kv_layer;                           /* which part of the KV blocks */
 };
 
+/* Tokens of a step (at least 32) with which a core takes at most so many bytes. */
+int core_tokens(const struct config *c, const struct kernels *kernels, int n_threads, int64_t max_len, size_t memory);
 /* max_len: tokens of the longest context there can be. */
 int core_open(struct core *k, const struct config *c, const struct kernels *kernels, struct pool *pool, int max_tokens, int64_t max_len,
               int exact, enum kv_type kv_type, struct err *e);

@@ -4,6 +4,7 @@
 
 #include "libcommon/base/clock.h"
 #include "libcommon/base/pool.h"
+#include "libcommon/engine/cpu.h"
 #include "libcommon/engine/engine_core.h"
 
 static size_t block_bytes(const struct config *c, enum kv_type type)
@@ -24,20 +25,6 @@ static int pool_blocks(const struct engine *g, const struct engine_options *o, s
     if (n > INT32_MAX / KV_BLOCK)
         return err_set(e, ERR_LIMIT, "%d sequences of %d tokens need %zu KV blocks, expected at most %d", g->max_seqs, g->max_len, n, INT32_MAX / KV_BLOCK);
     return (int)n;
-}
-
-/* Tokens of a step: as many as make the most of the weights that are read for them, fewer where their activations would take more than 24 MB:
- * private memory stays small for large models. */
-static int default_tokens(const struct config *c, int n_threads)
-{
-    enum { MOST = 512, LEAST = 32, MEMORY = 24 << 20 };
-    const size_t q = (size_t)c->n_heads * (size_t)c->head_dim, kv = (size_t)c->n_kv_heads * (size_t)c->head_dim;
-    const size_t hidden = (size_t)c->hidden_size, mlp = (size_t)c->intermediate_size, widest = mlp > q ? mlp : q;
-    /* about what cpu_core.c takes for each: floats, the widest row rounded, a piece of outputs for each thread */
-    const size_t floats = (c->block == BLOCK_PARALLEL2 ? 3 : 2) * hidden + 2 * q + 2 * kv + mlp;
-    const size_t bytes = floats * sizeof(float) + widest + 640 * (size_t)(n_threads > 0 ? n_threads : pool_n_cpus());
-    const size_t n = MEMORY / bytes / LEAST * LEAST;
-    return n < LEAST ? LEAST : n > MOST ? MOST : (int)n;
 }
 
 struct engine *engine_open(const struct model *m, const struct tokenizer *t, const struct engine_options *o, struct err *e)
@@ -61,7 +48,7 @@ struct engine *engine_open(const struct model *m, const struct tokenizer *t, con
     g->deadlines.which = BY_DEADLINE;
     g->max_len = o->max_len > 0 ? o->max_len : default_len;
     g->max_seqs = o->max_seqs > 0 ? o->max_seqs : 1;
-    g->max_tokens = o->max_tokens > 0 ? o->max_tokens : default_tokens(c, o->n_threads);
+    g->max_tokens = o->max_tokens > 0 ? o->max_tokens : cpu_step_tokens(c, o->n_threads, (int64_t)g->max_len * g->max_seqs, o->kernels);
     if (g->max_tokens < g->max_seqs)
         g->max_tokens = g->max_seqs;
     g->limits = (struct engine_limits){ .max_running = g->max_seqs, .max_waiting = o->max_waiting };
