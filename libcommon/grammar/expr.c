@@ -1,0 +1,933 @@
+#include "libcommon/grammar/expr.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_UNION = 4096, MAX_ROWS = 1 << 15, UNKNOWN = -1 };
+
+static int grow(void **p, uint32_t *room, uint32_t need, size_t size)
+{
+    if (need <= *room)
+        return 0;
+    uint32_t n = *room + *room / 2 + 256;
+    n = n < need ? need : n;
+    void *q = realloc(*p, n * size);
+    if (!q)
+        return -1;
+    *p = q;
+    *room = n;
+    return 0;
+}
+
+static int grow_nodes(struct exprs *s)
+{
+    uint32_t n = s->room ? s->room * 2 : 1024;
+    struct expr *e = realloc(s->e, n * sizeof *e);
+    if (e)
+        s->e = e;
+    uint32_t *m = realloc(s->memo, n * sizeof *m);
+    if (m)
+        s->memo = m;
+    uint32_t *o = realloc(s->memo_of, n * sizeof *o);
+    if (o)
+        s->memo_of = o;
+    uint32_t *t = realloc(s->state_of, n * sizeof *t);
+    if (t)
+        s->state_of = t;
+    if (!e || !m || !o || !t)
+        return -1;
+    memset(s->memo_of + s->room, 0, (n - s->room) * sizeof *o);
+    memset(s->state_of + s->room, 0, (n - s->room) * sizeof *t);
+    s->room = n;
+    return 0;
+}
+
+static uint32_t mix(uint32_t h, uint32_t x)
+{
+    h ^= x;
+    h *= 0x9E3779B1u;
+    return h ^ h >> 15;
+}
+
+static uint32_t hash(const struct exprs *s, const struct expr *x)
+{
+    uint32_t h = mix(mix(mix(x->kind, (uint32_t)x->lo), (uint32_t)x->hi), x->b);
+    if (x->kind == EXPR_BRANCH) {
+        for (uint32_t i = 0; i < x->b; i++) {
+            const struct arm *r = &s->arms[x->a + i];
+            h = mix(mix(h, (uint32_t)r->lo << 8 | r->hi), r->to);
+        }
+    } else if (x->kind == EXPR_UNION || x->kind == EXPR_BOTH || x->kind == EXPR_ANY_OF) {
+        for (uint32_t i = 0; i < x->b; i++)
+            h = mix(h, s->lists[x->a + i]);
+    } else {
+        h = mix(h, x->a);
+    }
+    return mix(h, h >> 7);
+}
+
+static int same(const struct exprs *s, const struct expr *x, const struct expr *y)
+{
+    if (x->kind != y->kind || x->b != y->b || x->lo != y->lo || x->hi != y->hi)
+        return 0;
+    if (x->kind == EXPR_UNION || x->kind == EXPR_BOTH || x->kind == EXPR_ANY_OF)
+        return !memcmp(s->lists + x->a, s->lists + y->a, x->b * sizeof *s->lists);
+    if (x->kind != EXPR_BRANCH)
+        return x->a == y->a;
+    for (uint32_t i = 0; i < x->b; i++) {
+        const struct arm *p = &s->arms[x->a + i], *q = &s->arms[y->a + i];
+        if (p->lo != q->lo || p->hi != q->hi || p->to != q->to)
+            return 0;
+    }
+    return 1;
+}
+
+static void fail(struct exprs *s, int why)
+{
+    if (!s->failed)
+        s->failed = why;
+}
+
+static int rehash(struct exprs *s)
+{
+    uint32_t n = s->n_table ? s->n_table * 2 : 4096;
+    uint32_t *t = calloc(n, sizeof *t);
+    if (!t)
+        return -1;
+    for (uint32_t i = 0; i < s->n; i++) {
+        uint32_t k = hash(s, &s->e[i]) & (n - 1);
+        while (t[k])
+            k = (k + 1) & (n - 1);
+        t[k] = i + 1;
+    }
+    free(s->table);
+    s->table = t;
+    s->n_table = n;
+    return 0;
+}
+
+/* The number of x; its arms or list, if it has any, are the last ones of the pool and are given back if x is known. */
+static uint32_t intern(struct exprs *s, const struct expr *x)
+{
+    uint32_t k = hash(s, x) & (s->n_table - 1);
+    s->work++;
+    for (; s->table[k]; k = (k + 1) & (s->n_table - 1))
+        if (same(s, x, &s->e[s->table[k] - 1])) {
+            if (x->kind == EXPR_BRANCH)
+                s->n_arms = x->a;
+            else if (x->kind == EXPR_UNION || x->kind == EXPR_BOTH || x->kind == EXPR_ANY_OF)
+                s->n_lists = x->a;
+            return s->table[k] - 1;
+        }
+    if (s->n >= s->limit) {
+        fail(s, 2);
+        return EXPR_NONE;
+    }
+    if (s->n == s->room && grow_nodes(s) != 0) {
+        fail(s, 1);
+        return EXPR_NONE;
+    }
+    s->e[s->n] = *x;
+    s->table[k] = ++s->n;
+    if (s->n * 2 > s->n_table && rehash(s) != 0)
+        fail(s, 1);
+    return s->n - 1;
+}
+
+int exprs_init(struct exprs *s, uint32_t limit, struct err *e)
+{
+    memset(s, 0, sizeof *s);
+    s->limit = limit;
+    s->n_rows = 1;                      /* row 0: none */
+    if (grow_nodes(s) != 0 || rehash(s) != 0) {
+        exprs_release(s);
+        return err_nomem(e, "a grammar");
+    }
+    intern(s, &(struct expr){ .kind = EXPR_EMPTY });
+    intern(s, &(struct expr){ .kind = EXPR_NULL, .flags = EXPR_NULLABLE });
+    intern(s, &(struct expr){ .kind = EXPR_NOT, .a = EXPR_NONE, .flags = EXPR_NULLABLE });
+    return 0;
+}
+
+void exprs_release(struct exprs *s)
+{
+    free(s->e);
+    free(s->table);
+    free(s->arms);
+    free(s->lists);
+    free(s->memo);
+    free(s->memo_of);
+    free(s->state_of);
+    free(s->rows);
+    memset(s, 0, sizeof *s);
+}
+
+int exprs_check(const struct exprs *s, struct err *e)
+{
+    switch (s->failed) {
+    case 0: return 0;
+    case 1: return err_nomem(e, "a grammar");
+    case 2: return err_set(e, ERR_LIMIT, "the grammar is too large: more than %u parts", s->limit);
+    default: return err_set(e, ERR_LIMIT, "the grammar is too ambiguous: more than %d ways to go on at one place", MAX_UNION);
+    }
+}
+
+/* ---- regular ---- */
+
+uint32_t expr_arms(struct exprs *s, const struct arm *arms, uint32_t n)
+{
+    if (s->failed)
+        return EXPR_NONE;
+    if (s->n_arms + n > s->room_arms && grow((void **)&s->arms, &s->room_arms, s->n_arms + n, sizeof *arms) != 0) {
+        fail(s, 1);
+        return EXPR_NONE;
+    }
+    uint32_t first = s->n_arms;
+    uint8_t filtered = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        if (arms[i].to == EXPR_NONE)
+            continue;
+        struct arm *last = s->n_arms > first ? &s->arms[s->n_arms - 1] : NULL;
+        if (last && last->to == arms[i].to && last->hi + 1 == arms[i].lo)
+            last->hi = arms[i].hi;
+        else
+            s->arms[s->n_arms++] = arms[i];
+        filtered |= s->e[arms[i].to].flags & EXPR_FILTERED;
+    }
+    if (s->n_arms == first)
+        return EXPR_NONE;
+    return intern(s, &(struct expr){ .kind = EXPR_BRANCH, .flags = filtered, .a = first, .b = s->n_arms - first });
+}
+
+uint32_t expr_byte(struct exprs *s, int lo, int hi)
+{
+    struct arm a = { (uint8_t)lo, (uint8_t)hi, EXPR_EPSILON };
+    return expr_arms(s, &a, 1);
+}
+
+/* The text, then `then`. */
+static uint32_t text_then(struct exprs *s, const unsigned char *p, size_t n, uint32_t then)
+{
+    while (n--)
+        then = expr_arms(s, &(struct arm){ p[n], p[n], then }, 1);
+    return then;
+}
+
+uint32_t expr_text(struct exprs *s, const void *bytes, size_t n) { return text_then(s, bytes, n, EXPR_EPSILON); }
+
+uint32_t expr_concat(struct exprs *s, uint32_t a, uint32_t b)
+{
+    if (s->failed || a == EXPR_NONE || b == EXPR_NONE)
+        return EXPR_NONE;
+    if (a == EXPR_EPSILON)
+        return b;
+    if (b == EXPR_EPSILON)
+        return a;
+    if (a == EXPR_ALL && b == EXPR_ALL)
+        return a;
+    if (s->e[a].kind == EXPR_CONCAT) {              /* nested to the right; loops of the left spine are as long as it was written */
+        uint32_t x = s->e[a].a, y = s->e[a].b;
+        return expr_concat(s, x, expr_concat(s, y, b));
+    }
+    uint8_t fa = s->e[a].flags, fb = s->e[b].flags;
+    return intern(s, &(struct expr){ .kind = EXPR_CONCAT, .flags = (uint8_t)((fa & fb & EXPR_NULLABLE) | ((fa | fb) & EXPR_FILTERED)), .a = a, .b = b });
+}
+
+static int by_number(const void *a, const void *b)
+{
+    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* x{lo,hi} tail */
+struct counted { uint32_t x, tail, e; int32_t lo, hi; };
+
+static int by_body(const void *a, const void *b)
+{
+    const struct counted *x = a, *y = b;
+    if (x->x != y->x)
+        return x->x < y->x ? -1 : 1;
+    if (x->tail != y->tail)
+        return x->tail < y->tail ? -1 : 1;
+    return x->lo < y->lo ? -1 : x->lo > y->lo;
+}
+
+/* x{2,5} t and x{3,9} t are together x{2,9} t: without this, what overlaps itself has as many alternatives as its bounds are wide. */
+static uint32_t merge_counted(struct exprs *s, uint32_t *v, uint32_t n)
+{
+    struct counted few[16], *c = few;
+    uint32_t m = 0, k = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        const struct expr *x = &s->e[v[i]];
+        m += x->kind == EXPR_REPEAT || (x->kind == EXPR_CONCAT && s->e[x->a].kind == EXPR_REPEAT);
+    }
+    if (m < 2)
+        return n;
+    if (m > 16 && !(c = malloc(m * sizeof *c))) {
+        fail(s, 1);
+        return n;
+    }
+    m = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        const struct expr *x = &s->e[v[i]], *r = x->kind == EXPR_CONCAT ? &s->e[x->a] : x;
+        if (r->kind == EXPR_REPEAT)
+            c[m++] = (struct counted){ r->a, x->kind == EXPR_CONCAT ? x->b : (uint32_t)EXPR_EPSILON, v[i], r->lo, r->hi };
+        else
+            v[k++] = v[i];
+    }
+    qsort(c, m, sizeof *c, by_body);
+    for (uint32_t i = 0, j; i < m; i = j) {
+        int32_t hi = c[i].hi;
+        for (j = i + 1; j < m && c[j].x == c[i].x && c[j].tail == c[i].tail && (hi == EXPR_MANY || c[j].lo <= hi + 1); j++)
+            if (hi != EXPR_MANY && (c[j].hi == EXPR_MANY || c[j].hi > hi))
+                hi = c[j].hi;
+        v[k++] = j == i + 1 ? c[i].e : expr_concat(s, expr_repeat(s, c[i].x, c[i].lo, hi), c[i].tail);
+    }
+    if (c != few)
+        free(c);
+    return k;
+}
+
+static uint32_t list_expr(struct exprs *s, uint8_t kind, uint8_t flags, const uint32_t *v, uint32_t n)
+{
+    if (n > MAX_UNION && kind != EXPR_ANY_OF) {
+        fail(s, 3);
+        return EXPR_NONE;
+    }
+    if (grow((void **)&s->lists, &s->room_lists, s->n_lists + n, sizeof *v) != 0) {
+        fail(s, 1);
+        return EXPR_NONE;
+    }
+    memcpy(s->lists + s->n_lists, v, n * sizeof *v);
+    s->n_lists += n;
+    return intern(s, &(struct expr){ .kind = kind, .flags = flags, .a = s->n_lists - n, .b = n });
+}
+
+uint32_t expr_union(struct exprs *s, const uint32_t *v, uint32_t n)
+{
+    uint32_t few[32], *w = few, m = 0, total = 0, r = EXPR_NONE;
+    if (s->failed)
+        return EXPR_NONE;
+    for (uint32_t i = 0; i < n; i++)
+        total += s->e[v[i]].kind == EXPR_UNION ? s->e[v[i]].b : 1;
+    if (total > 32 && !(w = malloc(total * sizeof *w))) {
+        fail(s, 1);
+        return EXPR_NONE;
+    }
+    s->work += total;
+    for (uint32_t i = 0; i < n; i++) {
+        const struct expr *x = &s->e[v[i]];
+        if (x->kind == EXPR_UNION) {
+            memcpy(w + m, s->lists + x->a, x->b * sizeof *w);
+            m += x->b;
+        } else if (v[i] != EXPR_NONE) {
+            w[m++] = v[i];
+        }
+    }
+    m = merge_counted(s, w, m);
+    qsort(w, m, sizeof *w, by_number);
+    uint8_t flags = 0;
+    n = m;
+    m = 0;
+    for (uint32_t i = 0; i < n; i++)
+        if (!m || w[m - 1] != w[i]) {
+            w[m++] = w[i];
+            flags |= s->e[w[i]].flags & (EXPR_NULLABLE | EXPR_FILTERED);
+        }
+    int all = 0, epsilon = 0;
+    for (uint32_t i = 0; i < m && w[i] <= EXPR_ALL; i++) {
+        all |= w[i] == EXPR_ALL;
+        epsilon |= w[i] == EXPR_EPSILON;
+    }
+    if (epsilon && m > 1) {             /* not needed where something else matches the empty text */
+        for (uint32_t i = 0; i < m && epsilon; i++)
+            if (w[i] != EXPR_EPSILON && s->e[w[i]].flags & EXPR_NULLABLE)
+                epsilon = 0;
+        if (!epsilon) {
+            uint32_t k = 0;
+            for (uint32_t i = 0; i < m; i++)
+                if (w[i] != EXPR_EPSILON)
+                    w[k++] = w[i];
+            m = k;
+        }
+    }
+    if (all)
+        r = EXPR_ALL;
+    else if (m == 1)
+        r = w[0];
+    else if (m > 1)
+        r = list_expr(s, EXPR_UNION, flags, w, m);
+    if (w != few)
+        free(w);
+    return r;
+}
+
+uint32_t expr_either(struct exprs *s, uint32_t a, uint32_t b)
+{
+    if (a == b || b == EXPR_NONE)
+        return a;
+    if (a == EXPR_NONE)
+        return b;
+    return expr_union(s, (uint32_t[]){ a, b }, 2);
+}
+
+uint32_t expr_repeat(struct exprs *s, uint32_t a, int32_t lo, int32_t hi)
+{
+    if (s->failed)
+        return EXPR_NONE;
+    if (hi == 0 || a == EXPR_EPSILON)
+        return EXPR_EPSILON;
+    if (a == EXPR_NONE)
+        return lo ? EXPR_NONE : EXPR_EPSILON;
+    const struct expr x = s->e[a];
+    if (x.flags & EXPR_NULLABLE)
+        lo = 0;
+    if (lo == 1 && hi == 1)
+        return a;
+    if (a == EXPR_ALL)
+        return a;
+    if (x.kind == EXPR_REPEAT && x.hi == EXPR_MANY && x.lo <= 1 && (hi == EXPR_MANY || hi > 0)) {
+        if (x.lo == 0 || lo == 0)       /* (x*){..} and (x+)? */
+            return expr_repeat(s, x.a, 0, EXPR_MANY);
+        return expr_repeat(s, x.a, lo, EXPR_MANY);      /* (x+){lo,} */
+    }
+    return intern(s, &(struct expr){ .kind = EXPR_REPEAT, .flags = (uint8_t)((lo ? 0 : EXPR_NULLABLE) | (x.flags & EXPR_FILTERED)), .a = a, .lo = lo, .hi = hi });
+}
+
+static uint32_t both_list(struct exprs *s, const uint32_t *v, uint32_t n)
+{
+    uint32_t few[32], *w = few, m = 0, total = 0, r;
+    if (s->failed)
+        return EXPR_NONE;
+    for (uint32_t i = 0; i < n; i++)
+        total += s->e[v[i]].kind == EXPR_BOTH ? s->e[v[i]].b : 1;
+    if (total > 32 && !(w = malloc(total * sizeof *w))) {
+        fail(s, 1);
+        return EXPR_NONE;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        const struct expr *x = &s->e[v[i]];
+        if (x->kind == EXPR_BOTH) {
+            memcpy(w + m, s->lists + x->a, x->b * sizeof *w);
+            m += x->b;
+        } else if (v[i] != EXPR_ALL) {
+            w[m++] = v[i];
+        }
+    }
+    qsort(w, m, sizeof *w, by_number);
+    uint8_t flags = EXPR_NULLABLE;
+    n = m;
+    m = 0;
+    for (uint32_t i = 0; i < n; i++)
+        if (!m || w[m - 1] != w[i]) {
+            w[m++] = w[i];
+            flags &= s->e[w[i]].flags;
+        }
+    if (m && w[0] == EXPR_NONE)
+        r = EXPR_NONE;
+    else if (m > 1 && w[0] == EXPR_EPSILON)
+        r = flags & EXPR_NULLABLE ? EXPR_EPSILON : EXPR_NONE;
+    else if (m == 0)
+        r = EXPR_ALL;
+    else if (m == 1)
+        r = w[0];
+    else
+        r = list_expr(s, EXPR_BOTH, (uint8_t)((flags & EXPR_NULLABLE) | EXPR_FILTERED), w, m);
+    if (w != few)
+        free(w);
+    return r;
+}
+
+uint32_t expr_both(struct exprs *s, uint32_t a, uint32_t b) { return both_list(s, (uint32_t[]){ a, b }, 2); }
+
+uint32_t expr_not(struct exprs *s, uint32_t a)
+{
+    if (s->failed)
+        return EXPR_NONE;
+    if (a == EXPR_NONE)
+        return EXPR_ALL;
+    if (s->e[a].kind == EXPR_NOT)
+        return s->e[a].a;
+    return intern(s, &(struct expr){ .kind = EXPR_NOT, .flags = (uint8_t)(EXPR_FILTERED | (s->e[a].flags & EXPR_NULLABLE ? 0 : EXPR_NULLABLE)), .a = a });
+}
+
+static uint32_t texts_from(struct exprs *s, const struct text *t, size_t n, size_t depth)
+{
+    struct arm arms[256];
+    uint32_t n_arms = 0, ends = 0;
+    size_t i = 0;
+    if (n == 1)
+        return text_then(s, (const unsigned char *)t->p + depth, t->n - depth, EXPR_EPSILON);
+    if (n && t[0].n == depth)
+        ends = 1, i = 1;
+    while (i < n) {
+        size_t j = i, common = depth + 1;
+        unsigned char c = (unsigned char)t[i].p[depth];
+        while (j < n && (unsigned char)t[j].p[depth] == c)
+            j++;
+        while (j > i + 1 && common < t[i].n && common < t[j - 1].n && t[i].p[common] == t[j - 1].p[common])
+            common++;                   /* the first and the last share it, so all between do */
+        uint32_t to = texts_from(s, t + i, j - i, j == i + 1 ? depth + 1 : common);
+        if (j > i + 1)
+            to = text_then(s, (const unsigned char *)t[i].p + depth + 1, common - depth - 1, to);
+        arms[n_arms++] = (struct arm){ c, c, to };
+        i = j;
+    }
+    uint32_t r = n_arms ? expr_arms(s, arms, n_arms) : EXPR_NONE;
+    return ends ? expr_either(s, EXPR_EPSILON, r) : r;
+}
+
+uint32_t expr_texts(struct exprs *s, const struct text *t, size_t n) { return texts_from(s, t, n, 0); }
+
+/* ---- characters ---- */
+
+/* Those of the ranges that lie in lo to hi: 0 none, 1 all, 2 some. */
+static int cover(const struct range *r, int n, uint32_t lo, uint32_t hi)
+{
+    int a = 0, b = n;                   /* the first range that ends at lo or later */
+    while (a < b) {
+        int m = (a + b) / 2;
+        if (r[m].hi < lo)
+            a = m + 1;
+        else
+            b = m;
+    }
+    if (a == n || r[a].lo > hi)
+        return 0;
+    return r[a].lo <= lo && r[a].hi >= hi ? 1 : 2;
+}
+
+/* Continuation bytes for the characters of the ranges from base to base + 64^k - 1. */
+static uint32_t continuation(struct exprs *s, const struct range *r, int n, uint32_t base, int k)
+{
+    uint32_t size = 1u << 6 * k, sub = size >> 6;
+    int c = cover(r, n, base, base + size - 1);
+    if (k == 0)
+        return c ? EXPR_EPSILON : EXPR_NONE;
+    if (c == 0)
+        return EXPR_NONE;
+    if (c == 1) {
+        uint32_t e = EXPR_EPSILON;
+        while (k--)
+            e = expr_arms(s, &(struct arm){ 0x80, 0xBF, e }, 1);
+        return e;
+    }
+    struct arm arms[64];
+    for (int i = 0; i < 64; i++)
+        arms[i] = (struct arm){ (uint8_t)(0x80 + i), (uint8_t)(0x80 + i), continuation(s, r, n, base + (uint32_t)i * sub, k - 1) };
+    return expr_arms(s, arms, 64);
+}
+
+static uint32_t chars(struct exprs *s, const struct range *given, int n, uint32_t escape)
+{
+    struct range few[64], *r = few;
+    struct arm arms[256];
+    uint32_t k = 0;
+    int m = 0;
+    if (n + 1 > 64 && !(r = malloc((size_t)(n + 1) * sizeof *r))) {
+        fail(s, 1);
+        return EXPR_NONE;
+    }
+    for (int i = 0; i < n; i++) {       /* without surrogates */
+        if (given[i].lo < 0xD800)
+            r[m++] = (struct range){ given[i].lo, given[i].hi < 0xD7FF ? given[i].hi : 0xD7FF };
+        if (given[i].hi > 0xDFFF)
+            r[m++] = (struct range){ given[i].lo > 0xE000 ? given[i].lo : 0xE000, given[i].hi < 0x10FFFF ? given[i].hi : 0x10FFFF };
+    }
+    for (int b = 0; b < 0x80; b++) {
+        uint32_t to = cover(r, m, (uint32_t)b, (uint32_t)b) ? EXPR_EPSILON : EXPR_NONE;
+        if (escape != EXPR_ALL && (b < 0x20 || b == '"' || b == '\\'))
+            to = b == '\\' ? escape : (uint32_t)EXPR_NONE;
+        arms[k++] = (struct arm){ (uint8_t)b, (uint8_t)b, to };
+    }
+    for (int b = 0xC2; b <= 0xF4; b++) {
+        int len = b < 0xE0 ? 1 : b < 0xF0 ? 2 : 3;
+        uint32_t base = (uint32_t)(b & (len == 1 ? 0x1F : len == 2 ? 0x0F : 0x07)) << 6 * len;
+        uint32_t to;
+        if (b == 0xE0 || b == 0xF0) {   /* no overlong forms: ranges below 0x800 and 0x10000 do not count here */
+            uint32_t low = b == 0xE0 ? 0x800 : 0x10000, part = 1u << 6 * (len - 1);
+            struct arm sub[64];
+            for (int i = 0; i < 64; i++) {
+                uint32_t at = base + (uint32_t)i * part;
+                sub[i] = (struct arm){ (uint8_t)(0x80 + i), (uint8_t)(0x80 + i), at < low ? (uint32_t)EXPR_NONE : continuation(s, r, m, at, len - 1) };
+            }
+            to = expr_arms(s, sub, 64);
+        } else {
+            to = continuation(s, r, m, base, len);
+        }
+        arms[k++] = (struct arm){ (uint8_t)b, (uint8_t)b, to };
+    }
+    if (r != few)
+        free(r);
+    return expr_arms(s, arms, k);
+}
+
+uint32_t expr_chars(struct exprs *s, const struct range *r, int n) { return chars(s, r, n, EXPR_ALL); }
+
+uint32_t expr_json_chars(struct exprs *s, const struct range *r, int n)
+{
+    static const char name[] = "\"\\bfnrt", code[] = "\"\\\b\f\n\r\t";
+    struct arm one[2][32], arms[8];
+    uint32_t k[2] = { 0, 0 }, m = 0;
+    for (int i = 0; i < 7; i++)         /* in the order of bytes: " \ b f n r t, then u */
+        if (cover(r, n, (unsigned char)code[i], (unsigned char)code[i]))
+            arms[m++] = (struct arm){ (uint8_t)name[i], (uint8_t)name[i], EXPR_EPSILON };
+    for (uint32_t c = 1; c < 0x20; c++)
+        if (cover(r, n, c, c) && !memchr("\b\f\n\r\t", (int)c, 5)) {
+            uint32_t x = c & 15, h = c >> 4;
+            uint8_t digit = (uint8_t)(x < 10 ? '0' + x : 'a' + x - 10);
+            one[h][k[h]++] = (struct arm){ digit, digit, EXPR_EPSILON };
+        }
+    uint32_t hex = expr_arms(s, (struct arm[]){ { '0', '0', k[0] ? expr_arms(s, one[0], k[0]) : (uint32_t)EXPR_NONE },
+                                                { '1', '1', k[1] ? expr_arms(s, one[1], k[1]) : (uint32_t)EXPR_NONE } }, 2);
+    if (hex != EXPR_NONE)
+        arms[m++] = (struct arm){ 'u', 'u', text_then(s, (const unsigned char *)"00", 2, hex) };
+    return chars(s, r, n, m ? expr_arms(s, arms, m) : (uint32_t)EXPR_NONE);
+}
+
+/* ---- derivatives ---- */
+
+static uint32_t arm_of(const struct exprs *s, const struct expr *x, int byte)
+{
+    const struct arm *r = s->arms + x->a;
+    uint32_t a = 0, b = x->b;
+    while (a < b) {
+        uint32_t m = (a + b) / 2;
+        if (r[m].hi < byte)
+            a = m + 1;
+        else
+            b = m;
+    }
+    return a < x->b && r[a].lo <= byte ? r[a].to : (uint32_t)EXPR_NONE;
+}
+
+static uint32_t derive(struct exprs *s, uint32_t e, int byte)
+{
+    const struct expr x = s->e[e];      /* a copy: the array moves */
+    uint32_t r = EXPR_NONE;
+    s->work++;
+    switch (x.kind) {
+    case EXPR_BRANCH:
+        return arm_of(s, &x, byte);
+    case EXPR_CONCAT: case EXPR_UNION: case EXPR_REPEAT: case EXPR_BOTH: case EXPR_NOT:
+        break;
+    default:
+        return EXPR_NONE;
+    }
+    if (s->memo_of[e] == s->epoch)
+        return s->memo[e];
+    if (s->failed)
+        return EXPR_NONE;
+    if (x.kind == EXPR_CONCAT) {
+        r = expr_concat(s, derive(s, x.a, byte), x.b);
+        if (s->e[x.a].flags & EXPR_NULLABLE)
+            r = expr_either(s, r, derive(s, x.b, byte));
+    } else if (x.kind == EXPR_REPEAT) {
+        r = expr_concat(s, derive(s, x.a, byte), expr_repeat(s, x.a, x.lo ? x.lo - 1 : 0, x.hi == EXPR_MANY ? x.hi : x.hi - 1));
+    } else if (x.kind == EXPR_NOT) {
+        r = expr_not(s, derive(s, x.a, byte));
+    } else {
+        uint32_t few[32], *v = x.b > 32 ? malloc(x.b * sizeof *v) : few, n = 0;
+        if (!v) {
+            fail(s, 1);
+            return EXPR_NONE;
+        }
+        for (uint32_t i = 0; i < x.b; i++) {
+            uint32_t d = derive(s, s->lists[x.a + i], byte);
+            if (d != EXPR_NONE || x.kind == EXPR_BOTH)
+                v[n++] = d;
+            if (d == EXPR_NONE && x.kind == EXPR_BOTH)
+                break;
+        }
+        r = x.kind == EXPR_UNION ? expr_union(s, v, n) : both_list(s, v, n);
+        if (v != few)
+            free(v);
+    }
+    if (e < s->n) {
+        s->memo[e] = r;
+        s->memo_of[e] = s->epoch;
+    }
+    return r;
+}
+
+void exprs_forget_rows(struct exprs *s)
+{
+    memset(s->state_of, 0, s->room * sizeof *s->state_of);
+    s->n_rows = 1;
+}
+
+static void new_epoch(struct exprs *s)
+{
+    if (++s->epoch == 0) {
+        memset(s->memo_of, 0, s->room * sizeof *s->memo_of);
+        s->epoch = 1;
+    }
+}
+
+uint32_t expr_step(struct exprs *s, uint32_t e, int byte)
+{
+    const struct expr *x = &s->e[e];
+    if (x->kind == EXPR_BRANCH) {
+        uint32_t r = arm_of(s, x, byte);
+        return s->e[r].flags & EXPR_DEAD ? (uint32_t)EXPR_NONE : r;
+    }
+    if (e <= EXPR_EPSILON)
+        return EXPR_NONE;
+    uint32_t row = s->state_of[e];
+    if (row) {
+        uint32_t r = s->rows[(size_t)row * 256 + (size_t)byte];
+        if (r != (uint32_t)UNKNOWN)
+            return r;
+    } else {
+        if (s->n_rows >= MAX_ROWS)
+            exprs_forget_rows(s);
+        if (s->n_rows == s->room_rows || !s->rows) {
+            uint32_t n = s->room_rows ? s->room_rows * 2 : 64;
+            uint32_t *p = realloc(s->rows, (size_t)n * 256 * sizeof *p);
+            if (!p) {
+                fail(s, 1);
+                return EXPR_NONE;
+            }
+            s->rows = p;
+            s->room_rows = n;
+        }
+        row = s->n_rows++;
+        memset(s->rows + (size_t)row * 256, 0xFF, 256 * sizeof *s->rows);
+        s->state_of[e] = row;
+    }
+    new_epoch(s);
+    uint32_t r = derive(s, e, byte);
+    if (s->failed)
+        return EXPR_NONE;
+    if (s->e[r].flags & EXPR_DEAD)
+        r = EXPR_NONE;
+    s->rows[(size_t)row * 256 + (size_t)byte] = r;
+    return r;
+}
+
+int expr_matches(struct exprs *s, uint32_t e, const void *text, size_t n)
+{
+    const unsigned char *p = text;
+    for (size_t i = 0; i < n && e != EXPR_NONE; i++)
+        e = expr_step(s, e, p[i]);
+    return expr_nullable(s, e) != 0;
+}
+
+static void edge(uint64_t set[4], int b)
+{
+    if (b < 256)
+        set[b >> 6] |= (uint64_t)1 << (b & 63);
+}
+
+static void edges_of(struct exprs *s, uint32_t e, uint64_t set[4])
+{
+    const struct expr *x = &s->e[e];
+    if (x->kind == EXPR_BRANCH) {
+        for (uint32_t i = 0; i < x->b; i++) {
+            edge(set, s->arms[x->a + i].lo);
+            edge(set, s->arms[x->a + i].hi + 1);
+        }
+        return;
+    }
+    if (s->memo_of[e] == s->epoch)
+        return;
+    s->memo_of[e] = s->epoch;
+    s->work++;
+    if (x->kind == EXPR_CONCAT) {
+        edges_of(s, x->a, set);
+        if (s->e[x->a].flags & EXPR_NULLABLE)
+            edges_of(s, x->b, set);
+    } else if (x->kind == EXPR_UNION || x->kind == EXPR_BOTH) {
+        for (uint32_t i = 0; i < x->b; i++)
+            edges_of(s, s->lists[x->a + i], set);
+    } else if (x->kind == EXPR_REPEAT || x->kind == EXPR_NOT) {
+        edges_of(s, x->a, set);
+    }
+}
+
+void expr_edges(struct exprs *s, uint32_t e, uint64_t set[4])
+{
+    new_epoch(s);
+    edges_of(s, e, set);
+}
+
+void expr_first(struct exprs *s, uint32_t e, uint64_t set[4])
+{
+    uint64_t edges[4] = { 1, 0, 0, 0 };
+    int alive = 0;
+    expr_edges(s, e, edges);
+    for (int b = 0; b < 256; b++) {
+        if (edges[b >> 6] >> (b & 63) & 1)
+            alive = expr_step(s, e, b) != EXPR_NONE;
+        if (alive)
+            set[b >> 6] |= (uint64_t)1 << (b & 63);
+    }
+}
+
+uint32_t exprs_settle(struct exprs *s, uint32_t e, uint32_t max_states)
+{
+    if (s->failed || e == EXPR_NONE)
+        return EXPR_NONE;
+    if (!(s->e[e].flags & EXPR_FILTERED) || s->e[e].flags & EXPR_SETTLED)
+        return s->e[e].flags & EXPR_DEAD ? (uint32_t)EXPR_NONE : e;
+    /* All states, then backwards from those that match the empty text.  from/to: the edges between states. */
+    uint32_t *v = NULL, n = 1, room = 0, n_edges = 0, room_edges = 0, *order = NULL;
+    struct link { uint32_t from, to; } *link = NULL;
+    uint32_t *index = NULL;             /* of an expression among the states, by open addressing */
+    uint32_t n_index = 1;
+    while (n_index < max_states * 2 + 2)
+        n_index *= 2;
+    uint32_t result = EXPR_NONE;
+    uint8_t *alive = NULL;
+    index = calloc(n_index, sizeof *index);
+    if (!index || grow((void **)&v, &room, 64, sizeof *v) != 0)
+        goto memory;
+    v[0] = e;
+    index[mix(7, e) & (n_index - 1)] = 1;
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t edges[4] = { 1, 0, 0, 0 };
+        uint32_t last = EXPR_NONE;
+        if (!(s->e[v[i]].flags & EXPR_FILTERED))
+            continue;                   /* matches something: see EXPR_FILTERED */
+        expr_edges(s, v[i], edges);
+        for (int b = 0; b < 256; b++) {
+            if (!(edges[b >> 6] >> (b & 63) & 1))
+                continue;
+            uint32_t to = expr_step(s, v[i], b), k;
+            if (s->failed)
+                goto done;
+            if (to == EXPR_NONE || to == last)
+                continue;
+            last = to;
+            for (k = mix(7, to) & (n_index - 1); index[k] && v[index[k] - 1] != to; k = (k + 1) & (n_index - 1))
+                ;
+            if (!index[k]) {
+                if (n == max_states) {
+                    fail(s, 2);
+                    goto done;
+                }
+                if (grow((void **)&v, &room, n + 1, sizeof *v) != 0)
+                    goto memory;
+                v[n] = to;
+                index[k] = ++n;
+            }
+            if (grow((void **)&link, &room_edges, n_edges + 1, sizeof *link) != 0)
+                goto memory;
+            link[n_edges++] = (struct link){ i, index[k] - 1 };
+        }
+    }
+    /* links by target: counting sort */
+    alive = calloc(n, 1);
+    order = calloc((size_t)n + 1 + n_edges + n, sizeof *order);
+    if (!alive || !order)
+        goto memory;
+    uint32_t *sorted = order + n + 1, *queue = sorted + n_edges, head = 0, tail = 0;
+    for (uint32_t i = 0; i < n_edges; i++)
+        order[link[i].to + 1]++;
+    for (uint32_t i = 0; i < n; i++)
+        order[i + 1] += order[i];
+    for (uint32_t i = n_edges; i--;)
+        sorted[--order[link[i].to + 1]] = link[i].from;
+    /* now order[t + 1] is where the sources of t begin; they end where those of t + 1 begin */
+    for (uint32_t i = 0; i < n; i++)
+        if (s->e[v[i]].flags & EXPR_NULLABLE || !(s->e[v[i]].flags & EXPR_FILTERED)) {
+            alive[i] = 1;
+            queue[tail++] = i;
+        }
+    while (head < tail) {
+        uint32_t t = queue[head++], end = t + 2 <= n ? order[t + 2] : n_edges;
+        for (uint32_t k = order[t + 1]; k < end; k++)
+            if (!alive[sorted[k]]) {
+                alive[sorted[k]] = 1;
+                queue[tail++] = sorted[k];
+            }
+    }
+    int dead = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        s->e[v[i]].flags |= alive[i] ? EXPR_SETTLED : EXPR_SETTLED | EXPR_DEAD;
+        dead |= !alive[i];
+    }
+    if (dead)
+        exprs_forget_rows(s);
+    result = alive[0] ? e : (uint32_t)EXPR_NONE;
+    goto done;
+memory:
+    fail(s, 1);
+done:
+    free(v);
+    free(index);
+    free(link);
+    free(alive);
+    free(order);
+    return result;
+}
+
+/* ---- context-free ---- */
+
+uint32_t expr_term(struct exprs *s, uint32_t regular)
+{
+    if (s->failed || regular == EXPR_NONE)
+        return EXPR_NONE;
+    if (regular == EXPR_EPSILON)
+        return EXPR_EPSILON;
+    return intern(s, &(struct expr){ .kind = EXPR_TERM, .a = regular });
+}
+
+uint32_t expr_seq(struct exprs *s, uint32_t a, uint32_t b)
+{
+    if (s->failed || a == EXPR_NONE || b == EXPR_NONE)
+        return EXPR_NONE;
+    if (a == EXPR_EPSILON || b == EXPR_EPSILON)
+        return a == EXPR_EPSILON ? b : a;
+    return intern(s, &(struct expr){ .kind = EXPR_SEQ, .a = a, .b = b });
+}
+
+uint32_t expr_any_of(struct exprs *s, const uint32_t *v, uint32_t n)
+{
+    uint32_t few[32], *w = n > 32 ? malloc(n * sizeof *w) : few, m = 0, r = EXPR_NONE;
+    if (!w)
+        fail(s, 1);
+    if (s->failed) {
+        if (w != few)
+            free(w);
+        return EXPR_NONE;
+    }
+    for (uint32_t i = 0; i < n; i++)
+        if (v[i] != EXPR_NONE)
+            w[m++] = v[i];
+    qsort(w, m, sizeof *w, by_number);
+    n = m;
+    m = 0;
+    for (uint32_t i = 0; i < n; i++)
+        if (!m || w[m - 1] != w[i])
+            w[m++] = w[i];
+    if (m == 1)
+        r = w[0];
+    else if (m)
+        r = list_expr(s, EXPR_ANY_OF, 0, w, m);
+    if (w != few)
+        free(w);
+    return r;
+}
+
+uint32_t expr_times(struct exprs *s, uint32_t a, int32_t lo, int32_t hi)
+{
+    if (s->failed)
+        return EXPR_NONE;
+    if (hi == 0 || a == EXPR_EPSILON)
+        return EXPR_EPSILON;
+    if (a == EXPR_NONE)
+        return lo ? EXPR_NONE : EXPR_EPSILON;
+    if (lo == 1 && hi == 1)
+        return a;
+    return intern(s, &(struct expr){ .kind = EXPR_TIMES, .a = a, .lo = lo, .hi = hi });
+}
+
+uint32_t expr_rule(struct exprs *s, int32_t index) { return s->failed ? (uint32_t)EXPR_NONE : intern(s, &(struct expr){ .kind = EXPR_RULE, .lo = index }); }
+
+uint32_t expr_cell(struct exprs *s, uint32_t top, uint32_t rest)
+{
+    if (s->failed)
+        return EXPR_NONE;
+    return intern(s, &(struct expr){ .kind = EXPR_CELL, .a = top, .b = rest });
+}

@@ -1,0 +1,77 @@
+/* grammar.h - answers that must have a form: JSON Schema, regular expressions and grammars become masks over the vocabulary.
+ *
+ * Three steps.  A grammar_vocab holds the bytes of every token as a trie; one for each tokenizer.  A grammar is compiled from text, with
+ * a vocab or without (then it can only say which bytes it accepts).  A matcher follows one answer.
+ *
+ * What the text cannot make certain is refused when it is compiled, with a sentence that names the keyword and the place (the JSON
+ * pointer of a schema, line and column of a grammar, the character of a regular expression): nothing is ignored.  zse(7) lists what is enforced.
+ *
+ * Bounded: every limit of grammar_options gives ERR_LIMIT.  A vocab is read-only.  A grammar may be shared between threads: what it learns as
+ * it runs (states, masks) lies behind a lock of its own.  A matcher belongs to one thread at a time. */
+#ifndef ZSE_GRAMMAR_GRAMMAR_H
+#define ZSE_GRAMMAR_GRAMMAR_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "libcommon/base/err.h"
+#include "libcommon/token/tokenizer.h"
+
+/* ---- a vocabulary ---- */
+
+struct grammar_vocab;
+/* t is borrowed until close.  vocab_size: of the logits, at least that of t; 0: that of t.  Refuses tokenizers whose tokens do not have bytes of their own (WordPiece).
+ * Takes about 50 ms for 150,000 tokens; any number of grammars may use it. */
+struct grammar_vocab *grammar_vocab_open(const struct tokenizer *t, int vocab_size, struct err *e);
+void grammar_vocab_close(struct grammar_vocab *v);
+/* The bytes that a token adds to an answer, borrowed; NULL for special and added tokens and for ids without text. */
+const char *grammar_vocab_bytes(const struct grammar_vocab *v, int32_t id, size_t *size);
+int grammar_vocab_size(const struct grammar_vocab *v);
+
+/* ---- a grammar ---- */
+
+enum grammar_whitespace {
+    GRAMMAR_WS_SINGLE,          /* JSON: at most one space, after ':' and ','; none elsewhere */
+    GRAMMAR_WS_FLEXIBLE,        /* also line breaks with up to 40 blanks after them around every part */
+};
+struct grammar_options {
+    enum grammar_whitespace whitespace;
+    uint32_t max_exprs;         /* parts that a grammar and its states may have; 0: 2,000,000 (about 100 MB) */
+    uint64_t max_work;          /* steps that compiling may take; 0: 20,000,000 (about a second) */
+};
+
+struct grammar;
+/* JSON Schema, draft 2020-12 (text: the schema).  v is borrowed until close and may be NULL, as may o. */
+struct grammar *grammar_compile_schema(const struct grammar_vocab *v, const char *text, size_t size, const struct grammar_options *o, struct err *e);
+/* A regular expression in ECMAScript's syntax; it must match the whole answer. */
+struct grammar *grammar_compile_regex(const struct grammar_vocab *v, const char *text, size_t size, const struct grammar_options *o, struct err *e);
+/* Rules in the manner of llama.cpp's GBNF; the answer is a `root`.  <name> is the special token of that text, <[id]> the token with that id. */
+struct grammar *grammar_compile_gbnf(const struct grammar_vocab *v, const char *text, size_t size, const struct grammar_options *o, struct err *e);
+/* Any JSON object or array (response_format json_object): objects only if `object`. */
+struct grammar *grammar_compile_json(const struct grammar_vocab *v, int object, const struct grammar_options *o, struct err *e);
+void grammar_close(struct grammar *g);          /* after its matchers */
+
+/* ---- a matcher: one answer ---- */
+
+struct matcher;
+struct matcher *matcher_open(struct grammar *g, struct err *e);
+void matcher_close(struct matcher *m);
+struct matcher *matcher_fork(const struct matcher *m);                  /* NULL: out of memory */
+
+/* Bit id of the mask is set if token id may come next; EOS ids are set exactly where the text may end.  (vocab size + 31) / 32 words, borrowed
+ * until the next call with m.  Never NULL; no bit at all is set if the grammar grew over its limit or memory ran out (matcher_error says which).  Needs a vocab. */
+const uint32_t *matcher_mask(struct matcher *m);
+/* 0, or -1 if the token may not come next; then m stays as it was.  An EOS is accepted where the text may end; after it, only further EOS are. */
+int matcher_accept(struct matcher *m, int32_t id);
+int matcher_accept_bytes(struct matcher *m, const void *bytes, size_t n);   /* the same for bytes */
+/* Tokens that must come next, as the tokenizer itself would write that text, up to room of them; they are not accepted yet.  0 if the next byte is open or the
+ * cut into tokens is not certain: the token in which the certain text ends is left out, as the open text may become part of it. */
+int matcher_forced(struct matcher *m, int32_t *ids, int room);
+int matcher_complete(const struct matcher *m);                          /* may the text end here? */
+int matcher_ended(const struct matcher *m);                             /* nothing but the end may follow */
+int matcher_error(const struct matcher *m, struct err *e);              /* 0, or -1 with what went wrong in mask */
+
+struct grammar_stats { uint32_t n_exprs, n_rules, n_states, n_masks; size_t bytes; uint64_t work; };
+void grammar_stats(struct grammar *g, struct grammar_stats *s);
+
+#endif

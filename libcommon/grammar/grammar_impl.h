@@ -1,0 +1,78 @@
+/* grammar_impl.h - a compiled grammar, for the files of this folder. */
+#ifndef ZSE_GRAMMAR_GRAMMAR_IMPL_H
+#define ZSE_GRAMMAR_GRAMMAR_IMPL_H
+
+#include <pthread.h>
+
+#include "libcommon/grammar/expr.h"
+#include "libcommon/grammar/grammar.h"
+#include "libcommon/grammar/vocab.h"
+
+/* Where a text may stand: what is left to match of the terminal that it is in, and the stack below. */
+struct thread { uint32_t e, stack; };
+
+/* All places where a text may stand, sorted and distinct; equal sets have the same number. */
+struct config {
+    uint32_t first, n;                  /* in threads */
+    uint8_t accepting, first_known;
+    uint32_t hash;
+    uint64_t first_bytes[4];
+    uint32_t *next;                     /* [256] owned: config + 1 after a byte, 0: not known; NULL: none known */
+    uint32_t *mask;                     /* owned; NULL: not computed */
+};
+
+/* What every token does to one terminal, whatever stands below it on the stack. */
+struct terminal {
+    uint32_t e;
+    uint32_t n_ids, n_exits;            /* n_ids UINT32_MAX: bits */
+    uint32_t *ids;                      /* owned: tokens that fit into the terminal or end with it, as a list or as a bit set */
+    uint32_t *exits;                    /* owned: nodes of the trie where the terminal may end inside tokens */
+    const struct trie *trie;
+};
+
+struct slot { uint64_t key; uint32_t value; };
+struct map { struct slot *slot; uint32_t n, room; };    /* key 0: free */
+
+struct grammar {
+    const struct grammar_vocab *v;      /* borrowed; may be NULL */
+    struct grammar_options options;
+    struct exprs x;
+    uint32_t root;
+    uint32_t *rule; uint32_t n_rules, rule_room;        /* bodies */
+    uint32_t string_char[2];            /* one character inside a JSON string: with every escape, with the necessary ones; 0: not used */
+    uint64_t compile_work;
+
+    pthread_mutex_t lock;               /* of all below, and of x, once it runs */
+    uint32_t generation;                /* of the configs: counts how often they were forgotten */
+    struct config *config; uint32_t n_configs, config_room;
+    struct thread *thread; uint32_t n_threads, thread_room;
+    uint32_t *config_table; uint32_t n_config_table;
+    struct map after;                   /* stack + 1 to the config of what comes when it is popped, + 1 */
+    struct map terminals;               /* expression + 1 to its terminal, + 1 */
+    struct terminal *terminal; uint32_t n_terminals, terminal_room;
+    size_t cache_bytes;
+    uint32_t n_masks;
+    /* scratch */
+    struct thread *found; uint32_t n_found, found_room;
+    struct thread *work; uint32_t n_work, work_room;
+    struct map seen;
+    int found_end;
+};
+
+struct grammar *grammar_new(const struct grammar_vocab *v, const struct grammar_options *o, struct err *e);
+/* A number for a rule whose body follows. */
+int32_t grammar_rule(struct grammar *g);
+/* A terminal; what no text matches becomes EXPR_NONE.  max_states: of filtered ones. */
+uint32_t grammar_term(struct grammar *g, uint32_t regular);
+/* Run the regular expression a little, to learn at once whether its states have too many alternatives. */
+int grammar_probe(struct grammar *g, uint32_t regular, struct err *e);
+/* The grammar is complete: rules that end in no text, left recursion.  -1 closes nothing. */
+int grammar_finish(struct grammar *g, uint32_t root, struct err *e);
+/* 0, or -1 when compiling took too much. */
+int grammar_check_work(const struct grammar *g, struct err *e);
+
+/* regex.c: a regular expression of a schema or alone.  json: characters as they stand in a JSON string.  search: it need not match everything.
+ * min and max: characters of what matches (EXPR_MANY: no bound); NULL where nobody asks.  EXPR_NONE with *e set: refused. */
+uint32_t regex_compile(struct grammar *g, const char *text, size_t size, int json, int search, int32_t *min, int32_t *max, struct err *e);
+
+#endif

@@ -1,0 +1,947 @@
+/* matcher.c - run a grammar over bytes and tokens.
+ *
+ * An answer so far is a config: the set of all places (expression, stack) where it may stand.  Stacks are hash-consed lists, so the set
+ * shares them as a graph.  Configs are numbered, their steps and masks are kept.
+ *
+ * A mask is put together from the terminals on top of the stacks.  What a token does inside a terminal does not depend on the stack and is
+ * kept for each state of a terminal: the tokens that stay inside or end with it, and the places in the trie where it may end before the
+ * token does.  Only the tokens below those places are checked with the stack (as Dong et al. 2024, arXiv:2411.15100, divide them).  A state inside of a JSON
+ * string takes the runs of plain characters from the vocabulary and looks at the other tokens alone. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "libcommon/base/utf8.h"
+#include "libcommon/grammar/grammar_impl.h"
+
+enum { MAX_THREADS = 16384, MAX_CONFIGS = 1 << 15, FORCED_BYTES = 256, SETTLE_STATES = 1 << 14 };
+static const size_t max_cache = (size_t)64 << 20;
+
+struct matcher {
+    struct grammar *g;
+    uint32_t config, generation;
+    struct thread *thread; uint32_t n_threads, room;    /* a copy, for when the configs are forgotten */
+    int accepting, ended;
+    uint32_t *mask;                                     /* NULL without a vocabulary */
+    struct err error;
+};
+
+/* ---- maps ---- */
+
+static uint32_t *map_at(struct map *m, uint64_t key, int *failed)
+{
+    if (2 * m->n >= m->room) {
+        uint32_t room = m->room ? m->room * 2 : 64;
+        struct slot *s = calloc(room, sizeof *s);
+        if (!s) {
+            *failed = 1;
+            return NULL;
+        }
+        for (uint32_t i = 0; i < m->room; i++)
+            if (m->slot[i].key) {
+                uint32_t k = (uint32_t)((m->slot[i].key * 0x9E3779B97F4A7C15u) >> 32) & (room - 1);
+                while (s[k].key)
+                    k = (k + 1) & (room - 1);
+                s[k] = m->slot[i];
+            }
+        free(m->slot);
+        m->slot = s;
+        m->room = room;
+    }
+    uint32_t k = (uint32_t)((key * 0x9E3779B97F4A7C15u) >> 32) & (m->room - 1);
+    for (; m->slot[k].key; k = (k + 1) & (m->room - 1))
+        if (m->slot[k].key == key)
+            return &m->slot[k].value;
+    m->slot[k].key = key;
+    m->slot[k].value = 0;
+    m->n++;
+    return &m->slot[k].value;
+}
+
+static void map_clear(struct map *m)
+{
+    if (m->room > 4096) {               /* once large, it would be slow to clear each time */
+        free(m->slot);
+        memset(m, 0, sizeof *m);
+    } else if (m->n) {
+        memset(m->slot, 0, m->room * sizeof *m->slot);
+        m->n = 0;
+    }
+}
+
+static int room_for(void **p, uint32_t *room, uint32_t need, size_t size)
+{
+    if (need <= *room)
+        return 0;
+    uint32_t n = *room * 2 > need ? *room * 2 : need + 64;
+    void *q = realloc(*p, n * size);
+    if (!q)
+        return -1;
+    *p = q;
+    *room = n;
+    return 0;
+}
+
+/* ---- grammars ---- */
+
+struct grammar *grammar_new(const struct grammar_vocab *v, const struct grammar_options *o, struct err *e)
+{
+    struct grammar *g = calloc(1, sizeof *g);
+    if (!g) {
+        err_nomem(e, "a grammar");
+        return NULL;
+    }
+    if (o)
+        g->options = *o;
+    if (!g->options.max_exprs)
+        g->options.max_exprs = 2000000;
+    if (!g->options.max_work)
+        g->options.max_work = 20000000;
+    g->v = v;
+    pthread_mutex_init(&g->lock, NULL);
+    if (exprs_init(&g->x, g->options.max_exprs, e) != 0) {
+        grammar_close(g);
+        return NULL;
+    }
+    return g;
+}
+
+/* Forget what can be computed again. */
+static void forget(struct grammar *g)
+{
+    for (uint32_t i = 0; i < g->n_configs; i++) {
+        free(g->config[i].next);
+        free(g->config[i].mask);
+    }
+    for (uint32_t i = 0; i < g->n_terminals; i++) {
+        free(g->terminal[i].ids);
+        free(g->terminal[i].exits);
+    }
+    g->n_configs = g->n_threads = g->n_terminals = g->n_masks = 0;
+    g->cache_bytes = 0;
+    free(g->after.slot);
+    free(g->terminals.slot);
+    memset(&g->after, 0, sizeof g->after);
+    memset(&g->terminals, 0, sizeof g->terminals);
+    if (g->config_table)
+        memset(g->config_table, 0, g->n_config_table * sizeof *g->config_table);
+    g->generation++;
+}
+
+void grammar_close(struct grammar *g)
+{
+    if (!g)
+        return;
+    forget(g);
+    free(g->config);
+    free(g->thread);
+    free(g->config_table);
+    free(g->terminal);
+    free(g->found);
+    free(g->work);
+    free(g->seen.slot);
+    free(g->rule);
+    exprs_release(&g->x);
+    pthread_mutex_destroy(&g->lock);
+    free(g);
+}
+
+int32_t grammar_rule(struct grammar *g)
+{
+    if (room_for((void **)&g->rule, &g->rule_room, g->n_rules + 1, sizeof *g->rule) != 0) {
+        g->x.failed = g->x.failed ? g->x.failed : 1;
+        return 0;
+    }
+    g->rule[g->n_rules] = EXPR_NONE;
+    return (int32_t)g->n_rules++;
+}
+
+uint32_t grammar_term(struct grammar *g, uint32_t regular) { return expr_term(&g->x, exprs_settle(&g->x, regular, SETTLE_STATES)); }
+
+int grammar_check_work(const struct grammar *g, struct err *e)
+{
+    if (exprs_check(&g->x, e) != 0)
+        return -1;
+    return g->x.work > g->options.max_work ? err_set(e, ERR_LIMIT, "compiling the grammar takes too long: more than %llu steps", (unsigned long long)g->options.max_work) : 0;
+}
+
+int grammar_probe(struct grammar *g, uint32_t regular, struct err *e)
+{
+    enum { STATES = 256 };
+    uint32_t v[STATES], n = 0;
+    v[n++] = regular;
+    for (uint32_t i = 0; i < n && !grammar_check_work(g, NULL); i++) {
+        uint64_t edges[4] = { 1, 0, 0, 0 };
+        expr_edges(&g->x, v[i], edges);
+        for (int b = 0; b < 256 && n < STATES; b++) {
+            if (!(edges[b >> 6] >> (b & 63) & 1))
+                continue;
+            uint32_t to = expr_step(&g->x, v[i], b), k = 0;
+            while (k < n && v[k] != to)
+                k++;
+            if (to != EXPR_NONE && k == n)
+                v[n++] = to;
+        }
+    }
+    return grammar_check_work(g, e);
+}
+
+static int is_context_free(const struct expr *x) { return x->kind >= EXPR_TERM && x->kind <= EXPR_RULE; }
+
+/* Of every context-free expression: can it end (alive), can it be empty?  Least fixed points; operands have smaller numbers, so only rules need further rounds. */
+static void classify(struct grammar *g, uint8_t *alive, uint8_t *empty)
+{
+    struct exprs *s = &g->x;
+    int changed = 1;
+    alive[EXPR_EPSILON] = empty[EXPR_EPSILON] = 1;
+    while (changed) {
+        changed = 0;
+        for (uint32_t i = 2; i < s->n; i++) {
+            const struct expr *x = &s->e[i];
+            int a = 0, n = 0;
+            switch (x->kind) {
+            case EXPR_TERM: a = 1, n = s->e[x->a].flags & EXPR_NULLABLE; break;
+            case EXPR_SEQ: a = alive[x->a] && alive[x->b], n = empty[x->a] && empty[x->b]; break;
+            case EXPR_TIMES: a = x->lo == 0 || alive[x->a], n = x->lo == 0 || empty[x->a]; break;
+            case EXPR_RULE: a = alive[g->rule[x->lo]], n = empty[g->rule[x->lo]]; break;
+            case EXPR_ANY_OF:
+                for (uint32_t k = 0; k < x->b; k++) {
+                    a |= alive[s->lists[x->a + k]];
+                    n |= empty[s->lists[x->a + k]];
+                }
+                break;
+            default: continue;
+            }
+            changed |= (a && !alive[i]) || (n && !empty[i]);
+            alive[i] |= a != 0;
+            empty[i] |= n != 0;
+        }
+    }
+}
+
+/* Is there a rule that begins with itself?  An expression leads to those that may begin it; state 1: on the path, 2: done. */
+static int left_recursive(const struct grammar *g, const uint8_t *empty, uint8_t *state, uint32_t *path)
+{
+    const struct exprs *s = &g->x;
+    for (uint32_t root = 0; root < g->n_rules; root++) {
+        uint32_t n = 0;
+        if (g->rule[root] <= EXPR_EPSILON || state[g->rule[root]])
+            continue;
+        path[n++] = g->rule[root];
+        while (n) {
+            uint32_t i = path[n - 1];
+            const struct expr *x = &s->e[i];
+            if (state[i] == 1 || state[i] == 2) {       /* all that it leads to is done */
+                state[i] = 2;
+                n--;
+                continue;
+            }
+            state[i] = 1;
+            uint32_t to[2] = { 0, 0 };
+            uint32_t k = 0, count = 2;
+            const uint32_t *list = to;
+            if (x->kind == EXPR_SEQ) {
+                to[0] = x->a;
+                to[1] = empty[x->a] ? x->b : 0;
+            } else if (x->kind == EXPR_TIMES) {
+                to[0] = x->a;
+            } else if (x->kind == EXPR_RULE) {
+                to[0] = g->rule[x->lo];
+            } else if (x->kind == EXPR_ANY_OF) {
+                list = s->lists + x->a;
+                count = x->b;
+            }
+            for (; k < count; k++) {
+                uint32_t t = list[k];
+                if (t <= EXPR_EPSILON || s->e[t].kind == EXPR_TERM || state[t] == 2)
+                    continue;
+                if (state[t] == 1) {
+                    /* on the path, or pushed by a sibling and visited since: only the first is a cycle */
+                    for (uint32_t p = 0; p < n; p++)
+                        if (path[p] == t && state[t] == 1)
+                            return 1;
+                    continue;
+                }
+                path[n++] = t;
+            }
+        }
+    }
+    return 0;
+}
+
+static uint32_t config_of(struct grammar *g);
+static void close_over(struct grammar *g, uint32_t e, uint32_t stack);
+
+int grammar_finish(struct grammar *g, uint32_t root, struct err *e)
+{
+    if (grammar_check_work(g, e) != 0)
+        return -1;
+    struct exprs *s = &g->x;
+    uint8_t *alive = calloc(s->n + 1, 1), *empty = calloc(s->n + 1, 1), *state = calloc(s->n + 1, 1);
+    size_t n_path = s->n + 1;
+    for (uint32_t i = 0; i < s->n; i++)
+        n_path += s->e[i].kind == EXPR_ANY_OF ? s->e[i].b : 2;
+    uint32_t *path = malloc(n_path * sizeof *path);
+    int rc = -1;
+    if (!alive || !empty || !state || !path) {
+        err_nomem(e, "a grammar");
+        goto done;
+    }
+    classify(g, alive, empty);
+    if (!alive[root]) {
+        err_set(e, ERR_FORMAT, "no text of finite length can satisfy this");
+        goto done;
+    }
+    if (left_recursive(g, empty, state, path)) {
+        err_set(e, ERR_UNSUPPORTED, "a rule begins with itself (left recursion): write the repetition with * or at the end of the rule");
+        goto done;
+    }
+    for (uint32_t i = 2; i < s->n; i++)
+        if (is_context_free(&s->e[i]) && !alive[i])
+            s->e[i].flags |= EXPR_DEAD;
+    g->root = root;
+    g->compile_work = s->work;
+    rc = 0;
+done:
+    free(alive);
+    free(empty);
+    free(state);
+    free(path);
+    return rc;
+}
+
+/* ---- configs ---- */
+
+static void add_found(struct grammar *g, uint32_t e, uint32_t stack)
+{
+    if (g->n_found == g->found_room) {
+        if (g->n_found >= MAX_THREADS) {
+            g->x.failed = g->x.failed ? g->x.failed : 3;
+            return;
+        }
+        if (room_for((void **)&g->found, &g->found_room, g->n_found + 1, sizeof *g->found) != 0) {
+            g->x.failed = g->x.failed ? g->x.failed : 1;
+            return;
+        }
+    }
+    g->found[g->n_found++] = (struct thread){ e, stack };
+}
+
+static void push_work(struct grammar *g, uint32_t e, uint32_t stack)
+{
+    if (room_for((void **)&g->work, &g->work_room, g->n_work + 1, sizeof *g->work) != 0) {
+        g->x.failed = g->x.failed ? g->x.failed : 1;
+        return;
+    }
+    g->work[g->n_work++] = (struct thread){ e, stack };
+}
+
+/* Add to `found` all places where a text may stand that is about to match e and then the stack. */
+static void close_over(struct grammar *g, uint32_t e, uint32_t stack)
+{
+    struct exprs *s = &g->x;
+    push_work(g, e, stack);
+    while (g->n_work && !s->failed) {
+        struct thread t = g->work[--g->n_work];
+        const struct expr x = s->e[t.e];
+        int failed = 0;
+        if (t.e == EXPR_EPSILON) {
+            if (t.stack == EXPR_NONE) {
+                g->found_end = 1;
+                continue;
+            }
+            const struct expr cell = s->e[t.stack];
+            push_work(g, cell.a, cell.b);
+            continue;
+        }
+        if (t.e == EXPR_NONE || x.flags & EXPR_DEAD)
+            continue;
+        if (x.kind == EXPR_TERM) {
+            add_found(g, x.a, t.stack);
+            if (s->e[x.a].flags & EXPR_NULLABLE)
+                push_work(g, EXPR_EPSILON, t.stack);
+            continue;
+        }
+        uint32_t *seen = map_at(&g->seen, ((uint64_t)t.e << 32 | t.stack) + 1, &failed);
+        if (failed)
+            s->failed = s->failed ? s->failed : 1;
+        if (failed || *seen)
+            continue;
+        *seen = 1;
+        switch (x.kind) {
+        case EXPR_SEQ:
+            push_work(g, x.a, expr_cell(s, x.b, t.stack));
+            break;
+        case EXPR_ANY_OF:
+            for (uint32_t i = 0; i < x.b; i++)
+                push_work(g, s->lists[x.a + i], t.stack);
+            break;
+        case EXPR_TIMES:
+            if (x.lo == 0)
+                push_work(g, EXPR_EPSILON, t.stack);
+            push_work(g, x.a, expr_cell(s, expr_times(s, x.a, x.lo ? x.lo - 1 : 0, x.hi == EXPR_MANY ? x.hi : x.hi - 1), t.stack));
+            break;
+        default:
+            push_work(g, g->rule[x.lo], t.stack);
+            break;
+        }
+    }
+    g->n_work = 0;
+}
+
+static int by_thread(const void *a, const void *b)
+{
+    const struct thread *x = a, *y = b;
+    if (x->e != y->e)
+        return x->e < y->e ? -1 : 1;
+    return x->stack < y->stack ? -1 : x->stack > y->stack;
+}
+
+static void begin_config(struct grammar *g)
+{
+    g->n_found = 0;
+    g->found_end = 0;
+    map_clear(&g->seen);
+}
+
+/* The number of what was found; 0: nothing may follow (also after a failure). */
+static uint32_t config_of(struct grammar *g)
+{
+    uint32_t n = 0, h = 0x811C9DC5u;
+    if (g->n_configs == 0) {            /* number 0 is the empty one */
+        if (room_for((void **)&g->config, &g->config_room, 1, sizeof *g->config) != 0) {
+            g->x.failed = g->x.failed ? g->x.failed : 1;
+            return 0;
+        }
+        memset(&g->config[g->n_configs++], 0, sizeof *g->config);
+    }
+    if (g->x.failed || (g->n_found == 0 && !g->found_end))
+        return 0;
+    if (g->n_found > 1)
+        qsort(g->found, g->n_found, sizeof *g->found, by_thread);
+    for (uint32_t i = 0; i < g->n_found; i++)
+        if (!n || by_thread(&g->found[i], &g->found[n - 1]) != 0) {
+            g->found[n++] = g->found[i];
+            h = (h ^ g->found[i].e) * 0x01000193u;
+            h = (h ^ g->found[i].stack) * 0x01000193u;
+            h ^= h >> 15;
+        }
+    h += (uint32_t)g->found_end;
+    if (2 * g->n_configs >= g->n_config_table) {
+        uint32_t room = g->n_config_table ? g->n_config_table * 2 : 1024;
+        uint32_t *t = calloc(room, sizeof *t);
+        if (!t) {
+            g->x.failed = 1;
+            return 0;
+        }
+        for (uint32_t i = 1; i < g->n_configs; i++) {
+            uint32_t k = g->config[i].hash & (room - 1);
+            while (t[k])
+                k = (k + 1) & (room - 1);
+            t[k] = i;
+        }
+        free(g->config_table);
+        g->config_table = t;
+        g->n_config_table = room;
+    }
+    uint32_t k = h & (g->n_config_table - 1);
+    for (; g->config_table[k]; k = (k + 1) & (g->n_config_table - 1)) {
+        const struct config *c = &g->config[g->config_table[k]];
+        if (c->hash == h && c->n == n && c->accepting == g->found_end && !memcmp(g->thread + c->first, g->found, n * sizeof *g->found))
+            return g->config_table[k];
+    }
+    if (room_for((void **)&g->config, &g->config_room, g->n_configs + 1, sizeof *g->config) != 0 ||
+        room_for((void **)&g->thread, &g->thread_room, g->n_threads + n, sizeof *g->thread) != 0) {
+        g->x.failed = 1;
+        return 0;
+    }
+    struct config *c = &g->config[g->n_configs];
+    memset(c, 0, sizeof *c);
+    c->first = g->n_threads;
+    c->n = n;
+    c->accepting = (uint8_t)g->found_end;
+    c->hash = h;
+    if (n)
+        memcpy(g->thread + g->n_threads, g->found, n * sizeof *g->found);
+    g->n_threads += n;
+    g->cache_bytes += sizeof *c + n * sizeof *g->found;
+    g->config_table[k] = g->n_configs;
+    return g->n_configs++;
+}
+
+static uint32_t config_step(struct grammar *g, uint32_t number, int byte)
+{
+    struct config *c = &g->config[number];
+    if (number == 0)
+        return 0;
+    if (!c->next) {
+        if (!(c->next = calloc(256, sizeof *c->next))) {
+            g->x.failed = 1;
+            return 0;
+        }
+        g->cache_bytes += 256 * sizeof *c->next;
+    } else if (c->next[byte]) {
+        return c->next[byte] - 1;
+    }
+    uint32_t first = c->first, n = c->n;
+    begin_config(g);
+    for (uint32_t i = 0; i < n && !g->x.failed; i++) {
+        const struct thread t = g->thread[first + i];
+        uint32_t d = expr_step(&g->x, t.e, byte);
+        if (d == EXPR_NONE)
+            continue;
+        if (d != EXPR_EPSILON)
+            add_found(g, d, t.stack);
+        if (expr_nullable(&g->x, d))
+            close_over(g, EXPR_EPSILON, t.stack);
+    }
+    uint32_t to = config_of(g);
+    if (!g->x.failed)
+        g->config[number].next[byte] = to + 1;
+    return to;
+}
+
+/* What comes when a terminal above this stack has ended. */
+static uint32_t config_after(struct grammar *g, uint32_t stack)
+{
+    int failed = 0;
+    uint32_t *v = map_at(&g->after, (uint64_t)stack + 1, &failed);
+    if (failed) {
+        g->x.failed = 1;
+        return 0;
+    }
+    if (*v)
+        return *v - 1;
+    begin_config(g);
+    close_over(g, EXPR_EPSILON, stack);
+    uint32_t c = config_of(g);
+    v = map_at(&g->after, (uint64_t)stack + 1, &failed);
+    *v = c + 1;
+    return c;
+}
+
+static const uint64_t *config_first(struct grammar *g, uint32_t number)
+{
+    struct config *c = &g->config[number];
+    if (!c->first_known) {
+        uint64_t set[4] = { 0 };
+        for (uint32_t i = 0; i < c->n; i++)
+            expr_first(&g->x, g->thread[c->first + i].e, set);
+        c = &g->config[number];
+        memcpy(c->first_bytes, set, sizeof set);
+        c->first_known = 1;
+    }
+    return c->first_bytes;
+}
+
+/* ---- masks ---- */
+
+static void set_bit(uint32_t *mask, int32_t id) { mask[id >> 5] |= 1u << (id & 31); }
+
+/* How many characters of a JSON string may follow before its quotation mark; 0: that is not what e is. */
+static int32_t string_run(const struct grammar *g, uint32_t e)
+{
+    const struct exprs *s = &g->x;
+    const struct expr *x = &s->e[e];
+    if (x->kind != EXPR_CONCAT)
+        return 0;
+    const struct expr *r = &s->e[x->a], *end = &s->e[x->b];
+    if (r->kind != EXPR_REPEAT || end->kind != EXPR_BRANCH || end->b != 1 || s->arms[end->a].lo != '"' || s->arms[end->a].hi != '"')
+        return 0;
+    if (r->a == EXPR_NONE || (r->a != g->string_char[0] && r->a != g->string_char[1]))
+        return 0;
+    return r->hi == EXPR_MANY || r->hi > VOCAB_RUNS ? VOCAB_RUNS : r->hi;
+}
+
+static struct terminal *terminal_of(struct grammar *g, uint32_t e)
+{
+    int failed = 0;
+    uint32_t *v = map_at(&g->terminals, (uint64_t)e + 1, &failed);
+    if (failed)
+        goto memory;
+    if (*v)
+        return &g->terminal[*v - 1];
+    if (room_for((void **)&g->terminal, &g->terminal_room, g->n_terminals + 1, sizeof *g->terminal) != 0)
+        goto memory;
+    int32_t run = string_run(g, e);
+    const struct trie *t = run ? &g->v->rest : &g->v->all;
+    struct terminal x = { .e = e, .trie = t };
+    uint32_t n_ids = 0, ids_room = 0, exits_room = 0, *ids = NULL, state[4100];
+    state[0] = e;
+    for (uint32_t i = 1; i < t->n && !g->x.failed;) {
+        uint32_t d = t->depth[i], to = expr_step(&g->x, state[d - 1], t->byte[i]);
+        if (to == EXPR_NONE) {
+            i = t->skip[i];
+            continue;
+        }
+        state[d] = to;
+        uint32_t first = t->token[i], end = t->token[i + 1];
+        if (room_for((void **)&ids, &ids_room, n_ids + end - first, sizeof *ids) != 0)
+            goto memory_ids;
+        for (; first < end; first++)
+            ids[n_ids++] = (uint32_t)t->order[first];
+        if (expr_nullable(&g->x, to) && t->skip[i] > i + 1) {
+            if (room_for((void **)&x.exits, &exits_room, x.n_exits + 1, sizeof *x.exits) != 0)
+                goto memory_ids;
+            x.exits[x.n_exits++] = i;
+        }
+        i = to == EXPR_EPSILON ? t->skip[i] : i + 1;
+    }
+    if (g->x.failed) {
+        free(ids);
+        free(x.exits);
+        return NULL;
+    }
+    x.ids = ids;
+    x.n_ids = n_ids;
+    if (run || n_ids > g->v->n_words) {
+        uint32_t *bits = calloc(g->v->n_words, sizeof *bits);
+        if (!bits)
+            goto memory_ids;
+        if (run)
+            memcpy(bits, g->v->run[run - 1], g->v->n_words * sizeof *bits);
+        for (uint32_t i = 0; i < n_ids; i++)
+            set_bit(bits, (int32_t)ids[i]);
+        free(ids);
+        x.ids = bits;
+        x.n_ids = UINT32_MAX;
+    }
+    g->cache_bytes += sizeof x + (x.n_ids == UINT32_MAX ? g->v->n_words : x.n_ids) * sizeof *x.ids + x.n_exits * sizeof *x.exits;
+    g->terminal[g->n_terminals++] = x;
+    *map_at(&g->terminals, (uint64_t)e + 1, &failed) = g->n_terminals;
+    return &g->terminal[g->n_terminals - 1];
+memory_ids:
+    free(ids);
+    free(x.exits);
+memory:
+    g->x.failed = 1;
+    return NULL;
+}
+
+/* Tokens below node i of the trie, of which that node's bytes have led to the config. */
+static void below(struct grammar *g, const struct trie *t, uint32_t i, uint32_t config, uint32_t *mask)
+{
+    uint32_t state[4100], base = t->depth[i];
+    state[0] = config;
+    for (uint32_t k = i + 1, end = t->skip[i]; k < end;) {
+        uint32_t d = t->depth[k] - base, to = config_step(g, state[d - 1], t->byte[k]);
+        if (to == 0) {
+            k = t->skip[k];
+            continue;
+        }
+        state[d] = to;
+        for (uint32_t x = t->token[k]; x < t->token[k + 1]; x++)
+            set_bit(mask, t->order[x]);
+        k++;
+    }
+}
+
+static const uint32_t *config_mask(struct grammar *g, uint32_t number)
+{
+    if (g->config[number].mask)
+        return g->config[number].mask;
+    size_t n_words = g->v->n_words;
+    uint32_t *mask = calloc(n_words, sizeof *mask), first = g->config[number].first, n = g->config[number].n;
+    if (!mask) {
+        g->x.failed = 1;
+        return NULL;
+    }
+    for (uint32_t k = 0; k < n && !g->x.failed; k++) {
+        const struct thread th = g->thread[first + k];
+        const struct terminal *t = terminal_of(g, th.e);
+        if (!t)
+            break;
+        if (t->n_ids == UINT32_MAX)
+            for (size_t i = 0; i < n_words; i++)
+                mask[i] |= t->ids[i];
+        else
+            for (uint32_t i = 0; i < t->n_ids; i++)
+                set_bit(mask, (int32_t)t->ids[i]);
+        if (!t->n_exits)
+            continue;
+        uint32_t after = config_after(g, th.stack);
+        const uint64_t *set = config_first(g, after);
+        if (!(set[0] | set[1] | set[2] | set[3]))
+            continue;
+        const struct trie *trie = t->trie;
+        uint32_t *exits = t->exits, n_exits = t->n_exits;
+        for (uint32_t i = 0; i < n_exits && !g->x.failed; i++)
+            below(g, trie, exits[i], after, mask);
+    }
+    if (g->config[number].accepting)
+        for (int i = 0; i < g->v->n_eos; i++)
+            set_bit(mask, g->v->eos[i]);
+    if (g->x.failed) {
+        free(mask);
+        return NULL;
+    }
+    g->config[number].mask = mask;
+    g->cache_bytes += n_words * sizeof *mask;
+    g->n_masks++;
+    return mask;
+}
+
+/* ---- matchers ---- */
+
+/* m stands at this config. */
+static int stand(struct matcher *m, uint32_t number)
+{
+    struct grammar *g = m->g;
+    const struct config *c = &g->config[number];
+    if (room_for((void **)&m->thread, &m->room, c->n, sizeof *m->thread) != 0)
+        return -1;
+    if (c->n)
+        memcpy(m->thread, g->thread + c->first, c->n * sizeof *m->thread);
+    m->n_threads = c->n;
+    m->accepting = c->accepting;
+    m->config = number;
+    m->generation = g->generation;
+    return 0;
+}
+
+/* Take the lock; the config of m is there and the caches have room. */
+static uint32_t enter(struct matcher *m)
+{
+    struct grammar *g = m->g;
+    pthread_mutex_lock(&g->lock);
+    if (g->cache_bytes > max_cache || g->n_configs > MAX_CONFIGS)
+        forget(g);
+    if (m->generation != g->generation) {
+        g->n_found = 0;
+        g->found_end = m->accepting;
+        for (uint32_t i = 0; i < m->n_threads; i++)
+            add_found(g, m->thread[i].e, m->thread[i].stack);
+        m->config = config_of(g);
+        m->generation = g->generation;
+    }
+    return m->config;
+}
+
+static void leave(struct matcher *m)
+{
+    if (m->g->x.failed && !m->error.msg[0])
+        exprs_check(&m->g->x, &m->error);
+    pthread_mutex_unlock(&m->g->lock);
+}
+
+struct matcher *matcher_open(struct grammar *g, struct err *e)
+{
+    struct matcher *m = calloc(1, sizeof *m);
+    if (!m || (g->v && !(m->mask = calloc(g->v->n_words + 1, sizeof *m->mask)))) {
+        free(m);
+        err_nomem(e, "a matcher");
+        return NULL;
+    }
+    m->g = g;
+    pthread_mutex_lock(&g->lock);
+    begin_config(g);
+    close_over(g, g->root, EXPR_NONE);
+    int rc = stand(m, config_of(g));
+    if (exprs_check(&g->x, e) != 0)
+        rc = -1;
+    else if (rc != 0)
+        err_nomem(e, "a matcher");
+    pthread_mutex_unlock(&g->lock);
+    if (rc == 0)
+        return m;
+    matcher_close(m);
+    return NULL;
+}
+
+void matcher_close(struct matcher *m)
+{
+    if (!m)
+        return;
+    free(m->thread);
+    free(m->mask);
+    free(m);
+}
+
+struct matcher *matcher_fork(const struct matcher *m)
+{
+    struct matcher *n = malloc(sizeof *n);
+    if (!n)
+        return NULL;
+    *n = *m;
+    n->room = m->n_threads;
+    n->thread = malloc((m->n_threads + 1) * sizeof *n->thread);
+    n->mask = m->mask ? calloc(m->g->v->n_words + 1, sizeof *n->mask) : NULL;
+    if (!n->thread || (m->mask && !n->mask)) {
+        matcher_close(n);
+        return NULL;
+    }
+    if (m->n_threads)
+        memcpy(n->thread, m->thread, m->n_threads * sizeof *n->thread);
+    return n;
+}
+
+static int is_eos(const struct grammar *g, int32_t id)
+{
+    for (int i = 0; g->v && i < g->v->n_eos; i++)
+        if (g->v->eos[i] == id)
+            return 1;
+    return 0;
+}
+
+const uint32_t *matcher_mask(struct matcher *m)
+{
+    struct grammar *g = m->g;
+    size_t n = g->v->n_words;
+    if (m->ended) {
+        memset(m->mask, 0, n * sizeof *m->mask);
+        for (int i = 0; i < g->v->n_eos; i++)
+            set_bit(m->mask, g->v->eos[i]);
+        return m->mask;
+    }
+    const uint32_t *mask = config_mask(g, enter(m));
+    if (mask)
+        memcpy(m->mask, mask, n * sizeof *mask);
+    else
+        memset(m->mask, 0, n * sizeof *m->mask);
+    leave(m);
+    return m->mask;
+}
+
+int matcher_accept_bytes(struct matcher *m, const void *bytes, size_t n)
+{
+    const unsigned char *p = bytes;
+    if (m->ended)
+        return n ? -1 : 0;
+    uint32_t c = enter(m);
+    for (size_t i = 0; i < n && c; i++)
+        c = config_step(m->g, c, p[i]);
+    int rc = c && !m->g->x.failed ? stand(m, c) : -1;
+    leave(m);
+    return rc;
+}
+
+int matcher_accept(struct matcher *m, int32_t id)
+{
+    const struct grammar_vocab *v = m->g->v;
+    unsigned char name[VOCAB_NAME];
+    size_t n;
+    if (!v || id < 0 || id >= v->size)
+        return -1;
+    if (is_eos(m->g, id) && (m->ended || m->accepting)) {
+        m->ended = 1;
+        return 0;
+    }
+    const char *p = grammar_vocab_bytes(v, id, &n);
+    if (p)
+        return matcher_accept_bytes(m, p, n);
+    return vocab_name(v, id, name) == 0 ? matcher_accept_bytes(m, name, sizeof name) : -1;
+}
+
+int matcher_complete(const struct matcher *m) { return m->ended || m->accepting; }
+
+int matcher_ended(const struct matcher *m) { return m->ended || (m->accepting && m->n_threads == 0); }
+
+int matcher_error(const struct matcher *m, struct err *e)
+{
+    if (!m->error.msg[0])
+        return 0;
+    if (e)
+        *e = m->error;
+    return -1;
+}
+
+/* The one byte of the set, -1 if there are more. */
+static int only_byte(const uint64_t set[4])
+{
+    int byte = -1;
+    for (int i = 0; i < 4; i++) {
+        if (!set[i])
+            continue;
+        if (byte >= 0 || set[i] & (set[i] - 1))
+            return -1;
+        byte = 64 * i + __builtin_ctzll(set[i]);
+    }
+    return byte;
+}
+
+/* How many of the first n_ids tokens are the same when more text comes: that of each byte in the set. */
+static size_t certain(const struct tokenizer *t, char *text, size_t n, const uint64_t set[4], const int32_t *ids, size_t n_ids)
+{
+    for (int b = 0, probes = 0; b <= 0x80 && n_ids; b++) {
+        int32_t *other;
+        size_t n_other, k = 0;
+        if (b == 0x80 ? !(set[2] | set[3]) : !(set[b >> 6] >> (b & 63) & 1))
+            continue;
+        int alike = b < 0x80 && b > 0 && set[(b - 1) >> 6] >> ((b - 1) & 63) & 1 && (set[(b + 1) >> 6] >> ((b + 1) & 63) & 1) && b != 'e' && b != '1';
+        if (alike)
+            continue;                   /* the edges of each run of bytes, a letter and a digit: tokenizers tell no more kinds apart */
+        if (++probes > 24)
+            return 0;
+        text[n] = (char)b;
+        if (b == 0x80)
+            memcpy(text + n, "\xC3\xA9", 2);        /* any character beyond ASCII */
+        if (tokenizer_encode(t, text, n + (b == 0x80 ? 2 : 1), 0, &other, &n_other, NULL) != 0)
+            return 0;
+        while (k < n_ids && k < n_other && other[k] == ids[k])
+            k++;
+        n_ids = k;
+        free(other);
+    }
+    return n_ids;
+}
+
+int matcher_forced(struct matcher *m, int32_t *out, int room)
+{
+    struct grammar *g = m->g;
+    char text[FORCED_BYTES + 8];
+    size_t n = 0;
+    int k = 0, end = 0, byte = -1;
+    if (!g->v || m->ended || room <= 0)
+        return 0;
+    uint32_t c = enter(m);
+    const uint64_t *set = NULL;
+    while (c && n < FORCED_BYTES) {
+        set = config_first(g, c);
+        byte = only_byte(set);
+        end = g->config[c].accepting && !(set[0] | set[1] | set[2] | set[3]);
+        if (byte < 0 || g->config[c].accepting || (byte == VOCAB_TOKEN && n))
+            break;
+        uint32_t to = config_step(g, c, byte);
+        if (!to)
+            break;
+        text[n++] = (char)byte;
+        c = to;
+        if (n == VOCAB_NAME && (unsigned char)text[0] == VOCAB_TOKEN)
+            break;
+    }
+    uint64_t follow[4] = { 0 };
+    int named = byte == VOCAB_TOKEN && n && (unsigned char)text[0] != VOCAB_TOKEN;      /* a token of its own comes next: nothing joins over it */
+    if (set && c && n < FORCED_BYTES && !named && !end)
+        memcpy(follow, set, sizeof follow);
+    else if (!named && !end)
+        memset(follow, 0xFF, sizeof follow);
+    leave(m);
+    if (n && (unsigned char)text[0] == VOCAB_TOKEN) {
+        if (n == VOCAB_NAME)
+            out[k++] = (int32_t)((unsigned char)text[1] << 16 | (unsigned char)text[2] << 8 | (unsigned char)text[3]);
+        return k;
+    }
+    int32_t *ids = NULL;
+    size_t n_ids = 0, at = 0;
+    if (n < 2 || utf8_valid(text, n) != n || tokenizer_encode(g->v->t, text, n, 0, &ids, &n_ids, NULL) != 0)
+        return 0;
+    n_ids = certain(g->v->t, text, n, follow, ids, n_ids);
+    for (size_t i = 0; i < n_ids && k < room; i++) {
+        size_t size;
+        const char *p = grammar_vocab_bytes(g->v, ids[i], &size);
+        if (!p || size > n - at || memcmp(p, text + at, size) != 0)
+            break;                      /* the tokenizer puts a blank before the text, or normalizes it */
+        at += size;
+        out[k++] = ids[i];
+    }
+    free(ids);
+    return k;
+}
+
+void grammar_stats(struct grammar *g, struct grammar_stats *s)
+{
+    pthread_mutex_lock(&g->lock);
+    *s = (struct grammar_stats){ .n_exprs = g->x.n, .n_rules = g->n_rules, .n_states = g->n_configs, .n_masks = g->n_masks, .work = g->compile_work };
+    s->bytes = g->cache_bytes + (size_t)g->x.room * (sizeof *g->x.e + 12) + (size_t)g->x.n_table * 4 + g->x.room_arms * sizeof *g->x.arms +
+               g->x.room_lists * sizeof *g->x.lists + (size_t)g->x.room_rows * 1024;
+    pthread_mutex_unlock(&g->lock);
+}

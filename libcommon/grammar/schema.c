@@ -1,0 +1,887 @@
+#include "libcommon/grammar/schema.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "libcommon/base/json.h"
+#include "libcommon/base/utf8.h"
+
+enum { MAX_NESTING = 200, MAX_SETS = 20000, MAX_MEMBERS = 512, MAX_SCHEMA = 8 << 20 };
+
+/* ---- errors ---- */
+
+struct path { char text[256]; size_t n; };
+
+static void path_add(struct path *p, const char *key)
+{
+    if (p->n + 2 >= sizeof p->text)
+        return;
+    p->text[p->n++] = '/';
+    for (; *key && p->n + 3 < sizeof p->text; key++) {
+        if (*key == '~' || *key == '/') {
+            p->text[p->n++] = '~';
+            p->text[p->n++] = *key == '~' ? '0' : '1';
+        } else {
+            p->text[p->n++] = *key;
+        }
+    }
+    p->text[p->n] = '\0';
+}
+
+/* Where in the document a value stands: its JSON pointer in p. */
+static int find_path(json_t *in, const json_t *what, struct path *p, int depth)
+{
+    size_t n = p->n, i;
+    const char *key;
+    json_t *v;
+    char number[24];
+    if (in == what)
+        return 1;
+    if (depth > MAX_NESTING * 10)
+        return 0;
+    json_object_foreach(in, key, v)
+        if (json_is_object(v) || json_is_array(v)) {
+            path_add(p, key);
+            if (find_path(v, what, p, depth + 1))
+                return 1;
+            p->text[p->n = n] = '\0';
+        }
+    json_array_foreach(in, i, v)
+        if (json_is_object(v) || json_is_array(v)) {
+            snprintf(number, sizeof number, "%zu", i);
+            path_add(p, number);
+            if (find_path(v, what, p, depth + 1))
+                return 1;
+            p->text[p->n = n] = '\0';
+        }
+    return 0;
+}
+
+static void place(struct schema *s, const json_t *at, const char *keyword, struct path *p)
+{
+    memset(p, 0, sizeof *p);
+    /* what was made stands where that stands of which it was made; later ones may come from earlier ones */
+    for (size_t i = s->n_made; at && i--;) {
+        struct path inside = { .n = 0 };
+        if (find_path(s->made_from[2 * i], at, &inside, 0))
+            at = s->made_from[2 * i + 1];
+    }
+    find_path(s->root, at, p, 0);
+    if (keyword)
+        path_add(p, keyword);
+    while (p->n && utf8_valid(p->text, p->n) != p->n)
+        p->text[--p->n] = '\0';
+    for (size_t i = 0; i < p->n; i++)
+        if ((unsigned char)p->text[i] < 0x20)
+            p->text[i] = '?';
+}
+
+static uint32_t report(struct schema *s, const json_t *at, const char *keyword, enum err_code code, const char *why)
+{
+    struct path p;
+    if (!s->failed && !s->quiet) {
+        place(s, at, keyword, &p);
+        err_set(s->e, code, "schema: %s: %s", p.n ? p.text : "/", why);
+    }
+    s->failed = 1;
+    return EXPR_NONE;
+}
+
+uint32_t schema_refuse(struct schema *s, const json_t *at, const char *keyword, const char *why) { return report(s, at, keyword, ERR_UNSUPPORTED, why); }
+uint32_t schema_limit(struct schema *s, const json_t *at, const char *why) { return report(s, at, NULL, ERR_LIMIT, why); }
+
+uint32_t schema_nomem(struct schema *s)
+{
+    if (!s->failed)
+        err_nomem(s->e, "a schema");
+    s->failed = 1;
+    return EXPR_NONE;
+}
+
+json_t *schema_keep(struct schema *s, json_t *made, const json_t *from)
+{
+    if (s->n_made == s->made_room) {
+        size_t room = 2 * s->made_room + 64;
+        json_t **p = realloc(s->made_from, 2 * room * sizeof *p);
+        if (!p) {
+            json_decref(made);
+            schema_nomem(s);
+            return NULL;
+        }
+        s->made_from = p;
+        s->made_room = room;
+    }
+    if (!made || json_array_append_new(s->owned, made) != 0) {
+        schema_nomem(s);
+        return NULL;
+    }
+    s->made_from[2 * s->n_made] = made;
+    s->made_from[2 * s->n_made++ + 1] = (json_t *)(uintptr_t)from;
+    return made;
+}
+
+/* ---- regular expressions ---- */
+
+uint32_t schema_regex(struct schema *s, const char *text, int json) { return regex_compile(s->g, text, strlen(text), json, 0, NULL, NULL, s->failed ? NULL : s->e); }
+
+uint32_t schema_pattern(struct schema *s, const json_t *at, const char *keyword, const char *text, size_t size, int32_t *min, int32_t *max)
+{
+    struct err e = { .msg = "" };
+    uint32_t r = regex_compile(s->g, text, size, 1, 1, min, max, &e);
+    if (r != EXPR_NONE)
+        return r;
+    return report(s, at, keyword, e.code, e.msg);
+}
+
+/* ---- references ---- */
+
+static json_t *find_id(json_t *in, const char *id, size_t n, const char *keyword, int depth)
+{
+    const char *key;
+    json_t *v, *found = NULL;
+    size_t i;
+    if (depth > MAX_NESTING)
+        return NULL;
+    if (json_is_object(in)) {
+        const char *mine = json_string_value(json_object_get(in, keyword));
+        if (mine && strlen(mine) == n && !memcmp(mine, id, n))
+            return in;
+        json_object_foreach(in, key, v)
+            if (strcmp(key, "enum") != 0 && strcmp(key, "const") != 0 && (found = find_id(v, id, n, keyword, depth + 1)))
+                return found;
+    }
+    json_array_foreach(in, i, v)
+        if ((found = find_id(v, id, n, keyword, depth + 1)))
+            return found;
+    return NULL;
+}
+
+static int hex(int c) { return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1; }
+
+/* The value of a JSON pointer (RFC 6901) as a URI fragment. */
+static json_t *follow_pointer(json_t *v, const char *p)
+{
+    char key[1024];
+    while (v && *p == '/') {
+        size_t n = 0;
+        for (p++; *p && *p != '/'; p++) {
+            int c = (unsigned char)*p;
+            if (c == '%' && hex(p[1]) >= 0 && hex(p[2]) >= 0) {
+                c = hex(p[1]) << 4 | hex(p[2]);
+                p += 2;
+            }
+            if (c == '~' && (p[1] == '0' || p[1] == '1'))
+                c = *++p == '0' ? '~' : '/';
+            if (n + 1 >= sizeof key)
+                return NULL;
+            key[n++] = (char)c;
+        }
+        key[n] = '\0';
+        if (json_is_array(v))
+            v = n && strspn(key, "0123456789") == n ? json_array_get(v, (size_t)strtoul(key, NULL, 10)) : NULL;
+        else
+            v = json_object_get(v, key);
+    }
+    return *p ? NULL : v;
+}
+
+json_t *schema_resolve(struct schema *s, const json_t *at, const char *ref)
+{
+    const char *hash = strchr(ref, '#'), *base = json_string_value(json_object_get(s->root, "$id"));
+    size_t n = hash ? (size_t)(hash - ref) : strlen(ref);
+    json_t *in = s->root, *v;
+    if (n && !(base && strlen(base) == n && !memcmp(base, ref, n)) && !(in = find_id(s->root, ref, n, "$id", 0))) {
+        /* a relative name next to that of the document */
+        const char *slash = base ? strrchr(base, '/') : NULL;
+        char id[1024];
+        if (slash && (size_t)(slash + 1 - base) + n < sizeof id) {
+            memcpy(id, base, (size_t)(slash + 1 - base));
+            memcpy(id + (slash + 1 - base), ref, n);
+            in = find_id(s->root, id, (size_t)(slash + 1 - base) + n, "$id", 0);
+        }
+    }
+    if (!in) {
+        schema_refuse(s, at, "$ref", "it leads out of the schema");
+        return NULL;
+    }
+    if (!hash || !hash[1])
+        v = in;
+    else if (hash[1] == '/')
+        v = follow_pointer(in, hash + 1);
+    else if (!(v = find_id(in, hash + 1, strlen(hash + 1), "$anchor", 0)))
+        v = find_id(in, hash + 1, strlen(hash + 1), "$dynamicAnchor", 0);
+    if (!v)
+        schema_refuse(s, at, "$ref", "there is nothing of that name in the schema");
+    else if (!json_is_object(v) && !json_is_boolean(v)) {
+        schema_refuse(s, at, "$ref", "what it names is no schema");
+        v = NULL;
+    }
+    return v;
+}
+
+/* ---- keywords ---- */
+
+int64_t schema_count(struct schema *s, const json_t *schema, const char *keyword)
+{
+    const json_t *v = json_object_get(schema, keyword);
+    if (!v)
+        return -1;
+    double x = json_number_value(v);
+    if (!json_is_number(v) || x < 0 || x != floor(x)) {
+        schema_refuse(s, schema, keyword, "expected a whole number of at least 0");
+        return -1;
+    }
+    return x > 1e9 ? 1000000000 : (int64_t)x;
+}
+
+static unsigned type_of_name(const char *name)
+{
+    static const struct { const char *name; unsigned type; } table[] = {
+        { "null", TYPE_NULL }, { "boolean", TYPE_BOOLEAN }, { "integer", TYPE_INTEGER }, { "number", TYPE_INTEGER | TYPE_FRACTION },
+        { "string", TYPE_STRING }, { "array", TYPE_ARRAY }, { "object", TYPE_OBJECT },
+    };
+    for (size_t i = 0; name && i < sizeof table / sizeof *table; i++)
+        if (!strcmp(name, table[i].name))
+            return table[i].type;
+    return 0;
+}
+
+unsigned schema_types(struct schema *s, const json_t *schema)
+{
+    const json_t *t = json_object_get(schema, "type"), *v;
+    unsigned types = 0, one;
+    size_t i;
+    if (!t)
+        return TYPE_ALL;
+    if (json_object_get(schema, ONLY_FRACTION))
+        return TYPE_FRACTION;
+    if (json_is_string(t)) {
+        types = type_of_name(json_string_value(t));
+    } else {
+        json_array_foreach(t, i, v) {
+            if (!(one = type_of_name(json_string_value(v))))
+                t = NULL;
+            types |= one;
+            if (!t)
+                break;
+        }
+    }
+    if (!t || !types) {
+        schema_refuse(s, schema, "type", "expected null, boolean, integer, number, string, array or object, or a list of them");
+        return 0;
+    }
+    return types | (json_is_true(json_object_get(schema, "nullable")) ? TYPE_NULL : 0u);
+}
+
+/* What cannot be done anywhere; types of keywords that later code relies on. */
+static int check_keywords(struct schema *s, json_t *m)
+{
+    static const struct { const char *key; char kind; } table[] = {     /* o object, a array of schemas, s string, S schema, b boolean, A any array */
+        { "properties", 'o' }, { "patternProperties", 'o' }, { "additionalProperties", 'S' }, { "propertyNames", 'S' }, { "required", 'A' }, { "dependentRequired", 'o' },
+        { "dependentSchemas", 'o' }, { "dependencies", 'o' }, { "items", 'I' }, { "additionalItems", 'S' }, { "prefixItems", 'a' }, { "contains", 'S' }, { "uniqueItems", 'b' }, { "enum", 'A' },
+        { "anyOf", 'a' }, { "oneOf", 'a' }, { "allOf", 'a' }, { "not", 'S' }, { "if", 'S' }, { "then", 'S' }, { "else", 'S' }, { "$ref", 's' }, { "pattern", 's' }, { "format", 's' },
+        { "unevaluatedProperties", 'S' }, { "unevaluatedItems", 'S' },
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        json_t *v = json_object_get(m, table[i].key), *x;
+        int ok = 1;
+        size_t k;
+        if (!v)
+            continue;
+        switch (table[i].kind) {
+        case 'o': ok = json_is_object(v); break;
+        case 'A': ok = json_is_array(v); break;
+        case 's': ok = json_is_string(v); break;
+        case 'b': ok = json_is_boolean(v); break;
+        case 'S': ok = json_is_object(v) || json_is_boolean(v); break;
+        default:
+            ok = json_is_array(v) || (table[i].kind == 'I' && (json_is_object(v) || json_is_boolean(v)));
+            json_array_foreach(v, k, x)
+                ok &= json_is_object(x) || json_is_boolean(x);
+        }
+        if (!ok) {
+            schema_refuse(s, m, table[i].key, "a value of the wrong kind");
+            return -1;
+        }
+    }
+    if (json_object_get(m, "$dynamicRef") || json_object_get(m, "$recursiveRef")) {
+        schema_refuse(s, m, json_object_get(m, "$dynamicRef") ? "$dynamicRef" : "$recursiveRef", "cannot be enforced; use $ref");
+        return -1;
+    }
+    return 0;
+}
+
+/* ---- sets of members ---- */
+
+struct members { struct member *v; int n, room; };
+
+static int add_member(struct schema *s, struct members *to, json_t *m, unsigned done)
+{
+    for (int i = 0; i < to->n; i++)
+        if (to->v[i].s == m) {
+            to->v[i].done |= done;
+            return 0;
+        }
+    if (to->n == MAX_MEMBERS) {
+        schema_limit(s, m, "more than 512 schemas for one place");
+        return -1;
+    }
+    if (to->n == to->room) {
+        struct member *v = realloc(to->v, (size_t)(to->room = 2 * to->room + 8) * sizeof *v);
+        if (!v) {
+            schema_nomem(s);
+            return -1;
+        }
+        to->v = v;
+    }
+    to->v[to->n++] = (struct member){ m, done };
+    return 1;
+}
+
+/* m and all that $ref and allOf add to it: 0, 1 if nothing can satisfy it, -1. */
+static int flatten(struct schema *s, struct members *to, json_t *m, unsigned done, int depth)
+{
+    json_t *v;
+    size_t i;
+    int rc;
+    if (json_is_true(m))
+        return 0;
+    if (json_is_false(m))
+        return 1;
+    if (depth > MAX_NESTING) {
+        schema_limit(s, m, "nested too deep");
+        return -1;
+    }
+    if (check_keywords(s, m) != 0 || (rc = add_member(s, to, m, done)) < 0)
+        return -1;
+    if (rc == 0)
+        return 0;
+    const char *ref = json_string_value(json_object_get(m, "$ref"));
+    if (ref) {
+        json_t *target = schema_resolve(s, m, ref);
+        if (!target)
+            return -1;
+        if ((rc = flatten(s, to, target, 0, depth + 1)) != 0)
+            return rc;
+    }
+    json_array_foreach(json_object_get(m, "allOf"), i, v)
+        if ((rc = flatten(s, to, v, 0, depth + 1)) != 0)
+            return rc;
+    return 0;
+}
+
+static int by_member(const void *a, const void *b)
+{
+    uintptr_t x = (uintptr_t)((const struct member *)a)->s, y = (uintptr_t)((const struct member *)b)->s;
+    return x < y ? -1 : x > y;
+}
+
+/* ---- splitting ---- */
+
+struct branches { uint32_t *v; uint32_t n, room; };
+
+static void add_branch(struct schema *s, struct branches *to, uint32_t e)
+{
+    if (e == EXPR_NONE)
+        return;
+    if (to->n == to->room) {
+        uint32_t *v = realloc(to->v, (to->room = 2 * to->room + 16) * sizeof *v);
+        if (!v) {
+            schema_nomem(s);
+            return;
+        }
+        to->v = v;
+    }
+    to->v[to->n++] = e;
+}
+
+/* The members, and these schemas as well. */
+static uint32_t compile_with(struct schema *s, const struct member *m, int n, json_t *const *extra, int n_extra)
+{
+    struct member *v = malloc((size_t)(n + n_extra + 1) * sizeof *v);
+    if (!v)
+        return schema_nomem(s);
+    memcpy(v, m, (size_t)n * sizeof *v);
+    for (int i = 0; i < n_extra; i++)
+        v[n + i] = (struct member){ extra[i], 0 };
+    uint32_t r = schema_compile(s, v, n + n_extra);
+    free(v);
+    return r;
+}
+
+static void any_with(struct schema *s, struct branches *to, const struct member *m, int n, json_t *alternatives)
+{
+    json_t *v;
+    size_t i;
+    json_array_foreach(alternatives, i, v) {
+        if (s->failed)
+            return;
+        add_branch(s, to, compile_with(s, m, n, &v, 1));
+    }
+}
+
+/* Do two schemas, with the members, allow nothing together?  Answers no where it cannot be found out. */
+static int disjoint(struct schema *s, const struct member *m, int n, json_t *a, json_t *b)
+{
+    struct err *e = s->e, dropped;
+    int quiet = s->quiet;
+    if (s->failed)
+        return 0;
+    s->e = &dropped;
+    s->quiet = 1;
+    uint32_t r = compile_with(s, m, n, (json_t *[]){ a, b }, 2);
+    int failed = s->failed;
+    s->quiet = quiet;
+    s->e = e;
+    s->failed = 0;
+    return !failed && !s->g->x.failed && r == EXPR_NONE;
+}
+
+/* Exactly one: each alternative, without what others allow too. */
+static void one_with(struct schema *s, struct branches *to, const struct member *m, int n, const json_t *at, json_t *alternatives)
+{
+    size_t count = json_array_size(alternatives);
+    if (count > 256) {
+        schema_limit(s, at, "oneOf of more than 256 schemas");
+        return;
+    }
+    for (size_t i = 0; i < count && !s->failed; i++) {
+        json_t *extra[257];
+        int k = 0;
+        json_t *v = json_array_get(alternatives, i);
+        if (json_is_false(v))
+            continue;
+        extra[k++] = v;
+        for (size_t j = 0; j < count && !s->failed; j++) {
+            json_t *other = json_array_get(alternatives, j);
+            if (j == i || json_is_false(other) || disjoint(s, m, n, v, other))
+                continue;
+            struct err *e = s->e, why = { .msg = "" };
+            s->e = &why;
+            json_t *without = schema_negate(s, other, 0);
+            s->e = e;
+            if (!without) {
+                s->failed = 0;
+                schema_refuse(s, at, "oneOf", "its alternatives overlap, or cannot be shown not to: give each a property with a const of its own, or use anyOf");
+                return;
+            }
+            extra[k++] = schema_keep(s, json_pack("{s:O}", "anyOf", without), other);
+        }
+        if (!s->failed)
+            add_branch(s, to, compile_with(s, m, n, extra, k));
+    }
+}
+
+
+/* Each entry of dependentRequired and dependentSchemas: without the property, or with it and what it asks for. */
+static json_t *dependencies(struct schema *s, json_t *m)
+{
+    static const char *const keys[] = { "dependentRequired", "dependentSchemas", "dependencies" };
+    json_t *all = json_array(), *v;
+    const char *name;
+    for (int k = 0; k < 3; k++)
+        json_object_foreach(json_object_get(m, keys[k]), name, v) {
+            json_t *without = json_pack("{s:{s:b}}", "properties", name, 0), *with;
+            if (json_is_array(v))
+                with = json_pack("{s:s, s:O, s:{s:{}}}", "type", "object", "required", v, "properties", name);
+            else
+                with = json_pack("{s:[O], s:s, s:{s:{}}}", "allOf", v, "type", "object", "properties", name);
+            if (json_is_array(v)) {
+                json_t *names = json_copy(v);
+                json_array_append_new(names, json_string(name));
+                json_object_set_new(with, "required", names);
+            } else {
+                json_object_set_new(with, "required", json_pack("[s]", name));
+            }
+            json_object_set_new(with, MADE, json_true());
+            json_object_set_new(without, MADE, json_true());
+            json_array_append_new(all, json_pack("{s:[o, o]}", "anyOf", without, with));
+        }
+    return schema_keep(s, all, m);
+}
+
+/* One alternative of a member is split off: 1 if there was one. */
+static int split(struct schema *s, struct member *m, int n, uint32_t *result)
+{
+    struct branches to = { 0 };
+    for (int i = 0; i < n; i++) {
+        json_t *x = m[i].s, *v;
+        unsigned bit = 0;
+        if ((v = json_object_get(x, "anyOf")) && !(m[i].done & (bit = DONE_ANY_OF))) {
+            m[i].done |= bit;
+            any_with(s, &to, m, n, v);
+        } else if ((v = json_object_get(x, "oneOf")) && !(m[i].done & (bit = DONE_ONE_OF))) {
+            m[i].done |= bit;
+            one_with(s, &to, m, n, x, v);
+        } else if ((v = json_object_get(x, "not")) && !(m[i].done & (bit = DONE_NOT))) {
+            m[i].done |= bit;
+            json_t *alternatives = schema_negate(s, v, 0);
+            if (alternatives)
+                any_with(s, &to, m, n, alternatives);
+        } else if ((v = json_object_get(x, "if")) && !(m[i].done & (bit = DONE_IF))) {
+            json_t *yes = json_object_get(x, "then"), *no = json_object_get(x, "else");
+            m[i].done |= bit;
+            if (!yes && !no)
+                return split(s, m, n, result);
+            add_branch(s, &to, compile_with(s, m, n, (json_t *[]){ v, yes ? yes : json_true() }, 2));
+            json_t *alternatives = s->failed ? NULL : schema_negate(s, v, 0), *a;
+            size_t k;
+            json_array_foreach(alternatives, k, a)
+                add_branch(s, &to, compile_with(s, m, n, (json_t *[]){ a, no ? no : json_true() }, 2));
+        } else if ((json_object_get(x, "dependentRequired") || json_object_get(x, "dependentSchemas") || json_object_get(x, "dependencies")) &&
+                   !(m[i].done & (bit = DONE_DEPENDENT))) {
+            m[i].done |= bit;
+            json_t *all = dependencies(s, x), *a;
+            size_t k;
+            struct member *v2 = malloc((size_t)(n + (int)json_array_size(all) + 1) * sizeof *v2);
+            int n2 = n;
+            if (!v2 || !all) {
+                free(v2);
+                schema_nomem(s);
+                return 1;
+            }
+            memcpy(v2, m, (size_t)n * sizeof *v2);
+            json_array_foreach(all, k, a)
+                v2[n2++] = (struct member){ a, 0 };
+            add_branch(s, &to, schema_compile(s, v2, n2));
+            free(v2);
+        } else {
+            continue;
+        }
+        *result = s->failed ? (uint32_t)EXPR_NONE : expr_any_of(&s->g->x, to.v, to.n);
+        free(to.v);
+        return 1;
+    }
+    return 0;
+}
+
+/* ---- one set of members without alternatives ---- */
+
+json_t *schema_enumerated(struct schema *s, const struct member *m, int n)
+{
+    json_t *from = NULL, *to, *v;
+    size_t k;
+    for (int i = 0; i < n && !from; i++) {
+        json_t *one = json_object_get(m[i].s, "const");
+        from = one ? json_pack("[O]", one) : NULL;
+    }
+    for (int i = 0; i < n && !from; i++)
+        from = json_incref(json_object_get(m[i].s, "enum"));
+    if (!from)
+        return NULL;
+    to = json_array();
+    json_array_foreach(from, k, v) {
+        int ok = 1;
+        for (int i = 0; i < n && ok > 0; i++)
+            ok = schema_valid(s, m[i].s, v);
+        if (ok > 0)
+            json_array_append(to, v);
+    }
+    json_decref(from);
+    return to;
+}
+
+/* Texts without the values that NOT_VALUES of a member names. */
+static uint32_t without_values(struct schema *s, const struct member *m, int n, unsigned type, uint32_t e)
+{
+    json_t *v;
+    size_t k;
+    for (int i = 0; i < n; i++)
+        json_array_foreach(json_object_get(m[i].s, NOT_VALUES), k, v) {
+            if ((json_is_array(v) && type & TYPE_ARRAY) || (json_is_object(v) && type & TYPE_OBJECT))
+                return schema_refuse(s, m[i].s, NULL, "a single array or object cannot be excluded");
+            if ((json_is_null(v) && type & TYPE_NULL) || (json_is_boolean(v) && type & TYPE_BOOLEAN) || (json_is_string(v) && type & TYPE_STRING))
+                e = expr_both(&s->g->x, e, expr_not(&s->g->x, schema_values(s, &v, 1)));
+            if (json_is_number(v) && type & (TYPE_INTEGER | TYPE_FRACTION)) {
+                char text[64];
+                double x = json_number_value(v);
+                if (x == floor(x) && fabs(x) < 1e15)        /* also 1.0, 1e0 and -0 */
+                    snprintf(text, sizeof text, x == 0 ? "-?0+(\\.0*)?([eE].*)?" : "%.0f(\\.0*)?", x);
+                else
+                    return schema_refuse(s, m[i].s, NULL, "a number with a fraction cannot be excluded");
+                e = expr_both(&s->g->x, e, expr_not(&s->g->x, schema_regex(s, text, 0)));
+                /* other ways to write it have an exponent */
+                if (type & TYPE_FRACTION)
+                    e = expr_both(&s->g->x, e, expr_not(&s->g->x, schema_regex(s, ".*[eE].*", 0)));
+            }
+        }
+    return e;
+}
+
+static uint32_t compile_types(struct schema *s, const struct member *m, int n)
+{
+    struct exprs *x = &s->g->x;
+    struct branches to = { 0 };
+    unsigned types = TYPE_ALL;
+    uint32_t scalars[4], n_scalars = 0, r;
+    json_t *values = schema_enumerated(s, m, n);
+    if (values) {
+        json_t **v = malloc((json_array_size(values) + 1) * sizeof *v), *one;
+        size_t i;
+        if (!v) {
+            json_decref(values);
+            return schema_nomem(s);
+        }
+        json_array_foreach(values, i, one)
+            v[i] = one;
+        r = s->failed ? (uint32_t)EXPR_NONE : grammar_term(s->g, schema_values(s, v, json_array_size(values)));
+        free(v);
+        json_decref(values);
+        return r;
+    }
+    for (int i = 0; i < n; i++)
+        types &= schema_types(s, m[i].s);
+    if (s->failed)
+        return EXPR_NONE;
+    if (types & TYPE_NULL)
+        scalars[n_scalars++] = without_values(s, m, n, TYPE_NULL, expr_text(x, "null", 4));
+    if (types & TYPE_BOOLEAN)
+        scalars[n_scalars++] = without_values(s, m, n, TYPE_BOOLEAN, expr_either(x, expr_text(x, "false", 5), expr_text(x, "true", 4)));
+    if (types & (TYPE_INTEGER | TYPE_FRACTION))
+        scalars[n_scalars++] = without_values(s, m, n, types & (TYPE_INTEGER | TYPE_FRACTION), schema_number(s, m, n, (types & TYPE_INTEGER) != 0, (types & TYPE_FRACTION) != 0));
+    for (uint32_t i = 0; i < n_scalars; i++)
+        add_branch(s, &to, grammar_term(s->g, scalars[i]));
+    if (types & TYPE_STRING && !s->failed) {
+        uint32_t quote = expr_byte(x, '"', '"');
+        r = expr_concat(x, quote, expr_concat(x, schema_string(s, m, n, 0), quote));
+        add_branch(s, &to, grammar_term(s->g, without_values(s, m, n, TYPE_STRING, r)));
+    }
+    if (types & TYPE_ARRAY && !s->failed) {
+        without_values(s, m, n, TYPE_ARRAY, EXPR_NONE);
+        add_branch(s, &to, schema_array(s, m, n));
+    }
+    if (types & TYPE_OBJECT && !s->failed) {
+        without_values(s, m, n, TYPE_OBJECT, EXPR_NONE);
+        add_branch(s, &to, schema_object(s, m, n));
+    }
+    r = s->failed ? (uint32_t)EXPR_NONE : expr_any_of(x, to.v, to.n);
+    free(to.v);
+    return r;
+}
+
+static uint32_t hash_members(const struct member *m, int n)
+{
+    uint64_t h = 14695981039346656037u;
+    for (int i = 0; i < n; i++)
+        h = (h ^ (uintptr_t)m[i].s ^ (uint64_t)m[i].done << 56) * 1099511628211u;
+    return (uint32_t)(h >> 32 ^ h);
+}
+
+static struct memo *recall(struct schema *s, const struct member *m, int n)
+{
+    uint32_t h = hash_members(m, n);
+    if (2 * s->n_memo >= s->n_table) {
+        uint32_t size = s->n_table ? 2 * s->n_table : 256, *t = calloc(size, sizeof *t);
+        if (!t) {
+            schema_nomem(s);
+            return NULL;
+        }
+        for (uint32_t i = 0; i < s->n_memo; i++) {
+            uint32_t k = hash_members(s->keys + s->memo[i].first, (int)s->memo[i].n);
+            while (t[k & (size - 1)])
+                k++;
+            t[k & (size - 1)] = i + 1;
+        }
+        free(s->table);
+        s->table = t;
+        s->n_table = size;
+    }
+    for (; s->table[h & (s->n_table - 1)]; h++) {
+        struct memo *x = &s->memo[s->table[h & (s->n_table - 1)] - 1];
+        int same = x->n == (uint32_t)n && !x->dropped;
+        for (int i = 0; same && i < n; i++)
+            same = s->keys[x->first + (uint32_t)i].s == m[i].s && s->keys[x->first + (uint32_t)i].done == m[i].done;
+        if (same)
+            return x;
+    }
+    if (s->n_memo == s->memo_room) {
+        struct memo *v = realloc(s->memo, (s->memo_room = 2 * s->memo_room + 64) * sizeof *v);
+        if (!v) {
+            schema_nomem(s);
+            return NULL;
+        }
+        s->memo = v;
+    }
+    if (s->n_keys + (uint32_t)n > s->keys_room) {
+        struct member *v = realloc(s->keys, (s->keys_room = 2 * s->keys_room + 64 + (uint32_t)n) * sizeof *v);
+        if (!v) {
+            schema_nomem(s);
+            return NULL;
+        }
+        s->keys = v;
+    }
+    if (n)
+        memcpy(s->keys + s->n_keys, m, (size_t)n * sizeof *m);
+    s->memo[s->n_memo] = (struct memo){ s->n_keys, (uint32_t)n, EXPR_NONE, -1, 0, 0 };
+    s->n_keys += (uint32_t)n;
+    s->table[h & (s->n_table - 1)] = ++s->n_memo;
+    return &s->memo[s->n_memo - 1];
+}
+
+uint32_t schema_compile(struct schema *s, const struct member *given, int n)
+{
+    struct members all = { 0 };
+    uint32_t r = EXPR_NONE;
+    int rc = 0;
+    if (s->failed)
+        return EXPR_NONE;
+    if (s->depth > MAX_NESTING)
+        return schema_limit(s, n ? given[0].s : s->root, "nested too deep");
+    for (int i = 0; i < n && rc == 0; i++) {
+        if (json_is_object(given[i].s) && given[i].done & ~(unsigned)MEMBER_ALONE)      /* was flattened before */
+            rc = add_member(s, &all, given[i].s, given[i].done) < 0 ? -1 : 0;
+        else
+            rc = flatten(s, &all, given[i].s, n == 1 ? MEMBER_ALONE : given[i].done, 0);
+    }
+    if (rc != 0)
+        goto done;
+    struct member *sorted = malloc(((size_t)all.n + 1) * sizeof *sorted);
+    uint32_t before = s->n_memo;
+    struct memo *memo = NULL;
+    if (sorted && all.n)
+        memcpy(sorted, all.v, (size_t)all.n * sizeof *sorted);
+    if (sorted && all.n > 1)
+        qsort(sorted, (size_t)all.n, sizeof *sorted, by_member);
+    if (sorted)
+        memo = recall(s, sorted, all.n);
+    else
+        schema_nomem(s);
+    free(sorted);
+    if (!memo)
+        goto done;
+    if (s->n_memo == before) {
+        if (memo->rule >= 0) {
+            memo->used = 1;
+            r = expr_rule(&s->g->x, memo->rule);
+        } else {
+            r = memo->result;
+        }
+        goto done;
+    }
+    if (++s->n_sets > MAX_SETS) {
+        schema_limit(s, n ? given[0].s : s->root, "too many combinations of alternatives");
+        goto done;
+    }
+    if (s->g->x.work > s->g->options.max_work || s->g->x.failed) {
+        if (grammar_check_work(s->g, s->failed ? NULL : s->e) != 0)
+            s->failed = 1;
+        goto done;
+    }
+    uint32_t index = (uint32_t)(memo - s->memo);
+    int rule = grammar_rule(s->g);
+    memo->rule = rule;
+    s->depth++;
+    if (!split(s, all.v, all.n, &r))
+        r = compile_types(s, all.v, all.n);
+    s->depth--;
+    memo = &s->memo[index];
+    if (memo->used) {                   /* recursive */
+        s->g->rule[rule] = r;
+        r = r == EXPR_NONE ? r : expr_rule(&s->g->x, rule);
+        if (s->failed || r == EXPR_NONE)
+            memo->rule = -1, memo->result = EXPR_NONE;
+    } else {
+        memo->rule = -1;
+        memo->result = r;
+    }
+    if (s->failed)                      /* a failed try must not be remembered as empty */
+        memo->dropped = 1;
+done:
+    free(all.v);
+    return s->failed ? (uint32_t)EXPR_NONE : r;
+}
+
+static void release(struct schema *s)
+{
+    json_decref(s->root);
+    json_decref(s->owned);
+    free(s->made_from);
+    free(s->memo);
+    free(s->keys);
+    free(s->table);
+}
+
+static int init(struct schema *s, struct grammar *g, struct err *e)
+{
+    static const struct range every = { 1, 0x10FFFF };
+    struct exprs *x = &g->x;
+    memset(s, 0, sizeof *s);
+    s->g = g;
+    s->e = e;
+    s->owned = json_array();
+    if (!s->owned)
+        return err_nomem(e, "a schema");
+    s->plain_char = expr_json_chars(x, &every, 1);
+    s->any_char = schema_regex(s, "[^\"\\\\\\x00-\\x1F]|\\\\(?:[\"\\\\/bfnrt]|u(?:[1-9A-CE-Fa-ce-f][0-9A-Fa-f]{3}|0[1-9A-Fa-f][0-9A-Fa-f]{2}|00[1-9A-Fa-f][0-9A-Fa-f]|000[1-9A-Fa-f]|"
+                                  "[Dd][0-7][0-9A-Fa-f]{2}|[Dd][89ABab][0-9A-Fa-f]{2}\\\\u[Dd][C-Fc-f][0-9A-Fa-f]{2}))", 0);
+    g->string_char[0] = s->any_char;
+    g->string_char[1] = s->plain_char;
+    int flexible = g->options.whitespace == GRAMMAR_WS_FLEXIBLE;
+    s->space = flexible ? schema_regex(s, "| |\\n[ \\t]{0,40}", 0) : (uint32_t)EXPR_EPSILON;
+    uint32_t blank = flexible ? s->space : schema_regex(s, " ?", 0);
+    s->comma = expr_concat(x, s->space, expr_concat(x, expr_byte(x, ',', ','), blank));
+    s->colon = expr_concat(x, s->space, expr_concat(x, expr_byte(x, ':', ':'), blank));
+    return exprs_check(x, e);
+}
+
+/* The grammar of s->root; closes g on failure. */
+static struct grammar *finish(struct schema *s, struct grammar *g, struct err *e)
+{
+    struct member m = { s->root, 0 };
+    uint32_t r = s->failed ? (uint32_t)EXPR_NONE : schema_compile(s, &m, 1);
+    int rc = s->failed ? -1 : grammar_check_work(g, e);
+    if (rc == 0 && r == EXPR_NONE)
+        rc = err_set(e, ERR_FORMAT, "schema: /: nothing can satisfy it");
+    if (rc == 0 && (rc = grammar_finish(g, r, e)) != 0)
+        err_prefix(e, "schema");
+    release(s);
+    if (rc == 0)
+        return g;
+    grammar_close(g);
+    return NULL;
+}
+
+static int is_word(const char *text, size_t size, const char *word)
+{
+    while (size && strchr(" \t\r\n", *text) && *text)
+        text++, size--;
+    size_t n = strlen(word);
+    if (size < n || memcmp(text, word, n) != 0)
+        return 0;
+    while (n < size && text[n] && strchr(" \t\r\n", text[n]))
+        n++;
+    return n == size;
+}
+
+struct grammar *grammar_compile_schema(const struct grammar_vocab *v, const char *text, size_t size, const struct grammar_options *o, struct err *e)
+{
+    struct schema s;
+    if (size > MAX_SCHEMA) {
+        err_set(e, ERR_LIMIT, "schema: %zu bytes, more than %d", size, MAX_SCHEMA);
+        return NULL;
+    }
+    struct grammar *g = grammar_new(v, o, e);
+    if (!g)
+        return NULL;
+    if (init(&s, g, e) != 0) {
+        release(&s);
+        grammar_close(g);
+        return NULL;
+    }
+    s.root = is_word(text, size, "true") ? json_true() : is_word(text, size, "false") ? json_false() : js_parse("schema", text, size, e);
+    if (!s.root)
+        s.failed = 1;
+    else if (!json_is_object(s.root) && !json_is_boolean(s.root)) {
+        err_set(e, ERR_FORMAT, "schema: %s, not an object", js_kind(s.root));
+        s.failed = 1;
+    }
+    return finish(&s, g, e);
+}
+
+struct grammar *grammar_compile_json(const struct grammar_vocab *v, int object, const struct grammar_options *o, struct err *e)
+{
+    static const char any[] = "true", objects[] = "{\"type\": \"object\"}";
+    return grammar_compile_schema(v, object ? objects : any, object ? sizeof objects - 1 : sizeof any - 1, o, e);
+}

@@ -1,0 +1,271 @@
+/* schema_number.c - numbers between bounds and multiples, as sets of digit strings.
+ *
+ * A value is looked at as the whole number value * 10^F with F digits after the point.  Read from left to right, all that counts of the digits
+ * so far is whether they still equal those of the lower or upper bound, and the remainder by the divisor: a finite automaton. */
+#include "libcommon/grammar/schema.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { WHOLE_DIGITS = 18, REAL_DIGITS = 15, FREE_FRACTION = 6, MAX_DIVISOR = 4096 };
+
+/* value = sign * digits * 10^exponent */
+struct decimal { int sign, exponent; int64_t digits; };
+
+static struct decimal decimal_of(const json_t *v)
+{
+    struct decimal d = { 1, 0, 0 };
+    char text[64], *p = text;
+    if (json_is_integer(v)) {
+        snprintf(text, sizeof text, "%lld", (long long)json_integer_value(v));
+    } else {
+        double x = json_real_value(v);
+        for (int k = 1; k <= 17; k++) {
+            snprintf(text, sizeof text, "%.*e", k - 1, x);
+            if (strtod(text, NULL) == x)
+                break;
+        }
+    }
+    if (*p == '-')
+        d.sign = -1, p++;
+    for (int point = 0; *p && *p != 'e'; p++) {
+        if (*p == '.') {
+            point = 1;
+        } else if (d.digits < INT64_MAX / 10 - 1) {
+            d.digits = d.digits * 10 + (*p - '0');
+            d.exponent -= point;
+        } else {
+            d.exponent += !point;
+        }
+    }
+    if (*p == 'e')
+        d.exponent += atoi(p + 1);
+    while (d.digits && d.digits % 10 == 0)
+        d.digits /= 10, d.exponent++;
+    return d;
+}
+
+static int fraction_digits(struct decimal d) { return d.digits && d.exponent < 0 ? -d.exponent : 0; }
+
+/* d * 10^f; up: rounded up, else down; *exact says if nothing was rounded.  Over 10^18 it stays there. */
+static int64_t scaled(struct decimal d, int f, int up, int *exact)
+{
+    const int64_t most = 1000000000000000000;
+    int64_t v = d.digits, rest = 0;
+    int e = d.exponent + f;
+    for (; e > 0 && v; e--) {
+        if (v > most / 10) {
+            *exact = 1;
+            return d.sign * most;
+        }
+        v *= 10;
+    }
+    for (; e < 0 && v; e++) {
+        rest |= v % 10;
+        v /= 10;
+    }
+    *exact = rest == 0;
+    if (v > most)
+        v = most;
+    v *= d.sign;
+    if (rest && up && d.sign > 0)
+        v++;
+    if (rest && !up && d.sign < 0)
+        v--;
+    return v;
+}
+
+struct digits {
+    struct exprs *x;
+    int whole, fraction;                /* digits before and after the point */
+    int64_t divisor;
+    char lo[24], hi[24];                /* all of them */
+    uint32_t *open;                     /* [whole + fraction + 1][divisor] what may follow between the bounds; 0: not known, 1 + expression */
+};
+
+static uint32_t follow(struct digits *d, int at, int64_t rest, int low, int high)
+{
+    const int n = d->whole + d->fraction;
+    uint32_t *known = !low && !high ? &d->open[at * d->divisor + rest] : NULL;
+    struct arm arms[11];
+    uint32_t n_arms = 0, r = EXPR_NONE;
+    if (known && *known)
+        return *known - 1;
+    int ends = at >= d->whole;          /* as if only zeros followed */
+    for (int i = at; i < n && low; i++)
+        ends &= d->lo[i] == '0';
+    int64_t left = rest;
+    for (int i = at; i < n; i++)
+        left = left * 10 % d->divisor;
+    ends &= left == 0;
+    if (at < n) {
+        int from = low ? d->lo[at] - '0' : 0, to = high ? d->hi[at] - '0' : 9;
+        for (int c = from; c <= to; c++)
+            arms[n_arms++] = (struct arm){ (uint8_t)('0' + c), (uint8_t)('0' + c),
+                                           follow(d, at + 1, (rest * 10 + c) % d->divisor, low && c == from, high && c == to) };
+        r = expr_arms(d->x, arms, n_arms);
+        if (at == d->whole && r != EXPR_NONE)
+            r = expr_arms(d->x, &(struct arm){ '.', '.', r }, 1);
+    }
+    if (ends)
+        r = expr_either(d->x, EXPR_EPSILON, r);
+    if (known)
+        *known = r + 1;
+    return r;
+}
+
+/* Texts of the numbers n / 10^f, 0 <= lo <= n <= hi, n a multiple of the divisor. */
+static uint32_t between(struct exprs *x, int64_t lo, int64_t hi, int f, int64_t divisor)
+{
+    uint32_t all[20], n_all = 0;
+    int64_t unit = 1;
+    for (int i = 0; i < f; i++)
+        unit *= 10;
+    int64_t from = 0, end = 10 * unit;  /* numbers of w digits before the point */
+    for (int w = 1; w + f <= WHOLE_DIGITS && from <= hi; w++) {
+        int64_t a = lo > from ? lo : from, b = hi < end - 1 ? hi : end - 1;
+        if (a <= b) {
+            struct digits d = { .x = x, .whole = w, .fraction = f, .divisor = divisor };
+            d.open = calloc((size_t)(w + f + 1) * (size_t)divisor, sizeof *d.open);
+            if (!d.open) {
+                x->failed = 1;
+                return EXPR_NONE;
+            }
+            snprintf(d.lo, sizeof d.lo, "%0*lld", w + f, (long long)a);
+            snprintf(d.hi, sizeof d.hi, "%0*lld", w + f, (long long)b);
+            all[n_all++] = follow(&d, 0, 0, 1, 1);
+            free(d.open);
+        }
+        from = end;
+        end = end > INT64_MAX / 10 ? INT64_MAX : end * 10;
+    }
+    return expr_union(x, all, n_all);
+}
+
+static int64_t gcd(int64_t a, int64_t b)
+{
+    while (b) {
+        int64_t t = a % b;
+        a = b;
+        b = t;
+    }
+    return a;
+}
+
+uint32_t schema_number(struct schema *s, const struct member *m, int n, int whole, int fraction)
+{
+    struct exprs *x = &s->g->x;
+    struct { const json_t *v; int exclusive; const char *key; const json_t *at; } bound[64];
+    int n_bounds = 0, f = whole && !fraction ? 0 : FREE_FRACTION, n_multiples = 0, longest = 0, exact;
+    struct decimal multiple[16];
+    const json_t *multiple_at = NULL;
+    for (int i = 0; i < n; i++) {
+        static const char *const keys[] = { "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum" };
+        for (int k = 0; k < 4; k++) {
+            const json_t *v = json_object_get(m[i].s, keys[k]);
+            if (!v || (k % 2 && json_is_boolean(v)))
+                continue;
+            if (!json_is_number(v))
+                return schema_refuse(s, m[i].s, keys[k], "expected a number");
+            if (n_bounds == 64)
+                return schema_limit(s, m[i].s, "too many bounds of one number");
+            bound[n_bounds].v = v;
+            bound[n_bounds].key = keys[k];
+            bound[n_bounds].at = m[i].s;
+            /* draft 4 and OpenAPI 3.0 write true next to the bound */
+            bound[n_bounds++].exclusive = k % 2 || json_is_true(json_object_get(m[i].s, keys[k + 1]));
+        }
+        const json_t *v = json_object_get(m[i].s, "multipleOf");
+        if (v) {
+            if (!json_is_number(v) || !(json_number_value(v) > 0))
+                return schema_refuse(s, m[i].s, "multipleOf", "expected a number above 0");
+            if (n_multiples == 16)
+                return schema_limit(s, m[i].s, "too many divisors of one number");
+            multiple[n_multiples++] = decimal_of(v);
+            multiple_at = m[i].s;
+        }
+    }
+    if (n_bounds + n_multiples == 0) {
+        if (whole && fraction)
+            return schema_regex(s, "-?(?:0|[1-9][0-9]{0,17})(?:\\.[0-9]{1,17})?(?:[eE][+-]?[0-9]{1,2})?", 0);
+        if (whole)
+            return schema_regex(s, "0|-?[1-9][0-9]{0,17}", 0);
+        return schema_regex(s, "-?(?:0|[1-9][0-9]{0,8})\\.[0-9]{0,5}[1-9]", 0);
+    }
+    /* digits after the point: those of multiples, else of the bounds, while 15 digits are enough for all (they survive the way through a double) */
+    int digits = whole && !fraction ? WHOLE_DIGITS : REAL_DIGITS;
+    for (int i = 0; i < n_multiples; i++)
+        longest = fraction_digits(multiple[i]) > longest ? fraction_digits(multiple[i]) : longest;
+    if (whole && !fraction) {
+        f = 0;
+    } else if (n_multiples) {
+        f = longest;
+    } else {
+        for (int i = 0; i < n_bounds; i++) {
+            int k = fraction_digits(decimal_of(bound[i].v));
+            f = k > f ? k : f;
+        }
+        for (int i = 0; i < n_bounds; i++) {
+            double v = fabs(json_number_value(bound[i].v));
+            int before = v >= 1 ? (int)floor(log10(v)) + 2 : 1;
+            f = before + f > digits ? digits - before : f;
+        }
+        f = f < 0 ? 0 : f;
+    }
+    int64_t divisor = 1, top = 1;
+    for (int i = 0; i < n_multiples; i++) {
+        int64_t k = scaled(multiple[i], f, 0, &exact);
+        if (!exact && whole && !fraction) {     /* whole numbers that are multiples of 2.5 are those of 5: over the digits after its point */
+            int64_t num = multiple[i].digits, den = 1;
+            for (int e = multiple[i].exponent; e < 0 && den < 1000000000; e++)
+                den *= 10;
+            k = num / gcd(num, den);
+            exact = multiple[i].exponent >= -9;
+        }
+        if (!exact || k < 1)
+            return schema_refuse(s, multiple_at, "multipleOf", "a divisor of so many digits cannot be enforced");
+        if (k > MAX_DIVISOR || divisor / gcd(divisor, k) * k > MAX_DIVISOR)
+            return schema_refuse(s, multiple_at, "multipleOf", "divisors above 4096 (in units of their last digit) cannot be enforced");
+        divisor = divisor / gcd(divisor, k) * k;
+    }
+    for (int i = 0; i < digits; i++)
+        top *= 10;
+    int64_t lo = -(top - 1), hi = top - 1;
+    for (int i = 0; i < n_bounds; i++) {
+        int is_min = bound[i].key[0] == 'm' ? bound[i].key[1] == 'i' : bound[i].key[10] == 'i';
+        int64_t v = scaled(decimal_of(bound[i].v), f, is_min, &exact);
+        if (is_min) {
+            v += exact && bound[i].exclusive;
+            lo = v > lo ? v : lo;
+        } else {
+            v -= exact && bound[i].exclusive;
+            hi = v < hi ? v : hi;
+        }
+    }
+    uint32_t r = EXPR_NONE;
+    if (hi >= 0 && lo <= hi)
+        r = between(x, lo > 0 ? lo : 0, hi, f, divisor);
+    if (lo < 0 && lo <= hi) {
+        uint32_t negative = between(x, hi < 0 ? -hi : 1, -lo, f, divisor);
+        r = expr_either(x, r, expr_concat(x, expr_byte(x, '-', '-'), negative));
+    }
+    if (!whole) {                       /* a digit other than 0 after the point */
+        uint32_t real = schema_regex(s, "-?[0-9]+\\.[0-9]*[1-9][0-9]*", 0);
+        r = expr_both(x, r, real);
+    }
+    return r;
+}
+
+/* a is a multiple of b, as decimals. */
+int schema_is_multiple(const json_t *a, const json_t *b)
+{
+    struct decimal x = decimal_of(a), y = decimal_of(b);
+    int exact;
+    if (x.digits == 0)
+        return 1;
+    int f = fraction_digits(x) > fraction_digits(y) ? fraction_digits(x) : fraction_digits(y);
+    int64_t m = scaled(y, f, 0, &exact), v = scaled(x, f, 0, &exact);
+    return m > 0 && v % m == 0;
+}

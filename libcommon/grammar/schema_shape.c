@@ -1,0 +1,698 @@
+/* schema_shape.c - strings, arrays and objects. */
+#include "libcommon/grammar/schema.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_UNIQUE = 8, MAX_COUNTED = 4096, MAX_TABLE = 400000, MAX_KEY_PATTERNS = 5 };
+
+static int32_t larger(int32_t a, int64_t b) { return b > a ? (int32_t)b : a; }
+
+/* ---- strings ---- */
+
+uint32_t schema_string(struct schema *s, const struct member *m, int n, int canonical)
+{
+    struct exprs *x = &s->g->x;
+    int32_t lo = 0, hi = EXPR_MANY, min, max;
+    uint32_t r = EXPR_ALL, p;
+    int sure = 0;                       /* the bounds hold already */
+    for (int i = 0; i < n; i++) {
+        int64_t least = schema_count(s, m[i].s, "minLength"), most = schema_count(s, m[i].s, "maxLength");
+        lo = larger(lo, least);
+        if (most >= 0 && (hi == EXPR_MANY || most < hi))
+            hi = (int32_t)most;
+    }
+    for (int i = 0; i < n && !s->failed; i++) {
+        const json_t *pattern = json_object_get(m[i].s, "pattern"), *format = json_object_get(m[i].s, "format");
+        json_t *not;
+        size_t k;
+        if (pattern) {
+            p = schema_pattern(s, m[i].s, "pattern", json_string_value(pattern), json_string_length(pattern), &min, &max);
+            sure |= min >= lo && (hi == EXPR_MANY || (max != EXPR_MANY && max <= hi));
+            r = expr_both(x, r, p);
+        }
+        json_array_foreach(json_object_get(m[i].s, NOT_PATTERN), k, not) {
+            p = schema_pattern(s, m[i].s, "pattern", json_string_value(not), json_string_length(not), NULL, NULL);
+            r = expr_both(x, r, expr_not(x, p));
+            canonical = 1;
+        }
+        if (format && schema_format(json_string_value(format))) {
+            const char *text = schema_format(json_string_value(format));
+            p = regex_compile(s->g, text, strlen(text), 1, 0, &min, &max, s->e);
+            if (p == EXPR_NONE) {
+                s->failed = 1;
+                return EXPR_NONE;
+            }
+            sure |= min >= lo && (hi == EXPR_MANY || (max != EXPR_MANY && max <= hi));
+            r = expr_both(x, r, p);
+        }
+        for (json_t *v = json_object_get(m[i].s, NOT_VALUES); json_array_size(v) && !canonical; v = NULL)
+            canonical = 1;
+    }
+    if (s->failed || (hi != EXPR_MANY && lo > hi))
+        return EXPR_NONE;
+    if (r == EXPR_ALL)
+        return expr_repeat(x, canonical ? s->plain_char : s->any_char, lo, hi);
+    if (!sure || canonical)
+        r = expr_both(x, r, expr_repeat(x, s->plain_char, lo, hi));
+    return r;
+}
+
+/* ---- arrays ---- */
+
+struct array {
+    struct schema *s;
+    const struct member *m; int n;
+    int32_t min, max;
+    uint32_t n_first;                   /* places with a schema of their own */
+    uint32_t *first, *first_found;      /* [n_first]; found: those that count for `contains` */
+    uint32_t rest, rest_found;
+};
+
+/* The schemas of item i (those of all later ones for i < 0), and `more`. */
+static uint32_t item(struct schema *s, const struct member *m, int n, int64_t i, json_t *const *more, int n_more)
+{
+    struct member *v = malloc((size_t)(n + n_more + 1) * sizeof *v);
+    int k = 0;
+    if (!v)
+        return schema_nomem(s);
+    for (int j = 0; j < n; j++) {
+        json_t *items = json_object_get(m[j].s, "items"), *first = json_object_get(m[j].s, "prefixItems"), *sub = NULL;
+        if (json_is_array(items)) {
+            first = items;
+            items = json_object_get(m[j].s, "additionalItems");
+        }
+        if (!items)
+            items = json_object_get(m[j].s, "unevaluatedItems");
+        if (i >= 0)
+            sub = json_array_get(first, (size_t)i);
+        if (!sub)
+            sub = items;
+        if (sub)
+            v[k++] = (struct member){ sub, 0 };
+    }
+    for (int j = 0; j < n_more; j++)
+        v[k++] = (struct member){ more[j], 0 };
+    uint32_t r = schema_compile(s, v, k);
+    free(v);
+    return r;
+}
+
+static uint32_t after_comma(struct schema *s, int first, uint32_t e) { return first ? e : expr_seq(&s->g->x, expr_term(&s->g->x, s->comma), e); }
+
+/* Items from number i on.  found: an item that `contains` asks for was among those before. */
+static uint32_t items_from(struct array *a)
+{
+    struct exprs *x = &a->s->g->x;
+    /* From the last number on that makes a difference: a loop, or the end. */
+    int32_t last = (int32_t)a->n_first > a->min ? (int32_t)a->n_first : a->min;
+    int has = a->rest_found != EXPR_ALL;
+    uint32_t next[2], now[2];
+    if (!has && a->rest != EXPR_NONE)
+        last = (int32_t)a->n_first;     /* counts by TIMES */
+    if (a->max != EXPR_MANY && (has || a->max < last))
+        last = a->max;
+    if (last > MAX_COUNTED)
+        return schema_limit(a->s, a->m[0].s, "more than 4096 items that must be counted one by one");
+    for (int found = 0; found < 2; found++) {
+        if (a->max != EXPR_MANY && last >= a->max) {
+            next[found] = found && last >= a->min ? (uint32_t)EXPR_EPSILON : (uint32_t)EXPR_NONE;
+        } else if (!has) {
+            int32_t lo = a->min > last ? a->min - last : 0, hi = a->max == EXPR_MANY ? EXPR_MANY : a->max - last;
+            if (last > 0 || a->rest == EXPR_NONE)
+                next[found] = expr_times(x, after_comma(a->s, 0, a->rest), lo, hi);
+            else {
+                uint32_t tail = expr_seq(x, a->rest, expr_times(x, after_comma(a->s, 0, a->rest), lo ? lo - 1 : 0, hi == EXPR_MANY ? hi : hi - 1));
+                next[found] = lo ? tail : expr_any_of(x, (uint32_t[]){ EXPR_EPSILON, tail }, 2);
+            }
+        } else if (found) {
+            next[1] = expr_times(x, after_comma(a->s, 0, a->rest), 0, EXPR_MANY);
+        } else {                        /* any number, then one that counts, then any number */
+            next[0] = expr_seq(x, expr_times(x, after_comma(a->s, 0, a->rest), 0, EXPR_MANY),
+                               expr_seq(x, after_comma(a->s, 0, a->rest_found), expr_times(x, after_comma(a->s, 0, a->rest), 0, EXPR_MANY)));
+            if (last == 0) {            /* the first one has no comma */
+                uint32_t more = expr_times(x, after_comma(a->s, 0, a->rest), 0, EXPR_MANY);
+                next[0] = expr_any_of(x, (uint32_t[]){ expr_seq(x, a->rest_found, more), expr_seq(x, a->rest, next[0]) }, 2);
+            }
+        }
+    }
+    if (!has)
+        next[0] = next[1];
+    for (int32_t i = last - 1; i >= 0; i--) {
+        uint32_t each = i < (int32_t)a->n_first ? a->first[i] : a->rest, good = i < (int32_t)a->n_first ? a->first_found[i] : a->rest_found;
+        for (int found = 0; found < 2; found++) {
+            uint32_t v[3], n = 0;
+            v[n++] = i >= a->min && (found || !has) ? (uint32_t)EXPR_EPSILON : (uint32_t)EXPR_NONE;
+            v[n++] = expr_seq(x, after_comma(a->s, i == 0, each), next[found]);
+            if (has && !found)
+                v[n++] = expr_seq(x, after_comma(a->s, i == 0, good), next[1]);
+            now[found] = expr_any_of(x, v, n);
+        }
+        next[0] = now[0];
+        next[1] = now[1];
+    }
+    return next[0];
+}
+
+/* Distinct ones of a few values: in any order, or for many values in that of the schema. */
+static uint32_t unique_items(struct schema *s, const struct member *m, int n, int32_t min, int32_t max)
+{
+    struct exprs *x = &s->g->x;
+    struct member sub[64];
+    int k = 0;
+    const json_t *at = m[0].s;
+    for (int j = 0; j < n && k < 64; j++) {
+        json_t *items = json_object_get(m[j].s, "items");
+        if (json_is_true(json_object_get(m[j].s, "uniqueItems")))
+            at = m[j].s;
+        if (json_object_get(m[j].s, "prefixItems") || json_object_get(m[j].s, "contains") || json_is_array(items))
+            return schema_refuse(s, at, "uniqueItems", "together with prefixItems or contains it cannot be enforced");
+        for (int hop = 0; json_is_object(items) && hop < 16; hop++) {
+            const char *ref = json_string_value(json_object_get(items, "$ref"));
+            sub[k++] = (struct member){ items, 0 };
+            if (!ref || k == 64)
+                break;
+            items = schema_resolve(s, items, ref);
+        }
+    }
+    json_t *values = schema_enumerated(s, sub, k), *v;
+    size_t n_values = json_array_size(values), i;
+    uint32_t r = EXPR_NONE;
+    if (!values)
+        return s->failed ? (uint32_t)EXPR_NONE : schema_refuse(s, at, "uniqueItems", "it can be enforced for items with an enum only (or maxItems 1)");
+    if (n_values > 256) {
+        json_decref(values);
+        return schema_limit(s, at, "uniqueItems of more than 256 values");
+    }
+    uint32_t term[256];
+    json_array_foreach(values, i, v)
+        term[i] = grammar_term(s->g, schema_values(s, &v, 1));
+    json_decref(values);
+    if (max == EXPR_MANY || max > (int32_t)n_values)
+        max = (int32_t)n_values;
+    if (n_values <= MAX_UNIQUE) {       /* by the set of those that were there */
+        uint32_t table[1 << MAX_UNIQUE];
+        for (int used = (1 << n_values) - 1; used >= 0; used--) {
+            uint32_t to[MAX_UNIQUE + 1], c = 0;
+            int count = __builtin_popcount((unsigned)used);
+            to[c++] = count >= min && count <= max ? (uint32_t)EXPR_EPSILON : (uint32_t)EXPR_NONE;
+            for (i = 0; i < n_values && count < max; i++)
+                if (!(used >> i & 1))
+                    to[c++] = expr_seq(x, after_comma(s, used == 0, term[i]), table[used | 1 << i]);
+            table[used] = expr_any_of(x, to, c);
+        }
+        return table[0];
+    }
+    /* from value i on, with k items so far */
+    uint32_t *rows = calloc((size_t)(max + 2) * 2, sizeof *rows), *next = rows, *now = rows ? rows + max + 2 : NULL;
+    if (!rows)
+        return schema_nomem(s);
+    for (int32_t c = 0; c <= max; c++)
+        next[c] = c >= min ? (uint32_t)EXPR_EPSILON : (uint32_t)EXPR_NONE;
+    for (i = n_values; i--;) {
+        for (int32_t c = 0; c <= max; c++)
+            now[c] = expr_any_of(x, (uint32_t[]){ next[c], c < max ? expr_seq(x, after_comma(s, c == 0, term[i]), next[c + 1]) : (uint32_t)EXPR_NONE }, 2);
+        uint32_t *t = now;
+        now = next;
+        next = t;
+    }
+    r = next[0];
+    free(rows);
+    return r;
+}
+
+uint32_t schema_array(struct schema *s, const struct member *m, int n)
+{
+    struct exprs *x = &s->g->x;
+    struct array a = { .s = s, .m = m, .n = n, .max = EXPR_MANY, .rest_found = EXPR_ALL };
+    json_t *wanted[64];
+    int n_wanted = 0, unique = 0;
+    uint32_t r = EXPR_NONE;
+    for (int i = 0; i < n && !s->failed; i++) {
+        json_t *items = json_object_get(m[i].s, "items"), *some = json_object_get(m[i].s, "contains"), *rest = json_object_get(m[i].s, "unevaluatedItems");
+        int64_t most = schema_count(s, m[i].s, "maxItems"), least = schema_count(s, m[i].s, "minContains");
+        a.min = larger(a.min, schema_count(s, m[i].s, "minItems"));
+        if (most >= 0 && (a.max == EXPR_MANY || most < a.max))
+            a.max = (int32_t)most;
+        uint32_t k = (uint32_t)json_array_size(json_is_array(items) ? items : json_object_get(m[i].s, "prefixItems"));
+        a.n_first = k > a.n_first ? k : a.n_first;
+        unique |= json_is_true(json_object_get(m[i].s, "uniqueItems"));
+        if (rest && !json_is_true(rest) && !(n == 1 && !some && !json_object_get(m[i].s, "$ref") && !json_object_get(m[i].s, "allOf") && !json_object_get(m[i].s, "anyOf")))
+            return schema_refuse(s, m[i].s, "unevaluatedItems", "it can be enforced where no other schema applies to the same array only; use items");
+        if (some && least != 0) {
+            if (json_object_get(m[i].s, "maxContains") || least > 1)
+                return schema_refuse(s, m[i].s, least > 1 ? "minContains" : "maxContains", "items that contains asks for can be required once, not counted");
+            if (n_wanted++)
+                return schema_refuse(s, m[i].s, "contains", "two of them for one array cannot be enforced");
+            wanted[0] = some;
+        }
+    }
+    if (s->failed || (a.max != EXPR_MANY && a.min > a.max))
+        return EXPR_NONE;
+    if (a.n_first > MAX_COUNTED)
+        return schema_limit(s, m[0].s, "prefixItems of more than 4096 items");
+    if (unique && (a.max == EXPR_MANY || a.max > 1)) {
+        r = unique_items(s, m, n, a.min, a.max);
+    } else {
+        a.first = calloc((size_t)a.n_first * 2 + 2, sizeof *a.first);
+        if (!a.first)
+            return schema_nomem(s);
+        a.first_found = a.first + a.n_first;
+        a.rest = a.max != EXPR_MANY && a.max <= (int32_t)a.n_first ? (uint32_t)EXPR_NONE : item(s, m, n, -1, NULL, 0);
+        for (uint32_t i = 0; i < a.n_first && !s->failed && (a.max == EXPR_MANY || (int32_t)i < a.max); i++) {
+            a.first[i] = item(s, m, n, i, NULL, 0);
+            a.first_found[i] = n_wanted ? item(s, m, n, i, wanted, 1) : (uint32_t)EXPR_NONE;
+        }
+        if (n_wanted)
+            a.rest_found = a.max != EXPR_MANY && a.max <= (int32_t)a.n_first ? (uint32_t)EXPR_NONE : item(s, m, n, -1, wanted, 1);
+        r = s->failed ? (uint32_t)EXPR_NONE : items_from(&a);
+        free(a.first);
+    }
+    /* [ space items space ], and [] without one */
+    uint32_t open = expr_term(x, expr_concat(x, expr_byte(x, '[', '['), s->space)), close = expr_term(x, expr_concat(x, s->space, expr_byte(x, ']', ']')));
+    return expr_seq(x, open, expr_seq(x, r, close));
+}
+
+/* ---- objects ---- */
+
+struct property { const char *name; uint32_t key, value; int required; };
+
+struct object {
+    struct schema *s;
+    const struct member *m; int n;
+    struct property *p; int n_p, room;
+    int32_t min, max;
+    uint32_t extra;                     /* KEY : VALUE of further properties, without the first quotation mark; EXPR_NONE: none */
+};
+
+static int is_made(const struct member *m) { return json_object_get(m->s, MADE) != NULL; }
+
+static struct property *find_property(struct object *o, const char *name)
+{
+    for (int i = 0; i < o->n_p; i++)
+        if (!strcmp(o->p[i].name, name))
+            return &o->p[i];
+    return NULL;
+}
+
+static int add_property(struct object *o, json_t *seen, const char *name)
+{
+    if (json_object_get(seen, name))
+        return 0;
+    if (o->n_p == o->room) {
+        struct property *p = realloc(o->p, (size_t)(o->room = 2 * o->room + 16) * sizeof *p);
+        if (!p) {
+            schema_nomem(o->s);
+            return -1;
+        }
+        o->p = p;
+    }
+    memset(&o->p[o->n_p], 0, sizeof *o->p);
+    o->p[o->n_p++].name = name;
+    json_object_set_new(seen, name, json_true());
+    return 0;
+}
+
+static int name_matches(struct schema *s, const struct member *m, const char *pattern, const char *name)
+{
+    json_t *v = json_string(name), *one = json_pack("{s:s}", "pattern", pattern);
+    (void)m;
+    int r = schema_valid(s, one, v);
+    json_decref(v);
+    json_decref(one);
+    return r > 0;
+}
+
+/* What applies to the value of a property of this name; EXPR_NONE: it must not be there. */
+static uint32_t value_of(struct object *o, const char *name)
+{
+    struct schema *s = o->s;
+    struct member *v = NULL;
+    int k = 0, room = 0;
+    uint32_t r = EXPR_NONE;
+    for (int i = 0; i < o->n; i++) {
+        json_t *sub = json_object_get(json_object_get(o->m[i].s, "properties"), name), *x, *names = json_object_get(o->m[i].s, "propertyNames");
+        json_t *patterns = json_object_get(o->m[i].s, "patternProperties"), *more = json_object_get(o->m[i].s, "additionalProperties");
+        const char *pattern;
+        int known = sub != NULL, n_patterns = (int)json_object_size(patterns);
+        if (k + n_patterns + 2 > room) {
+            struct member *w = realloc(v, (size_t)(room = 2 * room + n_patterns + 8) * sizeof *w);
+            if (!w) {
+                schema_nomem(s);
+                goto done;
+            }
+            v = w;
+        }
+        if (sub)
+            v[k++] = (struct member){ sub, 0 };
+        json_object_foreach(patterns, pattern, x)
+            if (name_matches(s, &o->m[i], pattern, name)) {
+                known = 1;
+                v[k++] = (struct member){ x, 0 };
+            }
+        if (!known && more)
+            v[k++] = (struct member){ more, 0 };
+        if (names) {
+            json_t *text = json_string(name);
+            int ok = schema_valid(s, names, text);
+            json_decref(text);
+            if (ok <= 0)
+                goto done;
+        }
+        if (s->failed)
+            goto done;
+    }
+    r = schema_compile(s, v, k);
+done:
+    free(v);
+    return r;
+}
+
+/* Texts that e matches and that do not go on as one of t (sorted, with the closing quotation mark). */
+static uint32_t without_texts(struct exprs *x, uint32_t e, const struct text *t, size_t n, size_t depth)
+{
+    struct arm arms[256];
+    uint64_t edges[4] = { 1, 0, 0, 0 };
+    uint32_t n_arms = 0;
+    size_t i = 0;
+    if (n == 0)
+        return e;
+    expr_edges(x, e, edges);
+    for (size_t k = 0; k < n; k++)
+        if (t[k].n > depth) {
+            unsigned c = (unsigned char)t[k].p[depth];
+            edges[c >> 6] |= (uint64_t)1 << (c & 63);
+            c++;
+            if (c < 256)
+                edges[c >> 6] |= (uint64_t)1 << (c & 63);
+        }
+    while (i < n && t[i].n == depth)
+        i++;
+    for (int b = 0, lo = 0; b < 256; b++) {
+        if (b < 255 && !(edges[(b + 1) >> 6] >> ((b + 1) & 63) & 1))
+            continue;
+        uint32_t to = expr_step(x, e, lo);
+        size_t j = i;
+        while (j < n && (unsigned char)t[j].p[depth] == lo)
+            j++;
+        if (j > i && to != EXPR_NONE) {
+            size_t rest = j - i;
+            /* one that ends here is left out as a whole: its last byte is the quotation mark */
+            to = t[i].n == depth + 1 ? (uint32_t)EXPR_NONE : without_texts(x, to, t + i, rest, depth + 1);
+        }
+        i = j;
+        arms[n_arms++] = (struct arm){ (uint8_t)lo, (uint8_t)b, to };
+        lo = b + 1;
+    }
+    return expr_arms(x, arms, n_arms);
+}
+
+static int by_text(const void *a, const void *b)
+{
+    const struct text *x = a, *y = b;
+    int c = memcmp(x->p, y->p, x->n < y->n ? x->n : y->n);
+    return c ? c : x->n < y->n ? -1 : x->n > y->n;
+}
+
+/* Keys (to the closing quotation mark) that are none of the declared properties and satisfy propertyNames. */
+static uint32_t other_keys(struct object *o)
+{
+    struct schema *s = o->s;
+    struct exprs *x = &s->g->x;
+    struct member names[64];
+    int k = 0;
+    uint32_t quote = expr_byte(x, '"', '"'), e = EXPR_NONE;
+    for (int i = 0; i < o->n; i++) {
+        json_t *v = json_object_get(o->m[i].s, "propertyNames");
+        if (json_is_false(v))
+            return EXPR_NONE;
+        for (int hop = 0; json_is_object(v) && hop < 16; hop++) {
+            static const char *const cannot[] = { "anyOf", "oneOf", "allOf", "not", "if" };
+            const char *ref = json_string_value(json_object_get(v, "$ref"));
+            for (int c = 0; c < 5; c++)
+                if (json_object_get(v, cannot[c]))
+                    return schema_refuse(s, o->m[i].s, "propertyNames", "of it type, enum, const, pattern, format, minLength, maxLength and $ref are enforced");
+            if (k == 64)
+                return schema_limit(s, o->m[i].s, "too many propertyNames");
+            names[k++] = (struct member){ v, 0 };
+            v = ref ? schema_resolve(s, v, ref) : NULL;
+        }
+    }
+    unsigned types = TYPE_ALL;
+    for (int i = 0; i < k; i++)
+        types &= schema_types(s, names[i].s);
+    if (!(types & TYPE_STRING) || s->failed)
+        return EXPR_NONE;
+    json_t *values = schema_enumerated(s, names, k);
+    if (values) {
+        json_t **v = malloc((json_array_size(values) + 1) * sizeof *v), *one;
+        size_t i, n = 0;
+        if (v) {
+            json_array_foreach(values, i, one)
+                if (json_is_string(one))
+                    v[n++] = one;
+            e = n ? expr_step(x, schema_values(s, v, n), '"') : (uint32_t)EXPR_NONE;
+        }
+        free(v);
+        json_decref(values);
+    } else {
+        e = expr_concat(x, schema_string(s, names, k, 1), quote);
+    }
+    struct text *t = malloc((size_t)(o->n_p + 1) * sizeof *t);
+    char *copy;
+    size_t n = 0, total = 0;
+    for (int i = 0; i < o->n_p; i++)
+        total += 6 * strlen(o->p[i].name) + 2;
+    copy = malloc(total + 1);
+    if (!t || !copy) {
+        free(t);
+        free(copy);
+        return schema_nomem(s);
+    }
+    char *at = copy;
+    for (int i = 0; i < o->n_p; i++) {          /* as put_string in schema_value.c writes them */
+        char *start = at;
+        for (const unsigned char *c = (const unsigned char *)o->p[i].name; *c; c++) {
+            static const char hex[] = "0123456789abcdef", esc[] = "btn?fr";
+            if (*c == '"' || *c == '\\') {
+                *at++ = '\\';
+                *at++ = (char)*c;
+            } else if (*c >= 8 && *c <= 13 && *c != 11) {
+                *at++ = '\\';
+                *at++ = esc[*c - 8];
+            } else if (*c < 0x20) {
+                memcpy(at, "\\u00", 4);
+                at[4] = hex[*c >> 4];
+                at[5] = hex[*c & 15];
+                at += 6;
+            } else {
+                *at++ = (char)*c;
+            }
+        }
+        *at++ = '"';
+        t[n++] = (struct text){ start, (size_t)(at - start) };
+    }
+    qsort(t, n, sizeof *t, by_text);
+    uint32_t r = without_texts(x, exprs_settle(x, e, 1 << 14), t, n, 0);
+    free(t);
+    free(copy);
+    return r;
+}
+
+/* Further properties: for each way in which the patterns may match the key, its keys and what applies to the value. */
+static uint32_t further(struct object *o)
+{
+    struct schema *s = o->s;
+    struct exprs *x = &s->g->x;
+    struct { const char *text; uint32_t e; } pattern[MAX_KEY_PATTERNS];
+    int n = 0, declared = 0, open = 0, closed = 0;
+    uint32_t ways[1 << MAX_KEY_PATTERNS], n_ways = 0;
+    for (int i = 0; i < o->n; i++) {
+        const json_t *m = o->m[i].s, *more = json_object_get(m, "additionalProperties"), *left = json_object_get(m, "unevaluatedProperties");
+        json_t *patterns = json_object_get(m, "patternProperties"), *v;
+        const char *text;
+        if (left && !json_is_true(left)) {
+            int ok = o->m[i].done & MEMBER_ALONE && json_is_false(left);
+            for (int k = 0; k < o->n; k++)
+                ok &= !is_made(&o->m[k]);
+            if (!ok)
+                return schema_refuse(s, m, "unevaluatedProperties", "it can be enforced as false, at the top of the schema of an object, without not, if and overlapping oneOf next to it");
+            closed = 1;
+        }
+        if (is_made(&o->m[i]))
+            continue;
+        declared |= json_object_size(json_object_get(m, "properties")) > 0;
+        open |= (more && !json_is_false(more)) || json_object_size(patterns) > 0;
+        closed |= json_is_false(more) && json_object_size(patterns) == 0;
+        json_object_foreach(patterns, text, v) {
+            int k = 0;
+            while (k < n && strcmp(pattern[k].text, text) != 0)
+                k++;
+            if (k < n)
+                continue;
+            if (n == MAX_KEY_PATTERNS)
+                return schema_limit(s, m, "more than 5 patternProperties for one object");
+            pattern[n].text = text;
+            pattern[n++].e = schema_pattern(s, m, "patternProperties", text, strlen(text), NULL, NULL);
+        }
+    }
+    if (s->failed || closed || (declared && !open))
+        return EXPR_NONE;
+    uint32_t keys = other_keys(o), quote = expr_byte(x, '"', '"');
+    for (uint32_t which = 0; which < 1u << n && !s->failed && keys != EXPR_NONE; which++) {
+        struct member v[256];
+        int k = 0, possible = 1;
+        uint32_t e = keys;
+        for (int i = 0; i < o->n && possible; i++) {
+            const json_t *m = o->m[i].s;
+            json_t *patterns = json_object_get(m, "patternProperties"), *more = json_object_get(m, "additionalProperties");
+            int known = 0;
+            for (int p = 0; p < n; p++) {
+                json_t *sub = json_object_get(patterns, pattern[p].text);
+                if (!(which >> p & 1) || !sub)
+                    continue;
+                known = 1;
+                possible &= !json_is_false(sub) && k < 250;
+                if (possible)
+                    v[k++] = (struct member){ sub, 0 };
+            }
+            if (!known && more) {
+                possible &= !json_is_false(more) && k < 250;
+                if (possible)
+                    v[k++] = (struct member){ more, 0 };
+            }
+        }
+        if (!possible)
+            continue;
+        for (int p = 0; p < n; p++) {
+            uint32_t q = expr_concat(x, pattern[p].e, quote);
+            e = expr_both(x, e, which >> p & 1 ? q : expr_not(x, q));
+        }
+        e = exprs_settle(x, e, 1 << 14);
+        if (e != EXPR_NONE)
+            ways[n_ways++] = expr_seq(x, expr_term(x, expr_concat(x, e, s->colon)), schema_compile(s, v, k));
+    }
+    return s->failed ? (uint32_t)EXPR_NONE : expr_any_of(x, ways, n_ways);
+}
+
+/* From property i on; at least one has been written.  next: the part after it, without the comma. */
+static uint32_t sequence(struct object *o)
+{
+    struct schema *s = o->s;
+    struct exprs *x = &s->g->x;
+    uint32_t end = expr_term(x, expr_concat(x, s->space, expr_byte(x, '}', '}'))), comma = expr_term(x, expr_concat(x, s->comma, expr_byte(x, '"', '"')));
+    uint32_t quote = expr_term(x, expr_concat(x, s->space, expr_byte(x, '"', '"')));
+    /* The numbers of properties that make a difference.  Names of further ones cannot be told apart, so that for the minimum they count as one. */
+    int32_t cap = o->max != EXPR_MANY ? o->max : o->min;
+    if ((int64_t)(cap + 1) * (o->n_p + 2) > MAX_TABLE || cap > MAX_COUNTED)
+        return schema_limit(s, o->m[0].s, "too many properties that must be counted");
+    size_t n = (size_t)cap + 2;
+    uint32_t *rows = calloc(4 * n, sizeof *rows), *key = rows, *done = rows + n, *key2 = rows + 2 * n, *done2 = rows + 3 * n;
+    if (!rows)
+        return schema_nomem(s);
+    int needed = 0;                     /* required ones from here on */
+    /* after all declared ones: key[c] is what follows a quotation mark with c properties so far, done[c] what follows a value */
+    if (o->max == EXPR_MANY) {
+        uint32_t more = EXPR_NONE;
+        if (o->extra != EXPR_NONE)
+            more = expr_seq(x, o->extra, expr_seq(x, expr_times(x, expr_seq(x, comma, o->extra), 0, EXPR_MANY), end));
+        for (int32_t c = 0; c <= cap; c++) {
+            key[c] = c + 1 >= o->min ? more : (uint32_t)EXPR_NONE;
+            done[c] = expr_any_of(x, (uint32_t[]){ c >= o->min ? end : (uint32_t)EXPR_NONE, expr_seq(x, comma, key[c]) }, 2);
+        }
+    } else {
+        for (int32_t c = cap; c >= 0; c--) {
+            int32_t room = o->max - c;
+            key[c] = room > 0 && c + 1 >= o->min ? expr_seq(x, o->extra, expr_seq(x, expr_times(x, expr_seq(x, comma, o->extra), 0, room - 1), end)) : (uint32_t)EXPR_NONE;
+            done[c] = expr_any_of(x, (uint32_t[]){ c >= o->min ? end : (uint32_t)EXPR_NONE, expr_seq(x, comma, key[c]) }, 2);
+        }
+    }
+    for (int i = o->n_p - 1; i >= 0; i--) {
+        const struct property *p = &o->p[i];
+        for (int32_t c = 0; c <= cap; c++) {
+            int32_t c1 = o->max == EXPR_MANY ? (c < cap ? c + 1 : cap) : c + 1;
+            uint32_t with = c1 <= cap && p->value != EXPR_NONE ? expr_seq(x, p->key, expr_seq(x, p->value, done[c1])) : (uint32_t)EXPR_NONE;
+            key2[c] = p->required ? with : expr_any_of(x, (uint32_t[]){ with, key[c] }, 2);
+        }
+        needed += p->required;
+        for (int32_t c = 0; c <= cap; c++)
+            done2[c] = expr_any_of(x, (uint32_t[]){ !needed && c >= o->min ? end : (uint32_t)EXPR_NONE, expr_seq(x, comma, key2[c]) }, 2);
+        uint32_t *t = key;
+        key = key2;
+        key2 = t;
+        t = done;
+        done = done2;
+        done2 = t;
+    }
+    uint32_t r = expr_any_of(x, (uint32_t[]){ !needed && o->min == 0 ? end : (uint32_t)EXPR_NONE, expr_seq(x, quote, key[0]) }, 2);
+    free(rows);
+    return expr_seq(x, expr_term(x, expr_byte(x, '{', '{')), r);
+}
+
+uint32_t schema_object(struct schema *s, const struct member *m, int n)
+{
+    struct object o = { .s = s, .m = m, .n = n, .max = EXPR_MANY };
+    struct exprs *x = &s->g->x;
+    json_t *seen = json_object(), *v;
+    const char *name;
+    size_t i;
+    uint32_t r = EXPR_NONE;
+    for (int k = 0; k < n && !s->failed; k++) {
+        int64_t most = schema_count(s, m[k].s, "maxProperties");
+        o.min = larger(o.min, schema_count(s, m[k].s, "minProperties"));
+        if (most >= 0 && (o.max == EXPR_MANY || most < o.max))
+            o.max = (int32_t)most;
+    }
+    /* declared properties in the order of the schema; those of schemas that were made say nothing about the order */
+    for (int made = 0; made < 2; made++)
+        for (int k = 0; k < n && !s->failed; k++)
+            if (is_made(&m[k]) == made)
+                json_object_foreach(json_object_get(m[k].s, "properties"), name, v)
+                    if (add_property(&o, seen, name) != 0)
+                        goto done;
+    for (int k = 0; k < n && !s->failed; k++)
+        json_array_foreach(json_object_get(m[k].s, "required"), i, v) {
+            if (!json_is_string(v)) {
+                schema_refuse(s, m[k].s, "required", "expected a list of strings");
+                goto done;
+            }
+            if (add_property(&o, seen, json_string_value(v)) != 0)
+                goto done;
+        }
+    if (s->failed || (o.max != EXPR_MANY && o.min > o.max))
+        goto done;
+    for (int k = 0; k < n; k++)
+        json_array_foreach(json_object_get(m[k].s, "required"), i, v) {
+            struct property *p = NULL;
+            /* names are often in the same order in both lists */
+            p = i < (size_t)o.n_p && !strcmp(o.p[i].name, json_string_value(v)) ? &o.p[i] : find_property(&o, json_string_value(v));
+            p->required = 1;
+        }
+    int n_possible = 0;
+    for (int k = 0; k < o.n_p && !s->failed; k++) {
+        struct property *p = &o.p[k];
+        json_t *key = json_string(p->name);
+        p->value = value_of(&o, p->name);
+        n_possible += p->value != EXPR_NONE;
+        if (p->required && p->value == EXPR_NONE)
+            goto done;
+        uint32_t text = schema_values(s, &key, 1);
+        p->key = expr_term(x, expr_concat(x, expr_step(x, text, '"'), s->colon));
+        json_decref(key);
+    }
+    if (s->failed)
+        goto done;
+    o.extra = further(&o);
+    if (!s->failed && o.min > n_possible + 1 && o.extra != EXPR_NONE) {
+        for (int k = 0; k < n; k++)
+            if (json_object_get(m[k].s, "minProperties"))
+                schema_refuse(s, m[k].s, "minProperties", "beyond the declared properties it can be enforced for one more only, as two others might have the same name");
+        goto done;
+    }
+    if (!s->failed)
+        r = sequence(&o);
+done:
+    json_decref(seen);
+    free(o.p);
+    return s->failed ? (uint32_t)EXPR_NONE : r;
+}

@@ -1,0 +1,581 @@
+/* schema_value.c - single values: as text, checked against a schema; and schemas for what another does not allow. */
+#include "libcommon/grammar/schema.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "libcommon/base/utf8.h"
+
+enum { MAX_VALUE_DEPTH = 64 };
+
+/* ---- text ---- */
+
+struct buffer { char *p; size_t n, room; int failed; };
+
+static void put(struct buffer *b, const void *p, size_t n)
+{
+    if (b->n + n > b->room) {
+        size_t room = 2 * b->room + n + 64;
+        char *q = realloc(b->p, room);
+        if (!q) {
+            b->failed = 1;
+            return;
+        }
+        b->p = q;
+        b->room = room;
+    }
+    memcpy(b->p + b->n, p, n);
+    b->n += n;
+}
+
+static void put_string(struct buffer *b, const char *s, size_t n)
+{
+    static const char names[] = "btn_fr";       /* 8 to 13 */
+    for (size_t i = 0; i < n; i++) {
+        unsigned char c = (unsigned char)s[i];
+        char esc[8];
+        if (c == '"' || c == '\\')
+            put(b, (char[]){ '\\', (char)c }, 2);
+        else if (c >= 8 && c <= 13 && c != 11)
+            put(b, (char[]){ '\\', names[c - 8] }, 2);
+        else if (c < 0x20)
+            put(b, esc, (size_t)snprintf(esc, sizeof esc, "\\u%04x", c));
+        else
+            put(b, s + i, 1);
+    }
+}
+
+static void put_value(struct buffer *b, const json_t *v, int depth)
+{
+    const char *key;
+    json_t *x;
+    size_t i, n = 0;
+    if (json_is_object(v) && depth < MAX_VALUE_DEPTH) {
+        put(b, "{", 1);
+        json_object_foreach((json_t *)(uintptr_t)v, key, x) {
+            if (n++)
+                put(b, ", ", 2);
+            put(b, "\"", 1);
+            put_string(b, key, strlen(key));
+            put(b, "\": ", 3);
+            put_value(b, x, depth + 1);
+        }
+        put(b, "}", 1);
+    } else if (json_is_array(v) && depth < MAX_VALUE_DEPTH) {
+        put(b, "[", 1);
+        json_array_foreach(v, i, x) {
+            if (i)
+                put(b, ", ", 2);
+            put_value(b, x, depth + 1);
+        }
+        put(b, "]", 1);
+    } else if (json_is_string(v)) {
+        put(b, "\"", 1);
+        put_string(b, json_string_value(v), json_string_length(v));
+        put(b, "\"", 1);
+    } else if (json_is_real(v)) {
+        char text[64];
+        double d = json_real_value(v);
+        for (int k = 1; k <= 17; k++) {
+            snprintf(text, sizeof text, "%.*g", k, d);
+            if (strtod(text, NULL) == d)
+                break;
+        }
+        put(b, text, strlen(text));
+    } else if (json_is_integer(v)) {
+        char text[32];
+        put(b, text, (size_t)snprintf(text, sizeof text, "%lld", (long long)json_integer_value(v)));
+    } else if (json_is_boolean(v) || json_is_null(v)) {
+        const char *word = json_is_null(v) ? "null" : json_is_true(v) ? "true" : "false";
+        put(b, word, strlen(word));
+    } else {
+        b->failed = 2;
+    }
+}
+
+static int by_text(const void *a, const void *b)
+{
+    const struct text *x = a, *y = b;
+    int c = memcmp(x->p, y->p, x->n < y->n ? x->n : y->n);
+    return c ? c : x->n < y->n ? -1 : x->n > y->n;
+}
+
+uint32_t schema_values(struct schema *s, json_t *const *v, size_t n)
+{
+    struct buffer b = { 0 };
+    struct text *t = malloc((n + 1) * sizeof *t);
+    size_t *end = malloc((n + 1) * sizeof *end), m = 0;
+    uint32_t r = EXPR_NONE;
+    if (!t || !end) {
+        free(t);
+        free(end);
+        return schema_nomem(s);
+    }
+    for (size_t i = 0; i < n; i++) {
+        put_value(&b, v[i], 0);
+        end[i] = b.n;
+    }
+    if (b.failed == 1) {
+        schema_nomem(s);
+    } else if (b.failed) {
+        schema_limit(s, s->root, "a value in it is nested too deep");
+    } else {
+        for (size_t i = 0; i < n; i++)
+            t[i] = (struct text){ b.p + (i ? end[i - 1] : 0), end[i] - (i ? end[i - 1] : 0) };
+        qsort(t, n, sizeof *t, by_text);
+        for (size_t i = 0; i < n; i++)
+            if (!m || by_text(&t[m - 1], &t[i]) != 0)
+                t[m++] = t[i];
+        r = expr_texts(&s->g->x, t, m);
+    }
+    free(b.p);
+    free(t);
+    free(end);
+    return r;
+}
+
+/* ---- checking ---- */
+
+static unsigned type_of(const json_t *v)
+{
+    switch (json_typeof(v)) {
+    case JSON_NULL: return TYPE_NULL;
+    case JSON_TRUE: case JSON_FALSE: return TYPE_BOOLEAN;
+    case JSON_STRING: return TYPE_STRING;
+    case JSON_ARRAY: return TYPE_ARRAY;
+    case JSON_OBJECT: return TYPE_OBJECT;
+    case JSON_INTEGER: return TYPE_INTEGER;
+    default: return json_real_value(v) == floor(json_real_value(v)) ? TYPE_INTEGER : TYPE_FRACTION;
+    }
+}
+
+/* Equal as JSON Schema has it: 1 is 1.0. */
+static int equal(const json_t *a, const json_t *b, int depth)
+{
+    size_t i;
+    const char *key;
+    json_t *x;
+    if (json_is_number(a) && json_is_number(b))
+        return json_is_integer(a) && json_is_integer(b) ? json_integer_value(a) == json_integer_value(b) : json_number_value(a) == json_number_value(b);
+    if (json_typeof(a) != json_typeof(b) || depth > MAX_VALUE_DEPTH)
+        return 0;
+    if (json_is_array(a)) {
+        if (json_array_size(a) != json_array_size(b))
+            return 0;
+        json_array_foreach(a, i, x)
+            if (!equal(x, json_array_get(b, i), depth + 1))
+                return 0;
+        return 1;
+    }
+    if (json_is_object(a)) {
+        if (json_object_size(a) != json_object_size(b))
+            return 0;
+        json_object_foreach((json_t *)(uintptr_t)a, key, x) {
+            json_t *y = json_object_get(b, key);
+            if (!y || !equal(x, y, depth + 1))
+                return 0;
+        }
+        return 1;
+    }
+    return json_equal(a, b);
+}
+
+static int contains(const json_t *list, const json_t *v)
+{
+    json_t *x;
+    size_t i;
+    json_array_foreach(list, i, x)
+        if (equal(x, v, 0))
+            return 1;
+    return 0;
+}
+
+static int matches(struct schema *s, const json_t *at, const char *keyword, const char *pattern, size_t n_pattern, const char *text, size_t n)
+{
+    struct buffer b = { 0 };
+    uint32_t e = schema_pattern(s, at, keyword, pattern, n_pattern, NULL, NULL);
+    if (e == EXPR_NONE)
+        return -1;
+    put_string(&b, text, n);
+    int r = expr_matches(&s->g->x, e, b.p, b.n);
+    free(b.p);
+    return r;
+}
+
+static int valid(struct schema *s, const json_t *schema, const json_t *v, int depth);
+
+static int valid_object(struct schema *s, const json_t *schema, const json_t *v, int depth)
+{
+    const json_t *properties = json_object_get(schema, "properties"), *patterns = json_object_get(schema, "patternProperties");
+    const json_t *more = json_object_get(schema, "additionalProperties"), *names = json_object_get(schema, "propertyNames");
+    json_t *x, *list;
+    const char *key, *pattern;
+    size_t i;
+    int64_t count;
+    int rc;
+    if ((count = schema_count(s, schema, "minProperties")) >= 0 && json_object_size(v) < (size_t)count)
+        return 0;
+    if ((count = schema_count(s, schema, "maxProperties")) >= 0 && json_object_size(v) > (size_t)count)
+        return 0;
+    json_array_foreach(json_object_get(schema, "required"), i, x)
+        if (json_is_string(x) && !json_object_get(v, json_string_value(x)))
+            return 0;
+    json_object_foreach(json_object_get(schema, "dependentRequired"), key, list)
+        if (json_object_get(v, key))
+            json_array_foreach(list, i, x)
+                if (json_is_string(x) && !json_object_get(v, json_string_value(x)))
+                    return 0;
+    json_object_foreach(json_object_get(schema, "dependentSchemas"), key, x)
+        if (json_object_get(v, key) && (rc = valid(s, x, v, depth + 1)) != 1)
+            return rc;
+    json_object_foreach((json_t *)(uintptr_t)v, key, x) {
+        json_t *sub = json_object_get(properties, key);
+        int known = sub != NULL;
+        if (sub && (rc = valid(s, sub, x, depth + 1)) != 1)
+            return rc;
+        json_object_foreach((json_t *)(uintptr_t)patterns, pattern, sub) {
+            if ((rc = matches(s, schema, "patternProperties", pattern, strlen(pattern), key, strlen(key))) < 0)
+                return -1;
+            known |= rc;
+            if (rc && (rc = valid(s, sub, x, depth + 1)) != 1)
+                return rc;
+        }
+        if (!known && more && (rc = valid(s, more, x, depth + 1)) != 1)
+            return rc;
+        if (names) {
+            json_t *name = json_string(key);
+            rc = valid(s, names, name, depth + 1);
+            json_decref(name);
+            if (rc != 1)
+                return rc;
+        }
+    }
+    return 1;
+}
+
+static int valid_array(struct schema *s, const json_t *schema, const json_t *v, int depth)
+{
+    const json_t *items = json_object_get(schema, "items"), *first = json_object_get(schema, "prefixItems"), *some = json_object_get(schema, "contains");
+    json_t *x;
+    size_t i;
+    int64_t count;
+    int rc;
+    if (json_is_array(items)) {
+        first = items;
+        items = json_object_get(schema, "additionalItems");
+    }
+    if ((count = schema_count(s, schema, "minItems")) >= 0 && json_array_size(v) < (size_t)count)
+        return 0;
+    if ((count = schema_count(s, schema, "maxItems")) >= 0 && json_array_size(v) > (size_t)count)
+        return 0;
+    int64_t found = 0;
+    json_array_foreach(v, i, x) {
+        const json_t *sub = i < json_array_size(first) ? json_array_get(first, i) : items;
+        if (sub && (rc = valid(s, sub, x, depth + 1)) != 1)
+            return rc;
+        if (some) {
+            if ((rc = valid(s, some, x, depth + 1)) < 0)
+                return -1;
+            found += rc;
+        }
+        if (json_is_true(json_object_get(schema, "uniqueItems")))
+            for (size_t k = 0; k < i; k++)
+                if (equal(x, json_array_get(v, k), 0))
+                    return 0;
+    }
+    int64_t least = schema_count(s, schema, "minContains"), most = schema_count(s, schema, "maxContains");
+    return !some || (found >= (least < 0 ? 1 : least) && (most < 0 || found <= most));
+}
+
+static int valid(struct schema *s, const json_t *schema, const json_t *v, int depth)
+{
+    const json_t *x;
+    json_t *sub;
+    size_t i;
+    int rc, n;
+    unsigned type = type_of(v);
+    if (json_is_boolean(schema))
+        return json_is_true(schema);
+    if (depth > MAX_VALUE_DEPTH) {
+        schema_limit(s, schema, "nested too deep");
+        return -1;
+    }
+    s->g->x.work += 10;
+    if (!(schema_types(s, schema) & type))
+        return s->failed ? -1 : 0;
+    if ((x = json_object_get(schema, "const")) && !equal(x, v, 0))
+        return 0;
+    if ((x = json_object_get(schema, "enum")) && !contains(x, v))
+        return 0;
+    if (contains(json_object_get(schema, NOT_VALUES), v))
+        return 0;
+    if (json_is_number(v)) {
+        double d = json_number_value(v);
+        int open_min = json_is_true(json_object_get(schema, "exclusiveMinimum")), open_max = json_is_true(json_object_get(schema, "exclusiveMaximum"));
+        if ((x = json_object_get(schema, "minimum")) && json_is_number(x) && (d < json_number_value(x) || (open_min && d == json_number_value(x))))
+            return 0;
+        if ((x = json_object_get(schema, "maximum")) && json_is_number(x) && (d > json_number_value(x) || (open_max && d == json_number_value(x))))
+            return 0;
+        if ((x = json_object_get(schema, "exclusiveMinimum")) && json_is_number(x) && d <= json_number_value(x))
+            return 0;
+        if ((x = json_object_get(schema, "exclusiveMaximum")) && json_is_number(x) && d >= json_number_value(x))
+            return 0;
+        if ((x = json_object_get(schema, "multipleOf")) && json_number_value(x) > 0 && !schema_is_multiple(v, x))
+            return 0;
+    }
+    if (json_is_string(v)) {
+        const char *text = json_string_value(v), *format = json_string_value(json_object_get(schema, "format"));
+        size_t size = json_string_length(v);
+        int64_t chars = (int64_t)utf8_count(text, size), count;
+        if (((count = schema_count(s, schema, "minLength")) >= 0 && chars < count) || ((count = schema_count(s, schema, "maxLength")) >= 0 && chars > count))
+            return 0;
+        if ((x = json_object_get(schema, "pattern")) && (rc = matches(s, schema, "pattern", json_string_value(x), json_string_length(x), text, size)) != 1)
+            return rc;
+        json_array_foreach(json_object_get(schema, NOT_PATTERN), i, sub)
+            if ((rc = matches(s, schema, "pattern", json_string_value(sub), json_string_length(sub), text, size)) != 0)
+                return rc < 0 ? -1 : 0;
+        if (format && (format = schema_format(format))) {
+            uint32_t e = schema_regex(s, format, 1);
+            if (e == EXPR_NONE || !expr_matches(&s->g->x, e, text, size))
+                return e == EXPR_NONE ? -1 : 0;
+        }
+    }
+    if (json_is_object(v) && (rc = valid_object(s, schema, v, depth)) != 1)
+        return rc;
+    if (json_is_array(v) && (rc = valid_array(s, schema, v, depth)) != 1)
+        return rc;
+    if ((x = json_object_get(schema, "$ref"))) {
+        const json_t *target = schema_resolve(s, schema, json_string_value(x));
+        if (!target || (rc = valid(s, target, v, depth + 1)) != 1)
+            return target ? rc : -1;
+    }
+    json_array_foreach(json_object_get(schema, "allOf"), i, sub)
+        if ((rc = valid(s, sub, v, depth + 1)) != 1)
+            return rc;
+    for (int one = 0; one < 2; one++)
+        if ((x = json_object_get(schema, one ? "oneOf" : "anyOf"))) {
+            n = 0;
+            json_array_foreach(x, i, sub) {
+                if ((rc = valid(s, sub, v, depth + 1)) < 0)
+                    return -1;
+                n += rc;
+            }
+            if (one ? n != 1 : n == 0)
+                return 0;
+        }
+    if ((x = json_object_get(schema, "not")) && (rc = valid(s, x, v, depth + 1)) != 0)
+        return rc < 0 ? -1 : 0;
+    if ((x = json_object_get(schema, "if"))) {
+        if ((rc = valid(s, x, v, depth + 1)) < 0)
+            return -1;
+        if ((x = json_object_get(schema, rc ? "then" : "else")) && (rc = valid(s, x, v, depth + 1)) != 1)
+            return rc;
+    }
+    return s->failed ? -1 : 1;
+}
+
+int schema_valid(struct schema *s, const json_t *schema, const json_t *v) { return valid(s, schema, v, 0); }
+
+/* ---- the opposite ---- */
+
+static void add(json_t *to, json_t *made)
+{
+    if (made && json_is_object(made))
+        json_object_set_new(made, MADE, json_true());
+    json_array_append_new(to, made);
+}
+
+static json_t *negated(struct schema *s, json_t *schema, int depth);
+
+/* {KEY: {NAME: ALTERNATIVES}} for one property. */
+static int negate_property(struct schema *s, json_t *to, const char *name, json_t *sub, int depth)
+{
+    json_t *alternatives = negated(s, sub, depth + 1);
+    if (!alternatives)
+        return -1;
+    if (json_array_size(alternatives))
+        add(to, json_pack("{s:s, s:[s], s:{s:{s:o}}}", "type", "object", "required", name, "properties", name, "anyOf", alternatives));
+    else
+        json_decref(alternatives);
+    return 0;
+}
+
+static json_t *negated(struct schema *s, json_t *schema, int depth)
+{
+    static const char *const said[] = { "$schema", "$id", "$anchor", "$comment", "$defs", "definitions", "title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly",
+                                        "then", "else", "minContains", "maxContains", "contentMediaType", "contentEncoding", "contentSchema", "nullable", MADE };
+    json_t *to = json_array(), *v, *x;
+    const char *key, *name;
+    size_t i;
+    if (json_is_boolean(schema)) {
+        if (json_is_false(schema))
+            add(to, json_object());
+        return to;
+    }
+    if (depth > MAX_VALUE_DEPTH) {
+        schema_limit(s, schema, "nested too deep");
+        goto fail;
+    }
+    json_object_foreach(schema, key, v) {
+        int known = 0;
+        for (i = 0; i < sizeof said / sizeof *said; i++)
+            known |= !strcmp(key, said[i]);
+        if (known)
+            continue;
+        double number = json_number_value(v);
+        if (!strcmp(key, "type")) {
+            unsigned types = schema_types(s, schema);
+            static const char *const names[] = { "null", "boolean", NULL, NULL, "string", "array", "object" };
+            if (s->failed)
+                goto fail;
+            json_t *others = json_array();
+            for (int k = 0; k < 7; k++)
+                if (!(types >> k & 1) && names[k])
+                    json_array_append_new(others, json_string(names[k]));
+            if (!(types & TYPE_INTEGER))
+                json_array_append_new(others, json_string(types & TYPE_FRACTION ? "integer" : "number"));
+            else if (!(types & TYPE_FRACTION))
+                add(to, json_pack("{s:s, s:b}", "type", "number", ONLY_FRACTION, 1));
+            if (json_array_size(others))
+                add(to, json_pack("{s:o}", "type", others));
+            else
+                json_decref(others);
+        } else if (!strcmp(key, "const") || !strcmp(key, "enum")) {
+            json_t *values = *key == 'c' ? json_pack("[O]", v) : json_incref(v);
+            add(to, json_pack("{s:o}", NOT_VALUES, values));
+        } else if (!strcmp(key, NOT_VALUES)) {
+            add(to, json_pack("{s:O}", "enum", v));
+        } else if (!strcmp(key, "required")) {
+            json_array_foreach(v, i, x)
+                if (json_is_string(x))
+                    add(to, json_pack("{s:s, s:{s:b}}", "type", "object", "properties", json_string_value(x), 0));
+        } else if (!strcmp(key, "properties")) {
+            json_object_foreach(v, name, x)
+                if (negate_property(s, to, name, x, depth) != 0)
+                    goto fail;
+        } else if (!strcmp(key, "minimum") && !json_is_true(json_object_get(schema, "exclusiveMinimum"))) {
+            add(to, json_pack("{s:s, s:O}", "type", "number", "exclusiveMaximum", v));
+        } else if (!strcmp(key, "maximum") && !json_is_true(json_object_get(schema, "exclusiveMaximum"))) {
+            add(to, json_pack("{s:s, s:O}", "type", "number", "exclusiveMinimum", v));
+        } else if (!strcmp(key, "exclusiveMinimum") && json_is_number(v)) {
+            add(to, json_pack("{s:s, s:O}", "type", "number", "maximum", v));
+        } else if (!strcmp(key, "exclusiveMaximum") && json_is_number(v)) {
+            add(to, json_pack("{s:s, s:O}", "type", "number", "minimum", v));
+        } else if (!strcmp(key, "minLength") || !strcmp(key, "minItems") || !strcmp(key, "minProperties")) {
+            if (number >= 1)
+                add(to, json_pack("{s:s, s:f}", "type", key[3] == 'L' ? "string" : key[3] == 'I' ? "array" : "object", key[3] == 'L' ? "maxLength" : key[3] == 'I' ? "maxItems" : "maxProperties",
+                                  number - 1));
+        } else if (!strcmp(key, "maxLength") || !strcmp(key, "maxItems") || !strcmp(key, "maxProperties")) {
+            add(to, json_pack("{s:s, s:f}", "type", key[3] == 'L' ? "string" : key[3] == 'I' ? "array" : "object", key[3] == 'L' ? "minLength" : key[3] == 'I' ? "minItems" : "minProperties",
+                              number + 1));
+        } else if (!strcmp(key, "pattern")) {
+            add(to, json_pack("{s:s, s:[O]}", "type", "string", NOT_PATTERN, v));
+        } else if (!strcmp(key, NOT_PATTERN)) {
+            json_array_foreach(v, i, x)
+                add(to, json_pack("{s:s, s:O}", "type", "string", "pattern", x));
+        } else if (!strcmp(key, "items") && (json_is_object(v) || json_is_false(v)) && !json_object_get(schema, "prefixItems")) {
+            json_t *alternatives = negated(s, v, depth + 1);
+            if (!alternatives)
+                goto fail;
+            add(to, json_pack("{s:s, s:{s:o}}", "type", "array", "contains", "anyOf", alternatives));
+        } else if (!strcmp(key, "contains") && !json_object_get(schema, "minContains") && !json_object_get(schema, "maxContains")) {
+            json_t *alternatives = negated(s, v, depth + 1);
+            if (!alternatives)
+                goto fail;
+            add(to, json_pack("{s:s, s:{s:o}}", "type", "array", "items", "anyOf", alternatives));
+        } else if (!strcmp(key, "allOf")) {
+            json_array_foreach(v, i, x) {
+                json_t *alternatives = negated(s, x, depth + 1);
+                if (!alternatives)
+                    goto fail;
+                json_array_extend(to, alternatives);
+                json_decref(alternatives);
+            }
+        } else if (!strcmp(key, "anyOf")) {
+            json_t *all = json_array();
+            json_array_foreach(v, i, x) {
+                json_t *alternatives = negated(s, x, depth + 1);
+                if (!alternatives) {
+                    json_decref(all);
+                    goto fail;
+                }
+                json_array_append_new(all, json_pack("{s:o}", "anyOf", alternatives));
+            }
+            add(to, json_pack("{s:o}", "allOf", all));
+        } else if (!strcmp(key, "not")) {
+            add(to, json_pack("{s:[O]}", "allOf", v));
+        } else if (!strcmp(key, "$ref") && json_is_string(v)) {
+            json_t *target = schema_resolve(s, schema, json_string_value(v)), *alternatives = target ? negated(s, target, depth + 1) : NULL;
+            if (!alternatives)
+                goto fail;
+            json_array_extend(to, alternatives);
+            json_decref(alternatives);
+        } else if (!strcmp(key, "additionalProperties") && json_is_true(v)) {
+            continue;
+        } else if (!strcmp(key, "format") && !schema_format(json_string_value(v) ? json_string_value(v) : "")) {
+            continue;
+        } else if (!strcmp(key, "multipleOf") || !strcmp(key, "format") || !strcmp(key, "oneOf") || !strcmp(key, "if") || !strcmp(key, "additionalProperties") || !strcmp(key, "patternProperties") ||
+                   !strcmp(key, "propertyNames") || !strcmp(key, "dependentRequired") || !strcmp(key, "dependentSchemas") || !strcmp(key, "dependencies") || !strcmp(key, "items") ||
+                   !strcmp(key, "prefixItems") || !strcmp(key, "contains") || !strcmp(key, "uniqueItems") || !strcmp(key, "unevaluatedProperties") || !strcmp(key, "unevaluatedItems") ||
+                   !strcmp(key, "additionalItems") || !strcmp(key, "$dynamicRef") || !strcmp(key, "exclusiveMinimum") || !strcmp(key, "exclusiveMaximum") || !strcmp(key, "minimum") ||
+                   !strcmp(key, "maximum")) {
+            schema_refuse(s, schema, key, "its opposite (of not, if or overlapping oneOf) cannot be enforced");
+            goto fail;
+        }
+    }
+    return to;
+fail:
+    json_decref(to);
+    return NULL;
+}
+
+json_t *schema_negate(struct schema *s, json_t *schema, int depth)
+{
+    json_t *to = negated(s, schema, depth);
+    return to ? schema_keep(s, to, schema) : NULL;
+}
+
+/* ---- formats ---- */
+
+#define OCTET "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+#define IPV4 OCTET "(?:\\." OCTET "){3}"
+#define H16 "[0-9A-Fa-f]{1,4}"
+#define LABEL "[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+#define HOSTNAME LABEL "(?:\\." LABEL "){0,7}"
+#define LEAP "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
+#define DATE "(?:(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|" \
+             "02-(?:0[1-9]|1[0-9]|2[0-8]))|" LEAP "-02-29)"
+#define TIME "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\\.[0-9]{1,6})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+#define PCHAR "(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})"
+#define URI_REST "(?://(?:(?:[A-Za-z0-9._~!$&'()*+,;=:-]|%[0-9A-Fa-f]{2})*@)?(?:" HOSTNAME "|" IPV4 ")(?::[0-9]{1,5})?(?:/" PCHAR "*)*|/(?:" PCHAR "+(?:/" PCHAR "*)*)?|" PCHAR "+(?:/" PCHAR "*)*)" \
+                 "(?:\\?(?:" PCHAR "|[/?])*)?(?:#(?:" PCHAR "|[/?])*)?"
+#define IPV6 "(?:(?:" H16 ":){7}" H16 "|(?:" H16 ":){1,7}:|(?:" H16 ":){1,6}:" H16 "|(?:" H16 ":){1,5}(?::" H16 "){1,2}|(?:" H16 ":){1,4}(?::" H16 "){1,3}|(?:" H16 ":){1,3}(?::" H16 "){1,4}|" \
+             "(?:" H16 ":){1,2}(?::" H16 "){1,5}|" H16 ":(?::" H16 "){1,6}|:(?::" H16 "){1,7}|::)"
+
+/* Each is what the RFC says, or a part of it: RFC 3339 (date, time, date-time, duration), RFC 5321 without quoted names and address literals
+ * (email), RFC 1123 (hostname), RFC 2673 (ipv4), RFC 4291 without embedded IPv4 (ipv6), RFC 3986 (uri), RFC 4122 (uuid), RFC 6901 (json-pointer). */
+const char *schema_format(const char *name)
+{
+    static const struct { const char *name, *regex; } table[] = {
+        { "date", DATE },
+        { "time", TIME },
+        { "date-time", DATE "T" TIME },
+        { "duration", "P(?:[0-9]{1,9}W|(?:[0-9]{1,9}Y(?:[0-9]{1,9}M(?:[0-9]{1,9}D)?)?|[0-9]{1,9}M(?:[0-9]{1,9}D)?|[0-9]{1,9}D)"
+                      "(?:T(?:[0-9]{1,9}H(?:[0-9]{1,9}M(?:[0-9]{1,9}S)?)?|[0-9]{1,9}M(?:[0-9]{1,9}S)?|[0-9]{1,9}S))?|"
+                      "T(?:[0-9]{1,9}H(?:[0-9]{1,9}M(?:[0-9]{1,9}S)?)?|[0-9]{1,9}M(?:[0-9]{1,9}S)?|[0-9]{1,9}S))" },
+        { "email", "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]{1,32}(?:\\.[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]{1,31})?@" LABEL "(?:\\." LABEL "){1,4}" },
+        { "hostname", LABEL "(?:\\." LABEL "){0,2}" },
+        { "ipv4", IPV4 },
+        { "ipv6", IPV6 },
+        { "uuid", "[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{12}" },
+        { "uri", "[A-Za-z][A-Za-z0-9+.-]*:" URI_REST },
+        { "uri-reference", "(?:[A-Za-z][A-Za-z0-9+.-]*:)?" URI_REST },
+        { "json-pointer", "(?:/(?:[^~/]|~[01])*)*" },
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++)
+        if (!strcmp(name, table[i].name))
+            return table[i].regex;
+    return NULL;
+}
