@@ -168,6 +168,7 @@ int exprs_check(const struct exprs *s, struct err *e)
     case 0: return 0;
     case 1: return err_nomem(e, "a grammar");
     case 2: return err_set(e, ERR_LIMIT, "the grammar is too large: more than %u parts", s->limit);
+    case 4: return err_set(e, ERR_LIMIT, "conditions that must all hold have too many states together (lengths next to a long pattern, lookahead)");
     default: return err_set(e, ERR_LIMIT, "the grammar is too ambiguous: more than %d ways to go on at one place", MAX_UNION);
     }
 }
@@ -803,7 +804,7 @@ uint32_t exprs_settle(struct exprs *s, uint32_t e, uint32_t max_states)
                 ;
             if (!index[k]) {
                 if (n == max_states) {
-                    fail(s, 2);
+                    fail(s, 4);
                     goto done;
                 }
                 if (grow((void **)&v, &room, n + 1, sizeof *v) != 0)

@@ -45,7 +45,7 @@ struct exprs {
     uint32_t *state_of;                                     /* [room] index of the row of next bytes, 0: none */
     uint32_t *rows; uint32_t n_rows, room_rows;             /* [256] each */
     uint64_t work;                                          /* steps done, for limits of time */
-    int failed;                                             /* 1 memory, 2 too large, 3 a state with too many alternatives */
+    int failed;                                             /* 1 memory, 2 too large, 3 a state with too many alternatives, 4 too many states to settle */
 };
 
 int exprs_init(struct exprs *s, uint32_t limit, struct err *e);
@@ -78,9 +78,8 @@ uint32_t expr_json_chars(struct exprs *s, const struct range *r, int n);
 uint32_t expr_step(struct exprs *s, uint32_t e, int byte);
 static inline int expr_nullable(const struct exprs *s, uint32_t e) { return s->e[e].flags & EXPR_NULLABLE; }
 /* Decide for e and all that follows it whether anything matches, and mark what does not as dead; expr_step then never returns a dead one.
- * Returns e or EXPR_NONE; fails (s->failed = 2) over max_states. Needed after BOTH and NOT only, cheap otherwise. */
+ * Returns e or EXPR_NONE; fails over max_states. Needed after BOTH and NOT only, cheap otherwise. */
 uint32_t exprs_settle(struct exprs *s, uint32_t e, uint32_t max_states);
-/* One text that e matches, as short as possible, into buf; its length or -1 (nothing, or longer than room). e is settled. */
 int expr_matches(struct exprs *s, uint32_t e, const void *text, size_t n);
 /* Bit set of the bytes that e may begin with. */
 void expr_first(struct exprs *s, uint32_t e, uint64_t set[4]);

@@ -13,7 +13,7 @@
 #include "libcommon/base/utf8.h"
 #include "libcommon/grammar/grammar_impl.h"
 
-enum { MAX_THREADS = 16384, MAX_CONFIGS = 1 << 15, FORCED_BYTES = 256, SETTLE_STATES = 1 << 14 };
+enum { MAX_THREADS = 16384, MAX_CONFIGS = 1 << 15, FORCED_BYTES = 256, SETTLE_STATES = 1 << 15 };
 static const size_t max_cache = (size_t)64 << 20;
 
 struct matcher {
@@ -545,6 +545,8 @@ static int32_t string_run(const struct grammar *g, uint32_t e)
     if (x->kind != EXPR_CONCAT)
         return 0;
     const struct expr *r = &s->e[x->a], *end = &s->e[x->b];
+    if (end->kind == EXPR_CONCAT)
+        end = &s->e[end->a];
     if (r->kind != EXPR_REPEAT || end->kind != EXPR_BRANCH || end->b != 1 || s->arms[end->a].lo != '"' || s->arms[end->a].hi != '"')
         return 0;
     if (r->a == EXPR_NONE || (r->a != g->string_char[0] && r->a != g->string_char[1]))

@@ -561,21 +561,30 @@ static int split(struct schema *s, struct member *m, int n, uint32_t *result)
 
 json_t *schema_enumerated(struct schema *s, const struct member *m, int n)
 {
-    json_t *from = NULL, *to, *v;
+    json_t *from = NULL, *rest = NULL, *to, *v;
     size_t k;
+    int source = -1;
     for (int i = 0; i < n && !from; i++) {
         json_t *one = json_object_get(m[i].s, "const");
         from = one ? json_pack("[O]", one) : NULL;
+        source = i;
     }
-    for (int i = 0; i < n && !from; i++)
+    for (int i = 0; i < n && !from; i++) {
         from = json_incref(json_object_get(m[i].s, "enum"));
+        source = i;
+    }
     if (!from)
         return NULL;
     to = json_array();
+    if (json_object_get(m[source].s, "enum") && !json_object_get(m[source].s, "const")) {
+        rest = json_copy(m[source].s);              /* its values need not be looked for in itself */
+        json_object_del(rest, "enum");
+        rest = schema_keep(s, rest, m[source].s);
+    }
     json_array_foreach(from, k, v) {
         int ok = 1;
         for (int i = 0; i < n && ok > 0; i++)
-            ok = schema_valid(s, m[i].s, v);
+            ok = schema_valid(s, i == source && rest ? rest : m[i].s, v);
         if (ok > 0)
             json_array_append(to, v);
     }
@@ -835,7 +844,7 @@ static struct grammar *finish(struct schema *s, struct grammar *g, struct err *e
     if (rc == 0 && r == EXPR_NONE)
         rc = err_set(e, ERR_FORMAT, "schema: /: nothing can satisfy it");
     if (rc == 0 && (rc = grammar_finish(g, r, e)) != 0)
-        err_prefix(e, "schema");
+        err_prefix(e, "schema: /");
     release(s);
     if (rc == 0)
         return g;

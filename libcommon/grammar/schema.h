@@ -66,6 +66,8 @@ json_t *schema_enumerated(struct schema *s, const struct member *m, int n);
 /* minLength and the like: -1 if it is not there, or refused. */
 int64_t schema_count(struct schema *s, const json_t *schema, const char *keyword);
 const char *schema_format(const char *name);    /* regular expression; NULL: not one of those that are enforced */
+/* The same without lengths of its parts, for texts of at most 63 characters; NULL: it has no such lengths. */
+const char *schema_short_format(const char *name);
 json_t *schema_keep(struct schema *s, json_t *made, const json_t *from);        /* steals made */
 /* Keywords of our own, in schemas that schema_negate makes. */
 #define NOT_VALUES "\1not values"

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_UNIQUE = 8, MAX_COUNTED = 4096, MAX_TABLE = 400000, MAX_KEY_PATTERNS = 5 };
+enum { MAX_UNIQUE = 8, MAX_COUNTED = 4096, MAX_TABLE = 400000, MAX_KEY_PATTERNS = 5, MAX_BOTH = 256 };
 
 static int32_t larger(int32_t a, int64_t b) { return b > a ? (int32_t)b : a; }
 
@@ -38,12 +38,20 @@ uint32_t schema_string(struct schema *s, const struct member *m, int n, int cano
         }
         if (format && schema_format(json_string_value(format))) {
             const char *text = schema_format(json_string_value(format));
+            const char *less = schema_short_format(json_string_value(format));
             p = regex_compile(s->g, text, strlen(text), 1, 0, &min, &max, s->e);
+            int fits = min >= lo && (hi == EXPR_MANY || (max != EXPR_MANY && max <= hi));
+            if (!fits && p != EXPR_NONE && less) {      /* counting two lengths at once has too many states */
+                if (lo > 63)
+                    return schema_refuse(s, m[i].s, "minLength", "above 63 it cannot be enforced together with this format");
+                p = regex_compile(s->g, less, strlen(less), 1, 0, NULL, NULL, s->e);
+                hi = hi == EXPR_MANY || hi > 63 ? 63 : hi;
+            }
             if (p == EXPR_NONE) {
                 s->failed = 1;
                 return EXPR_NONE;
             }
-            sure |= min >= lo && (hi == EXPR_MANY || (max != EXPR_MANY && max <= hi));
+            sure |= fits;
             r = expr_both(x, r, p);
         }
         for (json_t *v = json_object_get(m[i].s, NOT_VALUES); json_array_size(v) && !canonical; v = NULL)
@@ -53,6 +61,8 @@ uint32_t schema_string(struct schema *s, const struct member *m, int n, int cano
         return EXPR_NONE;
     if (r == EXPR_ALL)
         return expr_repeat(x, canonical ? s->plain_char : s->any_char, lo, hi);
+    if (!sure && hi != EXPR_MANY && hi > MAX_BOTH && lo <= MAX_BOTH)
+        hi = MAX_BOTH;                  /* its states are those of the expression times the length: shorter strings are allowed ones too */
     if (!sure || canonical)
         r = expr_both(x, r, expr_repeat(x, s->plain_char, lo, hi));
     return r;

@@ -47,36 +47,15 @@ static void put_string(struct buffer *b, const char *s, size_t n)
     }
 }
 
-static void put_value(struct buffer *b, const json_t *v, int depth)
+/* A value that is no array and no object. */
+static void put_value(struct buffer *b, const json_t *v)
 {
-    const char *key;
-    json_t *x;
-    size_t i, n = 0;
-    if (json_is_object(v) && depth < MAX_VALUE_DEPTH) {
-        put(b, "{", 1);
-        json_object_foreach((json_t *)(uintptr_t)v, key, x) {
-            if (n++)
-                put(b, ", ", 2);
-            put(b, "\"", 1);
-            put_string(b, key, strlen(key));
-            put(b, "\": ", 3);
-            put_value(b, x, depth + 1);
-        }
-        put(b, "}", 1);
-    } else if (json_is_array(v) && depth < MAX_VALUE_DEPTH) {
-        put(b, "[", 1);
-        json_array_foreach(v, i, x) {
-            if (i)
-                put(b, ", ", 2);
-            put_value(b, x, depth + 1);
-        }
-        put(b, "]", 1);
-    } else if (json_is_string(v)) {
+    char text[64];
+    if (json_is_string(v)) {
         put(b, "\"", 1);
         put_string(b, json_string_value(v), json_string_length(v));
         put(b, "\"", 1);
     } else if (json_is_real(v)) {
-        char text[64];
         double d = json_real_value(v);
         for (int k = 1; k <= 17; k++) {
             snprintf(text, sizeof text, "%.*g", k, d);
@@ -85,13 +64,10 @@ static void put_value(struct buffer *b, const json_t *v, int depth)
         }
         put(b, text, strlen(text));
     } else if (json_is_integer(v)) {
-        char text[32];
         put(b, text, (size_t)snprintf(text, sizeof text, "%lld", (long long)json_integer_value(v)));
-    } else if (json_is_boolean(v) || json_is_null(v)) {
+    } else {
         const char *word = json_is_null(v) ? "null" : json_is_true(v) ? "true" : "false";
         put(b, word, strlen(word));
-    } else {
-        b->failed = 2;
     }
 }
 
@@ -100,6 +76,55 @@ static int by_text(const void *a, const void *b)
     const struct text *x = a, *y = b;
     int c = memcmp(x->p, y->p, x->n < y->n ? x->n : y->n);
     return c ? c : x->n < y->n ? -1 : x->n > y->n;
+}
+
+/* An array or object, with the blanks that its punctuation may have. */
+static uint32_t container(struct schema *s, const json_t *v, int depth)
+{
+    struct exprs *x = &s->g->x;
+    struct buffer b = { 0 };
+    uint32_t r;
+    if (depth > MAX_VALUE_DEPTH)
+        return schema_limit(s, s->root, "a value in it is nested too deep");
+    if (!json_is_array(v) && !json_is_object(v)) {
+        put_value(&b, v);
+        r = b.failed ? schema_nomem(s) : expr_text(x, b.p, b.n);
+        free(b.p);
+        return r;
+    }
+    int is_object = json_is_object(v);
+    size_t n = is_object ? json_object_size(v) : json_array_size(v), i = 0;
+    const char *key;
+    json_t *sub;
+    uint32_t *parts = malloc((n + 1) * sizeof *parts);
+    if (!parts)
+        return schema_nomem(s);
+    if (is_object) {
+        json_object_foreach((json_t *)(uintptr_t)v, key, sub) {
+            b.n = 0;
+            put(&b, "\"", 1);
+            put_string(&b, key, strlen(key));
+            put(&b, "\"", 1);
+            parts[i++] = expr_concat(x, b.failed ? (uint32_t)EXPR_NONE : expr_text(x, b.p, b.n), expr_concat(x, s->colon, container(s, sub, depth + 1)));
+        }
+    } else {
+        json_array_foreach(v, i, sub)
+            parts[i] = container(s, sub, depth + 1);
+    }
+    r = expr_text(x, is_object ? "}" : "]", 1);
+    if (n)
+        r = expr_concat(x, s->space, r);
+    for (i = n; i--;) {
+        r = expr_concat(x, parts[i], r);
+        if (i)
+            r = expr_concat(x, s->comma, r);
+    }
+    if (n)
+        r = expr_concat(x, s->space, r);
+    r = expr_concat(x, expr_text(x, is_object ? "{" : "[", 1), r);
+    free(parts);
+    free(b.p);
+    return b.failed ? schema_nomem(s) : r;
 }
 
 uint32_t schema_values(struct schema *s, json_t *const *v, size_t n)
@@ -114,21 +139,23 @@ uint32_t schema_values(struct schema *s, json_t *const *v, size_t n)
         return schema_nomem(s);
     }
     for (size_t i = 0; i < n; i++) {
-        put_value(&b, v[i], 0);
+        if (!json_is_array(v[i]) && !json_is_object(v[i]))
+            put_value(&b, v[i]);
         end[i] = b.n;
     }
-    if (b.failed == 1) {
+    if (b.failed) {
         schema_nomem(s);
-    } else if (b.failed) {
-        schema_limit(s, s->root, "a value in it is nested too deep");
     } else {
         for (size_t i = 0; i < n; i++)
             t[i] = (struct text){ b.p + (i ? end[i - 1] : 0), end[i] - (i ? end[i - 1] : 0) };
         qsort(t, n, sizeof *t, by_text);
         for (size_t i = 0; i < n; i++)
-            if (!m || by_text(&t[m - 1], &t[i]) != 0)
+            if (t[i].n && (!m || by_text(&t[m - 1], &t[i]) != 0))
                 t[m++] = t[i];
         r = expr_texts(&s->g->x, t, m);
+        for (size_t i = 0; i < n; i++)
+            if (json_is_array(v[i]) || json_is_object(v[i]))
+                r = expr_either(&s->g->x, r, container(s, v[i], 0));
     }
     free(b.p);
     free(t);
@@ -307,7 +334,9 @@ static int valid(struct schema *s, const json_t *schema, const json_t *v, int de
         return s->failed ? -1 : 0;
     if ((x = json_object_get(schema, "const")) && !equal(x, v, 0))
         return 0;
-    if ((x = json_object_get(schema, "enum")) && !contains(x, v))
+    x = json_object_get(schema, "enum");
+    s->g->x.work += json_array_size(x);
+    if (x && !contains(x, v))
         return 0;
     if (contains(json_object_get(schema, NOT_VALUES), v))
         return 0;
@@ -543,19 +572,24 @@ json_t *schema_negate(struct schema *s, json_t *schema, int depth)
 #define IPV4 OCTET "(?:\\." OCTET "){3}"
 #define H16 "[0-9A-Fa-f]{1,4}"
 #define LABEL "[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
-#define HOSTNAME LABEL "(?:\\." LABEL "){0,7}"
+#define ATEXT "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]"
+#define SHORT_LABEL "[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
 #define LEAP "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
 #define DATE "(?:(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|" \
              "02-(?:0[1-9]|1[0-9]|2[0-8]))|" LEAP "-02-29)"
 #define TIME "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\\.[0-9]{1,6})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 #define PCHAR "(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})"
-#define URI_REST "(?://(?:(?:[A-Za-z0-9._~!$&'()*+,;=:-]|%[0-9A-Fa-f]{2})*@)?(?:" HOSTNAME "|" IPV4 ")(?::[0-9]{1,5})?(?:/" PCHAR "*)*|/(?:" PCHAR "+(?:/" PCHAR "*)*)?|" PCHAR "+(?:/" PCHAR "*)*)" \
+#define URI_REST "(?://[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]{1,5})?(?:/" PCHAR "*)*|/(?:" PCHAR "+(?:/" PCHAR "*)*)?|" PCHAR "+(?:/" PCHAR "*)*)" \
                  "(?:\\?(?:" PCHAR "|[/?])*)?(?:#(?:" PCHAR "|[/?])*)?"
 #define IPV6 "(?:(?:" H16 ":){7}" H16 "|(?:" H16 ":){1,7}:|(?:" H16 ":){1,6}:" H16 "|(?:" H16 ":){1,5}(?::" H16 "){1,2}|(?:" H16 ":){1,4}(?::" H16 "){1,3}|(?:" H16 ":){1,3}(?::" H16 "){1,4}|" \
              "(?:" H16 ":){1,2}(?::" H16 "){1,5}|" H16 ":(?::" H16 "){1,6}|:(?::" H16 "){1,7}|::)"
 
 /* Each is what the RFC says, or a part of it: RFC 3339 (date, time, date-time, duration), RFC 5321 without quoted names and address literals
- * (email), RFC 1123 (hostname), RFC 2673 (ipv4), RFC 4291 without embedded IPv4 (ipv6), RFC 3986 (uri), RFC 4122 (uuid), RFC 6901 (json-pointer). */
+ * (email), RFC 1123 (hostname), RFC 2673 (ipv4), RFC 4291 without embedded IPv4 (ipv6), RFC 3986 without user names and address literals (uri, uri-reference), RFC 4122 (uuid), RFC 6901 (json-pointer). */
+static const char short_email[] = ATEXT "+(?:\\." ATEXT "+)*@" SHORT_LABEL "(?:\\." SHORT_LABEL ")+", short_hostname[] = SHORT_LABEL "(?:\\." SHORT_LABEL ")*";
+
+const char *schema_short_format(const char *name) { return !strcmp(name, "email") ? short_email : !strcmp(name, "hostname") ? short_hostname : NULL; }
+
 const char *schema_format(const char *name)
 {
     static const struct { const char *name, *regex; } table[] = {
@@ -565,7 +599,7 @@ const char *schema_format(const char *name)
         { "duration", "P(?:[0-9]{1,9}W|(?:[0-9]{1,9}Y(?:[0-9]{1,9}M(?:[0-9]{1,9}D)?)?|[0-9]{1,9}M(?:[0-9]{1,9}D)?|[0-9]{1,9}D)"
                       "(?:T(?:[0-9]{1,9}H(?:[0-9]{1,9}M(?:[0-9]{1,9}S)?)?|[0-9]{1,9}M(?:[0-9]{1,9}S)?|[0-9]{1,9}S))?|"
                       "T(?:[0-9]{1,9}H(?:[0-9]{1,9}M(?:[0-9]{1,9}S)?)?|[0-9]{1,9}M(?:[0-9]{1,9}S)?|[0-9]{1,9}S))" },
-        { "email", "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]{1,32}(?:\\.[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]{1,31})?@" LABEL "(?:\\." LABEL "){1,4}" },
+        { "email", ATEXT "{1,31}(?:\\." ATEXT "{1,30})?@" LABEL "(?:\\." LABEL "){1,2}" },
         { "hostname", LABEL "(?:\\." LABEL "){0,2}" },
         { "ipv4", IPV4 },
         { "ipv6", IPV6 },

@@ -1,0 +1,496 @@
+/* t-grammar.c - texts that regular expressions, rules and schemas take or not, against truth made by hand; what is refused, and where; masks against
+ * their definition; limits. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "libcommon/base/clock.h"
+#include "libcommon/base/rng.h"
+#include "libcommon/convert/tokenizer_source.h"
+#include "libcommon/grammar/grammar.h"
+
+enum kind { REGEX, GBNF, SCHEMA, FLEXIBLE };
+
+static struct grammar *compile(enum kind k, const struct grammar_vocab *v, const char *text, struct err *e)
+{
+    struct grammar_options o = { .whitespace = k == FLEXIBLE ? GRAMMAR_WS_FLEXIBLE : GRAMMAR_WS_SINGLE };
+    return (k == REGEX ? grammar_compile_regex : k == GBNF ? grammar_compile_gbnf : grammar_compile_schema)(v, text, strlen(text), &o, e);
+}
+
+struct row {
+    enum kind kind;
+    const char *text, *yes, *no;        /* texts divided by | (or ~ where they have one) */
+};
+
+static int takes(struct grammar *g, const char *text, size_t n)
+{
+    struct matcher *m = matcher_open(g, NULL);
+    int ok = matcher_accept_bytes(m, text, n) == 0 && matcher_complete(m);
+    /* byte by byte is the same */
+    struct matcher *k = matcher_open(g, NULL);
+    size_t i = 0;
+    while (i < n && matcher_accept_bytes(k, text + i, 1) == 0)
+        i++;
+    assert_int_equal(ok, i == n && matcher_complete(k));
+    matcher_close(m);
+    matcher_close(k);
+    return ok;
+}
+
+static void check_list(struct grammar *g, const struct row *r, const char *list, int want)
+{
+    for (const char *p = list; p;) {
+        char divider = strchr(list, '~') ? '~' : '|';
+        const char *end = strchr(p, divider);
+        size_t n = end ? (size_t)(end - p) : strlen(p);
+        if (takes(g, p, n) != want)
+            fail_msg("%s: '%.*s' is %s", r->text, (int)n, p, want ? "refused" : "taken");
+        p = end ? end + 1 : NULL;
+    }
+}
+
+static const struct row rows[] = {
+    { REGEX, "abc", "abc", "ab|abcd|" },
+    { REGEX, "a*b+c?", "b|aab|abbc", "a|c|abcc" },
+    { REGEX, "^(?:a|b){2,3}$", "ab|bba", "a|abab|" },
+    { REGEX, "[^a-c]", "d|\xC3\xA9|\xF0\x9F\x98\x80|\n", "a||dd|\xC3" },
+    { REGEX, ".", "x|\xE2\x82\xAC", "\n||xx" },
+    { REGEX, "\\d{3}-\\D", "123-x", "123-4|12-x" },
+    { REGEX, "\\w+\\s\\w+", "a b|x1 _", "a|a  b" },
+    { REGEX, "[\\w.-]+@[a-z]+", "a.b-c@d", "@d|a@" },
+    { REGEX, "(a+)+", "a|aaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "b|aaaaaaaaaaaaaaaaaaaaaaaaaaaaaab" },
+    { REGEX, "(?=.*\\d)(?!x).{2,3}", "a1|11", "x1|aa|a" },
+    { REGEX, "\\u00e9|\\x41|\\u{1F600}|\\uD83D\\uDE00|\\t", "\xC3\xA9|A|\xF0\x9F\x98\x80|\t", "e" },
+    { REGEX, "\\p{Lu}\\p{Ll}*", "\xC3\x89t\xC3\xA9|A", "a|1" },
+    { REGEX, "x{0}y{2}z{1,}", "yyz|yyzz", "xyyz|yz" },
+    { REGEX, "a{,3}", "a{,3}", "a|aaa" },
+    { REGEX, "(?<year>[0-9]{4})", "2024", "24" },
+    { REGEX, "a|", "a|", "b" },
+    { REGEX, "[]a]", "", "a" },         /* ECMAScript: an empty class, then a]: see below */
+    { GBNF, "root ::= \"a\" (\"b\" | \"c\")* d?\nd ::= [0-9]", "a~abcb~ab7", "b~a77~" },
+    { GBNF, "root ::= x{2,3}\n# a comment\nx ::= \"ab\" |\n  \"c\"", "abab|cc|cabc", "ab|cccc" },
+    { GBNF, "root ::= \"(\" root \")\" | \"x\"", "x|(x)|(((x)))", "(x|x)|()" },
+    { GBNF, "root ::= [^\"\\\\\\n]+ \"\\n\" | \"\\u00e9\\x41\"", "abc\n~\xC3\xA9""A", "abc~\n" },
+    { GBNF, "root ::= item+\nitem ::= \"- \" [^\\n]+ \"\\n\"", "- a\n|- a\n- b\n", "- a|-a\n" },
+    { GBNF, "root ::= s\ns ::= \"a\" s \"b\" |", "|ab|aabb", "a|aab|ba" },
+    { GBNF, "root ::= e\ne ::= t (\"+\" t)*\nt ::= f (\"*\" f)*\nf ::= [0-9]+ | \"(\" e \")\"", "1+2*3|(1+2)*(3)", "1+|()|(1" },
+    { GBNF, "a ::= \"x\"\nroot ::= a | (a a) | (\n a\n a a )", "x|xx|xxx", "xxxx|" },
+    { SCHEMA, "true", "1~\"a|b\"~null~[1, {\"a\": 2}]~{}", "~01~{\"a\":}" },
+    { SCHEMA, "{\"type\":\"null\"}", "null", "true|nul" },
+    { SCHEMA, "{\"type\":\"boolean\"}", "true|false", "null|True" },
+    { SCHEMA, "{\"type\":\"integer\"}", "0|-1|123456789012345678", "1.5|-0|01|1e3|+1" },
+    { SCHEMA, "{\"type\":\"number\"}", "0|-1.5|1e10|2.5E-3|-0", ".5|1.|01|--1|NaN" },
+    { SCHEMA, "{\"type\":\"integer\",\"minimum\":-12,\"maximum\":105}", "-12|0|99|100|105|-9", "-13|106|999|-100" },
+    { SCHEMA, "{\"type\":\"integer\",\"exclusiveMinimum\":9,\"exclusiveMaximum\":11}", "10", "9|11" },
+    { SCHEMA, "{\"type\":\"integer\",\"minimum\":1.5,\"maximum\":3.5}", "2|3", "1|4" },
+    { SCHEMA, "{\"type\":\"integer\",\"minimum\":5,\"exclusiveMinimum\":true}", "6|70", "5|4" },
+    { SCHEMA, "{\"type\":\"integer\",\"multipleOf\":15,\"minimum\":0}", "0|15|30|450", "1|10|16" },
+    { SCHEMA, "{\"type\":\"integer\",\"multipleOf\":2.5}", "5|-10|0", "1|2|3" },
+    { SCHEMA, "{\"type\":\"number\",\"minimum\":0,\"maximum\":1}", "0|1|0.5|0.000001|1.0", "-0.1|1.1|1.000001|2" },
+    { SCHEMA, "{\"type\":\"number\",\"exclusiveMinimum\":0.1,\"maximum\":0.3}", "0.2|0.3|0.100001|0.30", "0.1|0.10|0.31|0.300001" },
+    { SCHEMA, "{\"type\":\"number\",\"minimum\":-2.5,\"exclusiveMaximum\":-1}", "-2.5|-1.1|-2", "-1|-2.6|0|1" },
+    { SCHEMA, "{\"type\":\"number\",\"multipleOf\":0.01}", "1|0.05|-3.25|0.1", "0.001|0.125" },
+    { SCHEMA, "{\"type\":\"string\"}", "\"\"|\"a\\\"\\\\\\n\\u00e9\\ud83d\\ude00\"|\"\xC3\xA9\"", "\"|\"\n\"|\"\\x\"|\"\\ud83d\"|\"\\u0000\"|\"\xC3\"" },
+    { SCHEMA, "{\"type\":\"string\",\"minLength\":2,\"maxLength\":3}", "\"ab\"|\"\\\"\\\"\"|\"\xC3\xA9\xC3\xA9\xC3\xA9\"|\"\\ud83d\\ude00x\"", "\"a\"|\"abcd\"" },
+    { SCHEMA, "{\"type\":\"string\",\"pattern\":\"b\"}", "\"b\"|\"abc\"|\"\\\"b\"", "\"\"|\"ac\"" },
+    { SCHEMA, "{\"type\":\"string\",\"pattern\":\"^[a-z\\\"]+$\",\"maxLength\":3}", "\"a\"|\"a\\\"b\"", "\"\"|\"abcd\"|\"A\"" },
+    { SCHEMA, "{\"type\":\"string\",\"format\":\"date\"}", "\"2024-02-29\"|\"1999-12-31\"|\"2000-02-29\"", "\"2023-02-29\"|\"1900-02-29\"|\"2024-13-01\"|\"0000-01-01\"|\"2024-4-1\"" },
+    { SCHEMA, "{\"type\":\"string\",\"format\":\"ipv4\"}", "\"1.2.3.4\"|\"255.255.255.255\"", "\"256.1.1.1\"|\"1.2.3\"|\"01.2.3.4\"" },
+    { SCHEMA, "{\"type\":\"string\",\"format\":\"ipv6\"}", "\"::\"|\"::1\"|\"fe80::1:2\"|\"1:2:3:4:5:6:7:8\"", "\"1::2::3\"|\":1\"|\"12345::\"" },
+    { SCHEMA, "{\"type\":\"string\",\"format\":\"uuid\"}", "\"123e4567-e89b-12d3-a456-426614174000\"", "\"123e4567e89b12d3a456426614174000\"" },
+    { SCHEMA, "{\"type\":\"string\",\"format\":\"no-such-format\"}", "\"anything\"", "1" },
+    { SCHEMA, "{\"enum\":[1,\"two\",null,[1,{\"a\":true}]]}", "1~\"two\"~null~[1,{\"a\":true}]~[1, {\"a\": true}]", "2~\"1\"~[1]~[ 1,{\"a\":true}]" },
+    { SCHEMA, "{\"const\":\"a\\\"b\"}", "\"a\\\"b\"", "\"ab\"" },
+    { SCHEMA, "{\"enum\":[1,2,3,\"x\"],\"type\":\"integer\",\"minimum\":2}", "2|3", "1|\"x\"" },
+    { SCHEMA, "{\"type\":\"array\",\"items\":{\"type\":\"integer\"}}", "[]~[1]~[1,2]~[1, 2, 3]", "[1,]~[ 1]~[\"a\"]~[1,  2]" },
+    { SCHEMA, "{\"type\":\"array\",\"items\":{\"type\":\"integer\"},\"minItems\":2,\"maxItems\":3}", "[1,2]~[1,2,3]", "[]~[1]~[1,2,3,4]" },
+    { SCHEMA, "{\"type\":\"array\",\"prefixItems\":[{\"type\":\"string\"},{\"type\":\"integer\"}],\"items\":false}", "[]~[\"a\"]~[\"a\",1]", "[1]~[\"a\",1,2]" },
+    { SCHEMA, "{\"type\":\"array\",\"prefixItems\":[{\"type\":\"string\"}],\"items\":{\"type\":\"boolean\"},\"minItems\":2}", "[\"a\",true]~[\"a\",true,false]", "[\"a\"]~[true,true]" },
+    { SCHEMA, "{\"type\":\"array\",\"contains\":{\"const\":5},\"items\":{\"type\":\"integer\"},\"minItems\":2}", "[5,1]~[1,5]~[1,2,5]", "[5]~[1,2]~[]" },
+    { SCHEMA, "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"enum\":[1,2,3]}}", "[]~[1]~[3,1,2]", "[1,1]~[1,2,1]" },
+    { SCHEMA, "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"integer\"},\"b\":{\"type\":\"null\"}},\"required\":[\"b\"]}", "{\"b\":null}~{\"a\": 1, \"b\": null}",
+      "{}~{\"a\":1}~{\"b\":null,\"a\":1}~{\"b\":null,\"c\":1}~{\"b\":null,\"b\":null}~{ \"b\":null}" },
+    { SCHEMA, "{\"type\":\"object\",\"additionalProperties\":{\"type\":\"integer\"}}", "{}~{\"x\":1}~{\"x\":1,\"y\":2}", "{\"x\":\"1\"}~{x:1}" },
+    { SCHEMA, "{\"type\":\"object\",\"properties\":{\"ab\":{\"type\":\"null\"}},\"additionalProperties\":{\"type\":\"integer\"}}", "{\"ab\":null}~{\"a\":1}~{\"abc\":1}~{\"ab\":null,\"b\":2}",
+      "{\"ab\":1}~{\"x\":1,\"ab\":null}~{\"\\u0061b\":1}" },
+    { SCHEMA, "{\"type\":\"object\",\"patternProperties\":{\"^x\":{\"type\":\"integer\"},\"y$\":{\"minimum\":5}},\"additionalProperties\":false}", "{\"x\":1}~{\"xy\":5}~{\"y\":\"any\"}", "{\"xy\":4}~{\"z\":1}" },
+    { SCHEMA, "{\"type\":\"object\",\"propertyNames\":{\"pattern\":\"^[a-z]$\"},\"additionalProperties\":true}", "{\"a\":1}", "{\"A\":1}~{\"aa\":1}" },
+    { SCHEMA, "{\"type\":\"object\",\"properties\":{\"a\":{\"const\":1},\"b\":{\"const\":2},\"c\":{\"const\":3}},\"minProperties\":2}", "{\"a\":1,\"c\":3}~{\"a\":1,\"b\":2,\"c\":3}", "{}~{\"b\":2}" },
+    { SCHEMA, "{\"type\":\"object\",\"properties\":{\"a\":{\"const\":1},\"b\":{\"const\":2}},\"dependentRequired\":{\"a\":[\"b\"]}}", "{}~{\"b\":2}~{\"a\":1,\"b\":2}", "{\"a\":1}" },
+    { SCHEMA, "{\"anyOf\":[{\"type\":\"string\"},{\"type\":\"integer\",\"minimum\":3}]}", "\"a\"~3", "2~null" },
+    { SCHEMA, "{\"oneOf\":[{\"type\":\"integer\",\"minimum\":3},{\"type\":\"integer\",\"maximum\":5}]}", "2|6", "3|4|5" },
+    { SCHEMA, "{\"allOf\":[{\"minimum\":3},{\"maximum\":5}],\"type\":\"integer\"}", "3|5", "2|6" },
+    { SCHEMA, "{\"type\":\"string\",\"not\":{\"const\":\"a\"}}", "\"b\"|\"\"|\"aa\"", "\"a\"" },
+    { SCHEMA, "{\"type\":[\"integer\",\"string\"],\"not\":{\"type\":\"string\"}}", "1", "\"a\"" },
+    { SCHEMA, "{\"type\":\"object\",\"properties\":{\"k\":{\"enum\":[\"a\",\"b\"]},\"v\":{}},\"required\":[\"k\"],\"if\":{\"properties\":{\"k\":{\"const\":\"a\"}}},\"then\":{\"required\":[\"v\"]},"
+              "\"else\":{\"properties\":{\"v\":{\"type\":\"integer\"}}}}",
+      "{\"k\":\"a\",\"v\":null}~{\"k\":\"b\"}~{\"k\":\"b\",\"v\":1}", "{\"k\":\"a\"}~{\"k\":\"b\",\"v\":null}" },
+    { SCHEMA, "{\"$ref\":\"#/$defs/n\",\"$defs\":{\"n\":{\"type\":\"object\",\"properties\":{\"c\":{\"type\":\"array\",\"items\":{\"$ref\":\"#/$defs/n\"}}}}}}", "{}~{\"c\":[]}~{\"c\":[{},{\"c\":[{}]}]}",
+      "{\"c\":[1]}~{\"c\":[{]}" },
+    { SCHEMA, "{\"$ref\":\"#here\",\"$defs\":{\"a/b~\":{\"$anchor\":\"here\",\"type\":\"null\"}}}", "null", "1" },
+    { SCHEMA, "{\"$ref\":\"#/$defs/a~1b~0\",\"$defs\":{\"a/b~\":{\"$anchor\":\"here\",\"type\":\"null\"}}}", "null", "1" },
+    { SCHEMA, "{\"type\":\"string\",\"nullable\":true}", "\"a\"|null", "1" },
+    { SCHEMA, "{\"type\":\"object\",\"properties\":{\"q\\\"\\n\":{\"type\":\"null\"}},\"required\":[\"q\\\"\\n\"]}", "{\"q\\\"\\n\":null}", "{}" },
+    { FLEXIBLE, "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"array\",\"items\":{\"type\":\"integer\"}}}}", "{\"a\":[1]}~{\n  \"a\" : [\n    1,\n    2\n  ]\n}~{ \"a\": [ 1 , 2 ] }", "{  \"a\":[]}~{\"a\":[1\n\n]}" },
+};
+
+static void texts(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct err e = { .msg = "" };
+        struct grammar *g = compile(rows[i].kind, NULL, rows[i].text, &e);
+        if (!strcmp(rows[i].text, "[]a]")) {            /* it matches nothing, which is said */
+            assert_null(g);
+            continue;
+        }
+        if (!g)
+            fail_msg("%s: %s", rows[i].text, e.msg);
+        check_list(g, &rows[i], rows[i].yes, 1);
+        check_list(g, &rows[i], rows[i].no, 0);
+        grammar_close(g);
+    }
+}
+
+static void refusals(void **state)
+{
+    static const struct { enum kind kind; const char *text, *words; } table[] = {
+        { REGEX, "a(b", "character 2: a group without )" },
+        { REGEX, "a)b", "character 2: a ) without (" },
+        { REGEX, "(a)\\1", "back references" },
+        { REGEX, "a\\b", "\\b is not enforced" },
+        { REGEX, "(?<=a)b", "lookbehind" },
+        { REGEX, "a**", "nothing to repeat" },
+        { REGEX, "[z-a]", "a range whose end" },
+        { REGEX, "a{3,2}", "a repetition whose end" },
+        { REGEX, "[a", "a class without ]" },
+        { REGEX, "x{99999999}", "more than 1000000" },
+        { REGEX, "a^b", "anchors are enforced at the beginning" },
+        { GBNF, "root ::= x", "line 1, column 10: a rule that is not there" },
+        { GBNF, "x ::= \"a\"", "no rule called root" },
+        { GBNF, "root ::= \"a\nroot ::= \"b\"", "line 2, column 13: the grammar ends inside of quotes" },
+        { GBNF, "root ::= root \"a\" | \"b\"", "left recursion" },
+        { GBNF, "root ::= a\na ::= b? root", "a rule that is not there" },
+        { GBNF, "root ::= a\na ::= \"x\"? root", "left recursion" },
+        { GBNF, "root ::= \"a\" root", "no text of finite length" },
+        { GBNF, "root ::= (\"a\"", "line 1, column 10: a group without )" },
+        { GBNF, "root ::= <tool>", "only where there is a vocabulary" },
+        { SCHEMA, "{\"type\":\"strin\"}", "schema: /type: expected" },
+        { SCHEMA, "{\"properties\":{\"a/b\":{\"pattern\":\"(\"}}}", "schema: /properties/a~1b/pattern: regular expression, character 1" },
+        { SCHEMA, "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"type\":\"string\"}}", "schema: /uniqueItems: " },
+        { SCHEMA, "{\"items\":{\"$ref\":\"http://x/y\"}}", "schema: /items/$ref: it leads out of the schema" },
+        { SCHEMA, "{\"$ref\":\"#/nowhere\"}", "schema: /$ref: there is nothing of that name" },
+        { SCHEMA, "{\"type\":\"string\",\"not\":{\"format\":\"date\"}}", "schema: /not/format: its opposite" },
+        { SCHEMA, "{\"oneOf\":[{\"type\":\"string\",\"format\":\"date\"},{\"type\":\"string\",\"format\":\"uuid\",\"minLength\":3}, {\"type\":\"string\",\"format\":\"email\"},{\"type\":\"string\"}]}", "schema: /oneOf: its alternatives overlap" },
+        { SCHEMA, "{\"type\":\"object\",\"minProperties\":3}", "schema: /minProperties: " },
+        { SCHEMA, "{\"$dynamicRef\":\"#x\"}", "schema: /$dynamicRef: " },
+        { SCHEMA, "{\"type\":\"integer\",\"minimum\":5,\"maximum\":4}", "nothing can satisfy it" },
+        { SCHEMA, "{\"type\":\"object\",\"properties\":{\"a\":{\"$ref\":\"#\"}},\"required\":[\"a\"]}", "no text of finite length" },
+        { SCHEMA, "{\"minLength\":-1}", "schema: /minLength: expected a whole number" },
+        { SCHEMA, "{\"type\":\"integer\",\"multipleOf\":0}", "schema: /multipleOf: expected a number above 0" },
+        { SCHEMA, "{\"anyOf\":3}", "schema: /anyOf: a value of the wrong kind" },
+        { SCHEMA, "[1]", "schema: an array, not an object" },
+        { SCHEMA, "{\"a\":1", "schema: line 1" },
+        { SCHEMA, "false", "nothing can satisfy it" },
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        struct err e = { .msg = "" };
+        struct grammar *g = compile(table[i].kind, NULL, table[i].text, &e);
+        if (g || !strstr(e.msg, table[i].words))
+            fail_msg("%s: %s, not '%s'", table[i].text, g ? "accepted" : e.msg, table[i].words);
+    }
+}
+
+/* Nothing takes long or much, whatever it asks for: it is compiled, or refused. */
+static void limits(void **state)
+{
+    static const char *const regex[] = { "(a|aa)+$", "(x{1,1000}){1,1000}", "(a?){5000}a{5000}", "((a{1,100}){1,100}){1,100}", "(.*a){40}", "([a-z]+)*\\.([a-z]*)*x", "(a|b)*a(a|b){200}",
+                                         "(?=.*a.{50}b)(?=.*c.{60}d).*", "\\p{L}{1,500}\\p{N}*" };
+    (void)state;
+    for (size_t i = 0; i < sizeof regex / sizeof *regex; i++) {
+        struct err e = { .msg = "" };
+        uint64_t t = clock_ns();
+        struct grammar *g = compile(REGEX, NULL, regex[i], &e);
+        if (g) {
+            struct matcher *m = matcher_open(g, &e);
+            struct grammar_stats s;
+            for (int k = 0; k < 2000 && matcher_accept_bytes(m, k % 3 ? "a" : "x", 1) == 0; k++)
+                ;
+            grammar_stats(g, &s);
+            assert_true(s.bytes < (size_t)400 << 20);
+            matcher_close(m);
+            grammar_close(g);
+        } else {
+            assert_int_equal(e.code, ERR_LIMIT);
+        }
+        if (clock_ns() - t > 60000000000u)
+            fail_msg("%s: %.1f s", regex[i], (double)(clock_ns() - t) * 1e-9);
+    }
+    /* nested anyOf: 3^40 ways, compiled once for each set of schemas; deep nesting is refused */
+    char *text = malloc(1 << 20), *p = text;
+    p += sprintf(p, "{\"allOf\":[");
+    for (int i = 0; i < 40; i++)
+        p += sprintf(p, "%s{\"anyOf\":[{\"type\":\"object\",\"required\":[\"a%d\"]},{\"required\":[\"b%d\"]},{\"maxProperties\":%d}]}", i ? "," : "", i, i, 100 + i);
+    sprintf(p, "]}");
+    struct err e = { .msg = "" };
+    struct grammar *g = compile(SCHEMA, NULL, text, &e);
+    assert_null(g);
+    assert_int_equal(e.code, ERR_LIMIT);
+    p = text;
+    for (int i = 0; i < 1000; i++)
+        p += sprintf(p, "{\"items\":");
+    p += sprintf(p, "{}");
+    for (int i = 0; i < 1000; i++)
+        *p++ = '}';
+    *p = '\0';
+    g = compile(SCHEMA, NULL, text, &e);
+    assert_null(g);
+    assert_int_equal(e.code, ERR_LIMIT);
+    for (p = text; p < text + 100000; p++)
+        *p = '(';
+    *p = '\0';
+    assert_null(compile(REGEX, NULL, text, &e));
+    free(text);
+}
+
+/* ---- with a vocabulary: that of the tiny model ---- */
+
+static struct tokenizer *tokenizer;
+static struct grammar_vocab *vocab;
+static void *blob;
+
+static int open_vocab(void **state)
+{
+    struct err e;
+    size_t size;
+    (void)state;
+    if (tokenizer_from_path("models/tiny", &blob, &size, &e) != 0) {
+        print_message("%s\n", e.msg);
+        return -1;
+    }
+    tokenizer = tokenizer_open(blob, size, &e);
+    vocab = tokenizer ? grammar_vocab_open(tokenizer, tokenizer_vocab_size(tokenizer) + 100, &e) : NULL;
+    return vocab ? 0 : -1;
+}
+
+static int close_vocab(void **state)
+{
+    (void)state;
+    grammar_vocab_close(vocab);
+    tokenizer_close(tokenizer);
+    free(blob);
+    return 0;
+}
+
+static int bit(const uint32_t *mask, int32_t id) { return mask[id >> 5] >> (id & 31) & 1; }
+
+/* Walk by random allowed tokens; at every step each bit of the mask is as defined: the token can be accepted, or it is an EOS and the text may end. */
+static void walk(enum kind kind, const char *text, uint64_t seed, int steps)
+{
+    struct err e = { .msg = "" };
+    struct grammar *g = compile(kind, vocab, text, &e);
+    if (!g)
+        fail_msg("%s: %s", text, e.msg);
+    struct rng r = { seed };
+    struct matcher *m = matcher_open(g, &e);
+    int n_eos, n = grammar_vocab_size(vocab);
+    const int32_t *eos = tokenizer_eos(tokenizer, &n_eos);
+    for (int k = 0; k < steps; k++) {
+        int32_t allowed[1 << 16];
+        int count = 0;
+        const uint32_t *mask = matcher_mask(m);
+        for (int32_t id = 0; id < n; id++) {
+            int is_eos = 0;
+            struct matcher *f = matcher_fork(m);
+            for (int i = 0; i < n_eos; i++)
+                is_eos |= eos[i] == id;
+            int want = is_eos ? matcher_complete(m) : matcher_accept(f, id) == 0;
+            matcher_close(f);
+            if (want != bit(mask, id))
+                fail_msg("%s: token %d is %s after %d tokens", text, id, want ? "left out" : "let in", k);
+            if (want && !is_eos)
+                allowed[count++] = id;
+        }
+        int32_t forced[16];
+        int n_forced = matcher_forced(m, forced, 16);
+        for (int i = 0; i < n_forced; i++) {
+            struct matcher *f = matcher_fork(m);
+            for (int j = 0; j <= i; j++)
+                assert_int_equal(matcher_accept(f, forced[j]), 0);
+            matcher_close(f);
+        }
+        assert_true(count > 0 || matcher_complete(m));      /* never a dead end */
+        if (!count || (matcher_complete(m) && rng_u64(&r) % 4 == 0)) {
+            assert_int_equal(matcher_accept(m, eos[0]), 0);
+            assert_true(matcher_ended(m));
+            assert_true(bit(matcher_mask(m), eos[0]));
+            assert_int_equal(matcher_accept(m, allowed[0]), -1);
+            break;
+        }
+        assert_int_equal(matcher_accept(m, allowed[rng_u64(&r) % (uint64_t)count]), 0);
+    }
+    matcher_close(m);
+    grammar_close(g);
+}
+
+static void masks(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (strcmp(rows[i].text, "[]a]") != 0)
+            walk(rows[i].kind, rows[i].text, i + 1, 12);
+    walk(GBNF, "root ::= ([^x] | \"x\" [0-9]{2})*", 7, 40);
+    walk(SCHEMA, "{\"type\":\"array\",\"items\":{\"type\":\"string\",\"maxLength\":6},\"minItems\":3}", 8, 40);
+}
+
+/* Bytes of tokens, put together, are the text. */
+static void token_bytes(void **state)
+{
+    static const char text[] = "{\"name\": \"Z\xC3\xBCrich \xE2\x82\xAC \xF0\x9F\x98\x80\", \"list\": [1, 2.5, null, true]}\n\tx";
+    (void)state;
+    int32_t *ids;
+    size_t n, at = 0, size;
+    assert_int_equal(tokenizer_encode(tokenizer, text, sizeof text - 1, 0, &ids, &n, NULL), 0);
+    for (size_t i = 0; i < n; i++) {
+        const char *p = grammar_vocab_bytes(vocab, ids[i], &size);
+        assert_non_null(p);
+        assert_true(size <= sizeof text - 1 - at);
+        assert_memory_equal(p, text + at, size);
+        at += size;
+    }
+    assert_int_equal(at, sizeof text - 1);
+    free(ids);
+}
+
+/* Text that must come is given in the tokenizer's own tokens. */
+static void forced(void **state)
+{
+    (void)state;
+    struct err e;
+    struct grammar *g = compile(SCHEMA, vocab, "{\"type\":\"object\",\"properties\":{\"temperature_in_celsius\":{\"type\":\"integer\"}},\"required\":[\"temperature_in_celsius\"]}", &e);
+    struct matcher *m = matcher_open(g, &e);
+    int32_t ids[64], *own;
+    size_t n_own;
+    int n = matcher_forced(m, ids, 64);
+    static const char text[] = "{\"temperature_in_celsius\":";
+    assert_int_equal(tokenizer_encode(tokenizer, text, sizeof text - 1, 0, &own, &n_own, NULL), 0);
+    assert_true(n > 2 && (size_t)n <= n_own);
+    assert_memory_equal(ids, own, (size_t)n * sizeof *ids);
+    for (int i = 0; i < n; i++)
+        assert_int_equal(matcher_accept(m, ids[i]), 0);
+    free(own);
+    matcher_close(m);
+    grammar_close(g);
+}
+
+/* Special tokens: in no text, unless named. */
+static void named(void **state)
+{
+    (void)state;
+    struct err e;
+    int n_eos;
+    const int32_t *eos = tokenizer_eos(tokenizer, &n_eos);
+    int32_t special = -1;
+    size_t size;
+    for (int32_t id = 0; id < tokenizer_vocab_size(tokenizer) && special < 0; id++)
+        if (tokenizer_is_special(tokenizer, id) && id != eos[0] && id != eos[n_eos - 1])
+            special = id;
+    assert_true(special >= 0);
+    struct grammar *g = compile(REGEX, vocab, "(.|\\n)*", &e);
+    struct matcher *m = matcher_open(g, &e);
+    assert_false(bit(matcher_mask(m), special));
+    assert_int_equal(matcher_accept(m, special), -1);
+    matcher_close(m);
+    grammar_close(g);
+    char text[300];
+    const char *p = tokenizer_token(tokenizer, special, &size);
+    snprintf(text, sizeof text, "root ::= \"a\" <[%d]> \"b\"", special);
+    for (int by_text = 0; by_text < 2; by_text++) {
+        if (by_text && !(p[0] == '<' && p[size - 1] == '>'))
+            break;
+        if (by_text)
+            snprintf(text, sizeof text, "root ::= \"a\" %.*s \"b\"", (int)size, p);
+        g = compile(GBNF, vocab, text, &e);
+        assert_non_null(g);
+        m = matcher_open(g, &e);
+        assert_int_equal(matcher_accept_bytes(m, "a", 1), 0);
+        assert_true(bit(matcher_mask(m), special));
+        assert_int_equal(matcher_accept_bytes(m, p, size), -1);         /* its text is not the token */
+        int32_t ids[4];
+        assert_int_equal(matcher_forced(m, ids, 4), 1);
+        assert_int_equal(ids[0], special);
+        assert_int_equal(matcher_accept(m, special), 0);
+        assert_false(bit(matcher_mask(m), special));
+        assert_int_equal(matcher_accept_bytes(m, "b", 1), 0);
+        assert_true(matcher_ended(m));
+        matcher_close(m);
+        grammar_close(g);
+    }
+}
+
+struct job { struct grammar *g; uint64_t seed; uint64_t sum; };
+
+static void *run_job(void *p)
+{
+    struct job *j = p;
+    struct rng r = { j->seed };
+    for (int k = 0; k < 5; k++) {
+        struct matcher *m = matcher_open(j->g, NULL);
+        for (int i = 0; i < 60; i++) {
+            const uint32_t *mask = matcher_mask(m);
+            int32_t id;
+            int n = grammar_vocab_size(vocab);
+            do
+                id = (int32_t)(rng_u64(&r) % (uint64_t)n);
+            while (!bit(mask, id));
+            j->sum = j->sum * 31 + (uint64_t)id;
+            if (matcher_accept(m, id) != 0)
+                j->sum = 0;
+            if (matcher_ended(m))
+                break;
+        }
+        matcher_close(m);
+    }
+    return NULL;
+}
+
+/* A grammar shared by threads does for each what it does alone. */
+static void threads(void **state)
+{
+    (void)state;
+    struct err e;
+    struct job j[4], alone[4];
+    pthread_t t[4];
+    struct grammar *g = compile(SCHEMA, vocab, "{\"type\":\"array\",\"items\":{\"anyOf\":[{\"type\":\"string\"},{\"type\":\"number\"},{\"$ref\":\"#\"}]}}", &e);
+    for (int i = 0; i < 4; i++) {
+        j[i] = alone[i] = (struct job){ g, (uint64_t)i + 1, 0 };
+        pthread_create(&t[i], NULL, run_job, &j[i]);
+    }
+    for (int i = 0; i < 4; i++)
+        pthread_join(t[i], NULL);
+    grammar_close(g);
+    for (int i = 0; i < 4; i++) {
+        g = compile(SCHEMA, vocab, "{\"type\":\"array\",\"items\":{\"anyOf\":[{\"type\":\"string\"},{\"type\":\"number\"},{\"$ref\":\"#\"}]}}", &e);
+        alone[i].g = g;
+        run_job(&alone[i]);
+        grammar_close(g);
+        assert_true(alone[i].sum == j[i].sum && j[i].sum != 0);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(texts), cmocka_unit_test(refusals), cmocka_unit_test(limits), cmocka_unit_test(masks), cmocka_unit_test(token_bytes),
+        cmocka_unit_test(forced), cmocka_unit_test(named), cmocka_unit_test(threads),
+    };
+    return cmocka_run_group_tests(tests, open_vocab, close_vocab);
+}
