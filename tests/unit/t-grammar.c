@@ -178,7 +178,7 @@ static void refusals(void **state)
         { GBNF, "root ::= \"a\nroot ::= \"b\"", "line 2, column 13: the grammar ends inside of quotes" },
         { GBNF, "root ::= root \"a\" | \"b\"", "left recursion" },
         { GBNF, "root ::= a\na ::= b? root", "a rule that is not there" },
-        { GBNF, "root ::= a\na ::= \"x\"? root", "left recursion" },
+        { GBNF, "root ::= a\na ::= \"x\"? root | \"y\"", "left recursion" },
         { GBNF, "root ::= \"a\" root", "no text of finite length" },
         { GBNF, "root ::= (\"a\"", "line 1, column 10: a group without )" },
         { GBNF, "root ::= <tool>", "only where there is a vocabulary" },
