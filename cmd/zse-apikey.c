@@ -1,0 +1,371 @@
+/* zse-apikey - make, limit, watch and take back the keys of zse-serve. */
+#include <getopt.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "cmd/cli.h"
+#include "cmd/home.h"
+#include "libcommon/access/keys.h"
+#include "libcommon/access/limits.h"
+
+static const char prog[] = "zse-apikey";
+static const char usage[] =
+    "usage: zse-apikey create NAME [OPTIONS]     a new key, shown once, on standard output\n"
+    "       zse-apikey list                      all keys, without their secrets\n"
+    "       zse-apikey status [NAME]             what counts now (without NAME: are keys required?)\n"
+    "       zse-apikey rotate NAME               another secret; the old one is worth nothing\n"
+    "       zse-apikey reset NAME                begin its windows anew\n"
+    "       zse-apikey enable|disable [NAME]     this key; without NAME: require keys, or let everybody in\n"
+    "       zse-apikey delete NAME\n"
+    "A running zse-serve knows of every change within a second.\n"
+    "      --rate-limit N         create: requests a minute\n"
+    "      --token-limit N[/min|/day]   create: tokens a minute or a day; may be given for both\n"
+    "      --expires WHEN         create: 2027-01-31, 2027-01-31T12:00:00Z, or from now: 90d, 12h, 30m\n"
+    "      --scope LIST           create: chat, embeddings, models, admin (default: chat,embeddings)\n"
+    "      --model GLOB           create: only models of this name; may be repeated\n"
+    "      --home DIR             where the keys lie (default: $ZSE_HOME, else ~/.zse)\n"
+    "  -j, --json                 one JSON object\n"
+    "  -h, --help                 show this help\n"
+    "  -V, --version              show the version\n";
+
+enum { OPT_RATE = 256, OPT_TOKENS, OPT_EXPIRES, OPT_SCOPE, OPT_MODEL, OPT_HOME };
+static const struct option long_options[] = {
+    { "rate-limit", required_argument, NULL, OPT_RATE }, { "token-limit", required_argument, NULL, OPT_TOKENS }, { "expires", required_argument, NULL, OPT_EXPIRES },
+    { "scope", required_argument, NULL, OPT_SCOPE }, { "model", required_argument, NULL, OPT_MODEL }, { "home", required_argument, NULL, OPT_HOME },
+    { "json", no_argument, NULL, 'j' }, { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
+};
+
+struct options {
+    const char *command, *name, *home;
+    struct key_info key;
+    int json, for_create;
+};
+
+/* ---- the command line ---- */
+
+static int parse_tokens(struct limit *l, const char *text)
+{
+    char number[32];
+    long long n;
+    const char *slash = strchr(text, '/');
+    const int day = slash && strcmp(slash, "/day") == 0;
+    if (slash && !day && strcmp(slash, "/min") != 0)
+        return cli_wrong(prog, "--token-limit: '%s' ends neither in /min nor in /day", text);
+    snprintf(number, sizeof number, "%.*s", slash ? (int)(slash - text) : 31, text);
+    if (cli_parse_int(prog, "--token-limit", number, 1, UINT32_MAX, &n))
+        return CLI_USAGE;
+    *(day ? &l->tokens_day : &l->tokens_minute) = n;
+    return 0;
+}
+
+static int parse_expires(const char *text, int64_t *out)
+{
+    static const struct { char unit; int64_t s; } units[] = { { 'd', 86400 }, { 'h', 3600 }, { 'm', 60 } };
+    struct tm t = { 0 };
+    char *rest;
+    const int64_t now = (int64_t)time(NULL);
+    const long n = strtol(text, &rest, 10);
+    for (int i = 0; i < 3; i++)
+        if (rest != text && rest[0] == units[i].unit && rest[1] == '\0' && n > 0 && n < 1000000)
+            return *out = now + n * units[i].s, 0;
+    rest = strptime(text, "%Y-%m-%d", &t);
+    if (rest && *rest == 'T')
+        rest = strptime(rest, "T%H:%M:%SZ", &t);
+    *out = rest && !*rest ? (int64_t)timegm(&t) : 0;
+    if (*out <= 0)
+        return cli_wrong(prog, "--expires: '%s' is no date like 2027-01-31 or 2027-01-31T12:00:00Z and no time like 90d, 12h or 30m", text);
+    return *out > now ? 0 : cli_wrong(prog, "--expires: '%s' is in the past", text);
+}
+
+static int add_model(struct key_info *k, const char *glob)
+{
+    const size_t n = strlen(k->models);
+    if (!*glob || strchr(glob, ',') || n + strlen(glob) + 2 > sizeof k->models)
+        return cli_wrong(prog, "--model: '%s' is empty, holds a comma, or is too much (%d bytes for all)", glob, KEY_MODELS_MAX - 1);
+    snprintf(k->models + n, sizeof k->models - n, "%s%s", n ? "," : "", glob);
+    return 0;
+}
+
+static int take(struct options *o, int c, const char *arg)
+{
+    struct err e;
+    long long n;
+    o->for_create |= c >= OPT_RATE && c <= OPT_MODEL;
+    switch (c) {
+    case OPT_RATE:
+        if (cli_parse_int(prog, "--rate-limit", arg, 1, 1000000000, &n))
+            return CLI_USAGE;
+        o->key.limit.requests_minute = (int)n;
+        return 0;
+    case OPT_TOKENS:  return parse_tokens(&o->key.limit, arg);
+    case OPT_EXPIRES: return parse_expires(arg, &o->key.expires_s);
+    case OPT_SCOPE:   return key_scopes_parse(arg, &o->key.scopes, &e) ? cli_wrong(prog, "--scope: %s", e.msg) : 0;
+    case OPT_MODEL:   return add_model(&o->key, arg);
+    case OPT_HOME:    o->home = arg; return 0;
+    case 'j':         o->json = 1; return 0;
+    default:          return cli_usage(usage);
+    }
+}
+
+/* ---- what is said of a key ---- */
+
+static void iso(char out[32], int64_t s)
+{
+    struct tm t;
+    const time_t at = (time_t)s;
+    gmtime_r(&at, &t);
+    strftime(out, 32, "%Y-%m-%dT%H:%M:%SZ", &t);
+}
+
+static json_t *limit_json(int64_t n) { return n ? json_integer(n) : json_null(); }
+
+static json_t *key_json(const struct key_info *k, const struct usage_stats *s)
+{
+    char created[32], expires[32], used[32], scopes[32];
+    iso(created, k->created_s);
+    iso(expires, k->expires_s);
+    iso(used, s->last_used_ms / 1000);
+    return json_pack("{s:s,s:s,s:o,s:s,s:s,s:b,s:o,s:o,s:o,s:o,s:I,s:I}", "name", k->name, "created_at", created,
+                     "expires_at", k->expires_s ? json_string(expires) : json_null(), "scopes", key_scopes_text(k->scopes, scopes), "models", k->models, "enabled", k->enabled,
+                     "rate_limit", limit_json(k->limit.requests_minute), "token_limit_minute", limit_json(k->limit.tokens_minute),
+                     "token_limit_day", limit_json(k->limit.tokens_day), "last_used", s->last_used_ms ? json_string(used) : json_null(),
+                     "request_count", (json_int_t)s->requests, "token_count", (json_int_t)s->tokens);
+}
+
+static void print_number(const char *what, int64_t n, const char *none)
+{
+    if (n)
+        printf("  %-*" PRId64, (int)strlen(what), n);
+    else
+        printf("  %-*s", (int)strlen(what), none);
+}
+
+static int list(struct keys *k, struct usage *u, const struct options *o, struct err *e)
+{
+    struct key_info *all;
+    struct usage_stats s;
+    int n, required;
+    if (keys_list(k, &all, &n, e) || keys_required(k, &required, e))
+        return -1;
+    json_t *keys = json_array();
+    if (!o->json && n)
+        printf("%-24s  %-8s  req/min  tok/min  tok/day  %-10s  %-10s  requests  scopes\n", "name", "state", "expires", "last used");
+    for (int i = 0; i < n; i++) {
+        char expires[32], used[32], scopes[32];
+        usage_read(u, all[i].id, &all[i].limit, &s);
+        if (o->json) {
+            json_array_append_new(keys, key_json(&all[i], &s));
+            continue;
+        }
+        iso(expires, all[i].expires_s);
+        iso(used, s.last_used_ms / 1000);
+        const int past = all[i].expires_s && all[i].expires_s <= (int64_t)time(NULL);
+        printf("%-24s  %-8s", all[i].name, !all[i].enabled ? "disabled" : past ? "expired" : "good");
+        print_number("req/min", all[i].limit.requests_minute, "-");
+        print_number("tok/min", all[i].limit.tokens_minute, "-");
+        print_number("tok/day", all[i].limit.tokens_day, "-");
+        printf("  %-10.10s  %-10.10s  %8" PRIu64 "  %s%s%s\n", all[i].expires_s ? expires : "never", s.last_used_ms ? used : "never", s.requests,
+               key_scopes_text(all[i].scopes, scopes), all[i].models[0] ? "  models " : "", all[i].models);
+    }
+    if (o->json) {
+        json_t *out = json_pack("{s:b,s:o}", "required", required, "keys", keys);
+        cli_json(out);
+        json_decref(out);
+    } else {
+        json_decref(keys);
+        if (!n)
+            cli_note(prog, "there are no keys yet");
+    }
+    free(all);
+    return 0;
+}
+
+static int status(struct keys *k, struct usage *u, const struct options *o, struct err *e)
+{
+    struct key_info key;
+    struct usage_stats s;
+    int required;
+    if (keys_required(k, &required, e))
+        return -1;
+    if (!o->name) {
+        if (o->json) {
+            json_t *out = json_pack("{s:b}", "required", required);
+            cli_json(out);
+            json_decref(out);
+        } else {
+            printf("keys are %s\n", required ? "required" : "not required");
+        }
+        return 0;
+    }
+    if (keys_find(k, o->name, &key, e))
+        return -1;
+    usage_read(u, key.id, &key.limit, &s);
+    if (o->json) {
+        json_t *out = key_json(&key, &s);
+        json_object_set_new(out, "window_s", json_integer(60));
+        json_object_set_new(out, "current", json_integer(s.requests_minute));
+        json_object_set_new(out, "remaining", key.limit.requests_minute ? json_integer(s.verdict.limit == key.limit.requests_minute ? s.verdict.remaining : 0) : json_null());
+        json_object_set_new(out, "tokens_minute", json_integer(s.tokens_minute));
+        json_object_set_new(out, "tokens_day", json_integer(s.tokens_day));
+        json_object_set_new(out, "retry_after_s", json_integer(s.verdict.retry_s));
+        cli_json(out);
+        json_decref(out);
+        return 0;
+    }
+    printf("%s: %s\n", key.name, !key.enabled ? "disabled" : s.verdict.allowed ? "good" : "at its limit");
+    printf("  requests in 60 s   %" PRId64, s.requests_minute);
+    if (key.limit.requests_minute)
+        printf(" of %d", key.limit.requests_minute);
+    printf("\n  tokens in 60 s     %" PRId64, s.tokens_minute);
+    if (key.limit.tokens_minute)
+        printf(" of %" PRId64, key.limit.tokens_minute);
+    printf("\n  tokens in 24 h     %" PRId64, s.tokens_day);
+    if (key.limit.tokens_day)
+        printf(" of %" PRId64, key.limit.tokens_day);
+    printf("\n  ever               %" PRIu64 " requests, %" PRIu64 " tokens\n", s.requests, s.tokens);
+    if (!s.verdict.allowed)
+        printf("  again in           %d s\n", s.verdict.retry_s);
+    return 0;
+}
+
+/* ---- changes ---- */
+
+static int show_key(const struct options *o, const struct key_info *k, const char *text)
+{
+    if (o->json) {
+        const struct usage_stats none = { 0 };
+        json_t *out = key_json(k, &none);
+        json_object_set_new(out, "key", json_string(text));
+        cli_json(out);
+        json_decref(out);
+    } else {
+        puts(text);
+        cli_note(prog, "this is the only time the key of '%s' is shown", k->name);
+    }
+    return 0;
+}
+
+static int create(struct keys *k, struct options *o, struct err *e)
+{
+    char text[KEY_TEXT + 1];
+    int before, after;
+    if (!o->key.scopes)
+        o->key.scopes = SCOPE_CHAT | SCOPE_EMBEDDINGS;
+    if (snprintf(o->key.name, sizeof o->key.name, "%s", o->name) >= (int)sizeof o->key.name)
+        return err_set(e, ERR_FORMAT, "a key's name has %zu characters, expected 1 to %d", strlen(o->name), KEY_NAME_MAX);
+    if (keys_required(k, &before, e) || keys_create(k, &o->key, text, e) || keys_required(k, &after, e))
+        return -1;
+    if (!before && after)
+        cli_note(prog, "keys are required from now on ('zse-apikey disable' lets everybody in again)");
+    return show_key(o, &o->key, text);
+}
+
+static int rotate(struct keys *k, const struct options *o, struct err *e)
+{
+    char text[KEY_TEXT + 1];
+    struct key_info key;
+    if (keys_rotate(k, o->name, text, e) || keys_find(k, o->name, &key, e))
+        return -1;
+    return show_key(o, &key, text);
+}
+
+static int said(const struct options *o, const char *what)
+{
+    if (o->json) {
+        json_t *out = o->name ? json_pack("{s:s,s:b,s:s}", "done", what, "success", 1, "name", o->name) : json_pack("{s:s,s:b}", "done", what, "success", 1);
+        cli_json(out);
+        json_decref(out);
+    } else {
+        cli_note(prog, o->name ? "%s: %s" : "%s%s", o->name ? o->name : "", what);
+    }
+    return 0;
+}
+
+static int switch_on(struct keys *k, const struct options *o, int on, struct err *e)
+{
+    if (o->name)
+        return keys_set_enabled(k, o->name, on, e) ? -1 : said(o, on ? "enabled" : "disabled");
+    return keys_set_required(k, on, e) ? -1 : said(o, on ? "keys are required" : "keys are not required");
+}
+
+static int reset(struct keys *k, struct usage *u, const struct options *o, struct err *e)
+{
+    struct key_info key;
+    if (keys_find(k, o->name, &key, e))
+        return -1;
+    usage_reset(u, key.id);
+    return said(o, "its windows begin anew");
+}
+
+static int delete(struct keys *k, struct usage *u, const struct options *o, struct err *e)
+{
+    struct key_info key;
+    if (keys_find(k, o->name, &key, e) || keys_delete(k, o->name, e))
+        return -1;
+    usage_drop(u, key.id);
+    return said(o, "deleted");
+}
+
+enum command { CREATE, LIST, STATUS, ROTATE, RESET, ENABLE, DISABLE, DELETE };
+static const struct { const char *name; enum command command; int least, most; } commands[] = {      /* least, most: names */
+    { "create", CREATE, 1, 1 }, { "list", LIST, 0, 0 }, { "status", STATUS, 0, 1 }, { "rotate", ROTATE, 1, 1 }, { "reset", RESET, 1, 1 },
+    { "enable", ENABLE, 0, 1 }, { "disable", DISABLE, 0, 1 }, { "delete", DELETE, 1, 1 },
+};
+enum { N_COMMANDS = sizeof commands / sizeof *commands };
+
+static int run(struct options *o, enum command command, const char *home, struct err *e)
+{
+    struct keys *k = keys_open(home, e);
+    struct usage *u = k ? usage_open(home, e) : NULL;
+    int rc = -1;
+    if (u)
+        switch (command) {
+        case CREATE:  rc = create(k, o, e); break;
+        case LIST:    rc = list(k, u, o, e); break;
+        case STATUS:  rc = status(k, u, o, e); break;
+        case ROTATE:  rc = rotate(k, o, e); break;
+        case RESET:   rc = reset(k, u, o, e); break;
+        case ENABLE:  rc = switch_on(k, o, 1, e); break;
+        case DISABLE: rc = switch_on(k, o, 0, e); break;
+        case DELETE:  rc = delete(k, u, o, e); break;
+        }
+    usage_close(u);
+    keys_close(k);
+    return rc;
+}
+
+int main(int argc, char **argv)
+{
+    struct options o = { 0 };
+    struct err e;
+    char *home;
+    int c, i = 0, code;
+    while ((c = getopt_long(argc, argv, "jhV", long_options, NULL)) != -1) {
+        if (c == 'h')
+            return cli_help(usage);
+        if (c == 'V')
+            return cli_version(prog);
+        if ((code = take(&o, c, optarg)))
+            return code;
+    }
+    if (optind >= argc)
+        return cli_usage(usage);
+    o.command = argv[optind++];
+    while (i < N_COMMANDS && strcmp(commands[i].name, o.command) != 0)
+        i++;
+    if (i == N_COMMANDS)
+        return cli_wrong(prog, "'%s' is no command", o.command);
+    if (argc - optind < commands[i].least || argc - optind > commands[i].most)
+        return cli_wrong(prog, "%s: %d names, expected %d%s", o.command, argc - optind, commands[i].most, commands[i].least < commands[i].most ? " or none" : "");
+    if (o.for_create && commands[i].command != CREATE)
+        return cli_wrong(prog, "%s: limits, scopes, models and an end are given when a key is created", o.command);
+    o.name = argv[optind];
+    if (!(home = home_folder(o.home, &e)))
+        return cli_fail(prog, &e);
+    code = run(&o, commands[i].command, home, &e) ? cli_fail(prog, &e) : cli_finish(prog);
+    free(home);
+    return code;
+}

@@ -1,0 +1,386 @@
+/* zse-audit - read the log of what was asked of zse-serve: sums, selections, exports, and proof that nothing was changed.  Made for cron. */
+#include <getopt.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cmd/cli.h"
+#include "cmd/home.h"
+#include "libcommon/access/audit.h"
+#include "libcommon/access/audit_query.h"
+
+static const char prog[] = "zse-audit";
+static const char usage[] =
+    "usage: zse-audit [summary]                  the last 24 hours in sums\n"
+    "       zse-audit recent                     the last 20 requests\n"
+    "       zse-audit query [FILTERS]            requests that all filters take, the newest first\n"
+    "       zse-audit export [FILTERS] -o FILE   the same, the oldest first, all of them\n"
+    "       zse-audit verify [--expect HASH]     was anything changed, put in or taken out? (exit 1: yes)\n"
+    "       zse-audit head                       the hash to write down elsewhere\n"
+    "       zse-audit stats                      files, bytes, lines\n"
+    "       zse-audit clear [--all] [--yes]      empty the log; --all: rotated files as well\n"
+    "  -h, --hours N              summary, query, export: only the last N hours (summary: 24)\n"
+    "  -l, --limit N              recent, query: at most N (20; 100)\n"
+    "  -k, --key NAME             filter: the key's name\n"
+    "  -s, --status CODE          filter: 429, or 4 for all of 400 to 499\n"
+    "  -p, --path PREFIX          filter: paths that begin so\n"
+    "  -m, --method NAME          filter: GET, POST ...\n"
+    "      --min-latency MS       filter: requests that took at least as long\n"
+    "  -f, --format jsonl|csv     export: one JSON object a line (default), or a table\n"
+    "  -o, --output FILE          export: appears whole or not at all; '-': standard output\n"
+    "      --expect HASH          verify: this hash, printed by head earlier, must be part of the log\n"
+    "      --all                  clear: rotated files too\n"
+    "      --yes                  clear: do not ask\n"
+    "      --folder DIR           the log's folder (default: audit in $ZSE_HOME, else in ~/.zse)\n"
+    "  -j, --json                 JSON: one object, or one a line\n"
+    "      --help                 show this help\n"
+    "  -V, --version              show the version\n";
+
+enum { OPT_LATENCY = 256, OPT_EXPECT, OPT_ALL, OPT_YES, OPT_FOLDER, OPT_HELP };
+static const struct option long_options[] = {
+    { "hours", required_argument, NULL, 'h' }, { "limit", required_argument, NULL, 'l' }, { "key", required_argument, NULL, 'k' },
+    { "status", required_argument, NULL, 's' }, { "path", required_argument, NULL, 'p' }, { "method", required_argument, NULL, 'm' },
+    { "min-latency", required_argument, NULL, OPT_LATENCY }, { "format", required_argument, NULL, 'f' }, { "output", required_argument, NULL, 'o' },
+    { "expect", required_argument, NULL, OPT_EXPECT }, { "all", no_argument, NULL, OPT_ALL }, { "yes", no_argument, NULL, OPT_YES },
+    { "folder", required_argument, NULL, OPT_FOLDER }, { "json", no_argument, NULL, 'j' }, { "help", no_argument, NULL, OPT_HELP },
+    { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
+};
+
+/* Which command understands which option. */
+enum { TAKES_HOURS = 1, TAKES_LIMIT = 2, TAKES_FILTER = 4, TAKES_EXPORT = 8, TAKES_EXPECT = 16, TAKES_CLEAR = 32 };
+
+struct options {
+    const char *folder, *output, *expect;
+    struct audit_filter filter;
+    double hours;
+    int limit, csv, all, yes, json;
+    unsigned given;                         /* TAKES_* of the options that were there */
+};
+
+static int parse_status(const char *text, int *out)
+{
+    long long n;
+    if (cli_parse_int(prog, "--status", text, 1, 599, &n))
+        return CLI_USAGE;
+    *out = (int)n;
+    return n < 6 || n >= 100 ? 0 : cli_wrong(prog, "--status: '%s' is neither a code like 429 nor its first digit", text);
+}
+
+static int take(struct options *o, int c, const char *arg)
+{
+    static const struct { int c; unsigned takes; } needs[] = {
+        { 'h', TAKES_HOURS }, { 'l', TAKES_LIMIT }, { 'k', TAKES_FILTER }, { 's', TAKES_FILTER }, { 'p', TAKES_FILTER }, { 'm', TAKES_FILTER },
+        { OPT_LATENCY, TAKES_FILTER }, { 'f', TAKES_EXPORT }, { 'o', TAKES_EXPORT }, { OPT_EXPECT, TAKES_EXPECT }, { OPT_ALL, TAKES_CLEAR }, { OPT_YES, TAKES_CLEAR },
+    };
+    long long n;
+    for (size_t i = 0; i < sizeof needs / sizeof *needs; i++)
+        if (needs[i].c == c)
+            o->given |= needs[i].takes;
+    switch (c) {
+    case 'h': return cli_parse_float(prog, "--hours", arg, 0.001, 1e6, &o->hours);
+    case 'l':
+        if (cli_parse_int(prog, "--limit", arg, 1, 1000000, &n))
+            return CLI_USAGE;
+        o->limit = (int)n;
+        return 0;
+    case 'k': o->filter.key_name = arg; return 0;
+    case 's': return parse_status(arg, &o->filter.status);
+    case 'p': o->filter.path = arg; return 0;
+    case 'm': o->filter.method = arg; return 0;
+    case OPT_LATENCY: return cli_parse_float(prog, "--min-latency", arg, 0, 1e12, &o->filter.min_latency_ms);
+    case 'f':
+        o->csv = strcmp(arg, "csv") == 0;
+        return o->csv || strcmp(arg, "jsonl") == 0 ? 0 : cli_wrong(prog, "--format: '%s' is neither jsonl nor csv", arg);
+    case 'o': o->output = arg; return 0;
+    case OPT_EXPECT:
+        o->expect = arg;
+        return strlen(arg) == SHA256_HEX && strspn(arg, "0123456789abcdef") == SHA256_HEX
+                   ? 0 : cli_wrong(prog, "--expect: '%s' is no hash of %d lower-case hexadecimal digits", arg, SHA256_HEX);
+    case OPT_ALL: o->all = 1; return 0;
+    case OPT_YES: o->yes = 1; return 0;
+    case OPT_FOLDER: o->folder = arg; return 0;
+    case 'j': o->json = 1; return 0;
+    default: return cli_usage(usage);
+    }
+}
+
+/* ---- commands ---- */
+
+static void print_counts(const char *title, const json_t *o)
+{
+    const char *key;
+    json_t *v;
+    if (json_object_size(o))
+        printf("%s\n", title);
+    json_object_foreach((json_t *)o, key, v)
+        printf("  %10" JSON_INTEGER_FORMAT "  %s\n", json_integer_value(v), key);
+}
+
+static json_int_t count_of(const json_t *o, const char *key) { return json_integer_value(json_object_get(o, key)); }
+
+static int summary(const struct options *o, const char *folder, struct err *e)
+{
+    json_t *s = audit_summary(folder, o->hours > 0 ? o->hours : 24, 0, e);
+    if (!s)
+        return -1;
+    if (o->json) {
+        cli_json(s);
+    } else {
+        printf("last %g hours: %" JSON_INTEGER_FORMAT " requests, %" JSON_INTEGER_FORMAT " errors, %" JSON_INTEGER_FORMAT " keys\n",
+               json_real_value(json_object_get(s, "period_hours")), count_of(s, "total_requests"), count_of(s, "errors"), count_of(s, "unique_keys"));
+        printf("mean latency %.1f ms, %" JSON_INTEGER_FORMAT " tokens (%" JSON_INTEGER_FORMAT " of prompts, %" JSON_INTEGER_FORMAT " of answers)\n",
+               json_real_value(json_object_get(s, "avg_latency_ms")), count_of(s, "total_tokens"), count_of(s, "prompt_tokens"), count_of(s, "completion_tokens"));
+        print_counts("by path", json_object_get(s, "endpoints"));
+        print_counts("by status", json_object_get(s, "status_codes"));
+        print_counts("by key", json_object_get(s, "keys"));
+        print_counts("by model", json_object_get(s, "models"));
+        if (count_of(s, "skipped_lines"))
+            cli_note(prog, "%" JSON_INTEGER_FORMAT " lines of the log are no entries and were skipped", count_of(s, "skipped_lines"));
+    }
+    json_decref(s);
+    return 0;
+}
+
+static const char *text_or(const json_t *o, const char *key, const char *otherwise)
+{
+    const char *s = json_string_value(json_object_get(o, key));
+    return s ? s : otherwise;
+}
+
+static void print_entry(const char *line)
+{
+    json_t *o = json_loads(line, 0, NULL);
+    if (!o)
+        return;
+    printf("%s  %" JSON_INTEGER_FORMAT "  %9.1f ms  %7" JSON_INTEGER_FORMAT "  %-16s  %-6s %s%s%s\n", text_or(o, "timestamp", "?"), count_of(o, "status_code"),
+           json_number_value(json_object_get(o, "latency_ms")), count_of(o, "total_tokens"), text_or(o, "api_key_name", "-"), text_or(o, "method", "?"), text_or(o, "path", "?"),
+           json_is_string(json_object_get(o, "model_id")) ? "  " : "", text_or(o, "model_id", ""));
+    json_decref(o);
+}
+
+static int newest(const struct options *o, const char *folder, int usual, struct err *e)
+{
+    struct audit_scan s;
+    char **lines;
+    int n;
+    if (audit_newest(folder, &o->filter, o->limit ? o->limit : usual, &lines, &n, &s, e))
+        return -1;
+    if (!o->json && n)
+        printf("%-24s  %-3s  %12s  %7s  %-16s  %s\n", "time", "is", "took", "tokens", "key", "request");
+    for (int i = 0; i < n; i++) {
+        if (o->json)
+            puts(lines[i]);
+        else
+            print_entry(lines[i]);
+        free(lines[i]);
+    }
+    free(lines);
+    if (s.bad)
+        cli_note(prog, "%" PRIu64 " lines of the log are no entries and were skipped", s.bad);
+    return 0;
+}
+
+struct sink { struct atomic_file file; char buffer[1 << 16]; size_t n; uint64_t rows; struct err *e; int failed; };
+
+static int drain(struct sink *k)
+{
+    if (!k->failed && k->n && atomic_write(&k->file, k->buffer, k->n, k->e))
+        k->failed = 1;
+    k->n = 0;
+    return k->failed;
+}
+
+static int put(void *user, const char *text, size_t n)
+{
+    struct sink *k = user;
+    while (n && !k->failed) {
+        const size_t some = n < sizeof k->buffer - k->n ? n : sizeof k->buffer - k->n;
+        memcpy(k->buffer + k->n, text, some);
+        k->n += some;
+        text += some;
+        n -= some;
+        if (k->n == sizeof k->buffer)
+            drain(k);
+    }
+    return k->failed;
+}
+
+static int put_line(void *user, const struct audit_record *r)
+{
+    struct sink *k = user;
+    k->rows++;
+    return put(k, r->line, r->size) || put(k, "\n", 1);
+}
+
+static int export(const struct options *o, const char *folder, struct err *e)
+{
+    struct sink *k = calloc(1, sizeof *k);
+    struct audit_scan s;
+    if (!k)
+        return err_nomem(e, "the export");
+    k->e = e;
+    if (cli_output_open(&k->file, o->output, e)) {
+        free(k);
+        return -1;
+    }
+    int rc = o->csv ? audit_csv(folder, &o->filter, put, k, &k->rows, e) : audit_scan(folder, &o->filter, put_line, k, &s, e);
+    if (rc == 0)
+        rc = drain(k) ? -1 : cli_output_commit(&k->file, e);
+    if (rc)
+        atomic_abort(&k->file);
+    else if (strcmp(o->output, "-") != 0)
+        cli_note(prog, "%s: %" PRIu64 " requests", o->output, k->rows);
+    free(k);
+    return rc;
+}
+
+/* 0, or CLI_FAILED when the log is not what it should be; -1 when it cannot be read. */
+static int verify(const struct options *o, const char *folder, struct err *e)
+{
+    struct audit_check c;
+    if (audit_verify(folder, o->expect, &c, e))
+        return -1;
+    const int missing = o->expect && !c.found, good = !c.broken && !missing;
+    if (o->json) {
+        json_t *out = json_pack("{s:b,s:I,s:i,s:I,s:s,s:b,s:o,s:o}", "intact", good, "lines", (json_int_t)c.lines, "files", c.files, "foreign_lines", (json_int_t)c.bad,
+                                "head", c.head, "older_files_gone", c.older_gone, "expected_found", o->expect ? json_boolean(c.found) : json_null(),
+                                "broken_at", c.broken ? json_string(c.where) : json_null());
+        cli_json(out);
+        json_decref(out);
+    } else if (good) {
+        printf("intact: %" PRIu64 " lines in %d files%s\n", c.lines, c.files, c.older_gone ? "; older files were rotated away or cleared" : "");
+    }
+    if (c.broken)
+        cli_note(prog, "%s", c.where);
+    else if (missing)
+        cli_note(prog, "%s: the expected hash is not part of the log: its end was cut, or the log was replaced", folder);
+    if (c.bad && good)
+        cli_note(prog, "%" PRIu64 " lines are no part of the chain (half a line of a crash, or foreign text)", c.bad);
+    return good ? 0 : CLI_FAILED;
+}
+
+static int head(const struct options *o, const char *folder, struct err *e)
+{
+    struct audit_check c;
+    if (audit_verify(folder, NULL, &c, e))
+        return -1;
+    if (c.broken)
+        return err_set(e, ERR_FORMAT, "%s", c.where);
+    if (o->json) {
+        json_t *out = json_pack("{s:s,s:I}", "head", c.head, "lines", (json_int_t)c.lines);
+        cli_json(out);
+        json_decref(out);
+    } else {
+        puts(c.head);
+    }
+    return 0;
+}
+
+static int stats(const struct options *o, const char *folder, struct err *e)
+{
+    json_t *s = audit_files_json(folder, e);
+    if (!s)
+        return -1;
+    if (o->json)
+        cli_json(s);
+    else
+        printf("%s: %.1f MB\n%" JSON_INTEGER_FORMAT " rotated files, %.1f MB in all\n%" JSON_INTEGER_FORMAT " requests, %" JSON_INTEGER_FORMAT " errors, %" JSON_INTEGER_FORMAT " lines skipped\n",
+               json_string_value(json_object_get(s, "log_file")), json_real_value(json_object_get(s, "size_mb")), count_of(s, "rotated_files"),
+               (double)count_of(s, "total_bytes") / 1e6, count_of(s, "total_entries"), count_of(s, "error_entries"), count_of(s, "skipped_lines"));
+    json_decref(s);
+    return 0;
+}
+
+static int clear(const struct options *o, const char *folder, struct err *e)
+{
+    uint64_t n;
+    if (!o->yes) {
+        char answer[16] = "";
+        if (!isatty(STDIN_FILENO))
+            return err_set(e, ERR_IO, "clear: nobody is there to ask; --yes does it without");
+        fprintf(stderr, "Empty %s%s? [y/N] ", folder, o->all ? " and remove its rotated files" : "");
+        if (!fgets(answer, sizeof answer, stdin) || (answer[0] != 'y' && answer[0] != 'Y'))
+            return err_set(e, ERR_CANCELLED, "clear: left as it is");
+    }
+    if (audit_clear(folder, o->all, &n, e))
+        return -1;
+    if (o->json) {
+        json_t *out = json_pack("{s:s,s:I,s:b}", "status", "cleared", "lines", (json_int_t)n, "all_logs", o->all);
+        cli_json(out);
+        json_decref(out);
+    } else {
+        cli_note(prog, "%s: cleared, %" PRIu64 " lines%s", folder, n, o->all ? " and all rotated files" : "");
+    }
+    return 0;
+}
+
+enum command { SUMMARY, RECENT, QUERY, EXPORT, VERIFY, HEAD, STATS, CLEAR };
+static const struct { const char *name; enum command command; unsigned takes; } commands[] = {
+    { "summary", SUMMARY, TAKES_HOURS }, { "recent", RECENT, TAKES_LIMIT }, { "query", QUERY, TAKES_HOURS | TAKES_LIMIT | TAKES_FILTER },
+    { "export", EXPORT, TAKES_HOURS | TAKES_FILTER | TAKES_EXPORT }, { "verify", VERIFY, TAKES_EXPECT }, { "head", HEAD, 0 }, { "stats", STATS, 0 },
+    { "clear", CLEAR, TAKES_CLEAR },
+};
+enum { N_COMMANDS = sizeof commands / sizeof *commands };
+
+static int run(const struct options *o, enum command command, const char *folder, struct err *e)
+{
+    switch (command) {
+    case SUMMARY: return summary(o, folder, e);
+    case RECENT:  return newest(o, folder, 20, e);
+    case QUERY:   return newest(o, folder, 100, e);
+    case EXPORT:  return export(o, folder, e);
+    case VERIFY:  return verify(o, folder, e);
+    case HEAD:    return head(o, folder, e);
+    case STATS:   return stats(o, folder, e);
+    case CLEAR:   return clear(o, folder, e);
+    }
+    return -1;
+}
+
+int main(int argc, char **argv)
+{
+    struct options o = { 0 };
+    struct err e;
+    int c, i = 0, code;
+    while ((c = getopt_long(argc, argv, "h:l:k:s:p:m:f:o:jV", long_options, NULL)) != -1) {
+        if (c == OPT_HELP)
+            return cli_help(usage);
+        if (c == 'V')
+            return cli_version(prog);
+        if ((code = take(&o, c, optarg)))
+            return code;
+    }
+    const char *name = optind < argc ? argv[optind++] : "summary";
+    while (i < N_COMMANDS && strcmp(commands[i].name, name) != 0)
+        i++;
+    if (i == N_COMMANDS)
+        return cli_wrong(prog, "'%s' is no command", name);
+    if (optind < argc)
+        return cli_wrong(prog, "%s: '%s' is too much", name, argv[optind]);
+    if (o.given & ~commands[i].takes)
+        return cli_wrong(prog, "%s: an option that belongs to another command was given", name);
+    if (commands[i].command == EXPORT && !o.output)
+        return cli_wrong(prog, "export: -o FILE says where ('-': standard output)");
+    if (o.hours > 0)
+        o.filter.since_ms = (int64_t)time(NULL) * 1000 - (int64_t)(o.hours * 3600e3);
+    char *folder = o.folder ? strdup(o.folder) : home_folder(NULL, &e);
+    if (!o.folder && folder) {
+        char *inside = NULL;
+        if (asprintf(&inside, "%s/audit", folder) < 0)
+            inside = NULL;
+        free(folder);
+        folder = inside;
+        if (!inside)
+            err_nomem(&e, "the name of a folder");
+    }
+    if (!folder)
+        return cli_fail(prog, &e);
+    code = run(&o, commands[i].command, folder, &e);
+    free(folder);
+    if (code < 0)
+        return cli_fail(prog, &e);
+    return code ? code : cli_finish(prog);
+}

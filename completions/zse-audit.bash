@@ -1,0 +1,24 @@
+# bash completion of zse-audit
+_zse_audit() {
+  local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]}
+  case $prev in
+    -h|--hours) COMPREPLY=(); return ;;
+    -l|--limit) COMPREPLY=(); return ;;
+    -k|--key) COMPREPLY=(); return ;;
+    -s|--status) COMPREPLY=(); return ;;
+    -p|--path) COMPREPLY=(); return ;;
+    -m|--method) COMPREPLY=(); return ;;
+    --min-latency) COMPREPLY=(); return ;;
+    -f|--format) COMPREPLY=($(compgen -W "jsonl csv" -- "$cur")); return ;;
+    -o|--output) COMPREPLY=($(compgen -f -- "$cur")); return ;;
+    --expect) COMPREPLY=(); return ;;
+    --folder) COMPREPLY=($(compgen -f -- "$cur")); return ;;
+  esac
+  case $cur in
+    -*) COMPREPLY=($(compgen -W "--hours --limit --key --status --path --method --min-latency --format --output --expect --all --yes --folder --json --help --version" -- "$cur")) ;;
+    *) COMPREPLY=($(compgen -f -- "$cur"))
+       [ "$COMP_CWORD" != 1 ] || COMPREPLY+=($(compgen -W "recent query export verify head stats clear" -- "$cur"))
+       ;;
+  esac
+}
+complete -o filenames -F _zse_audit zse-audit

@@ -1,0 +1,566 @@
+#include "libcommon/access/audit.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <zlib.h>
+
+#include "libcommon/access/audit_files.h"
+#include "libcommon/base/utf8.h"
+
+enum { LINE_ROOM = 65536, FIELD_MAX = 1024, PROMPT_MAX = 4096 };
+
+struct audit {
+    char *folder, *path;
+    uint64_t max_bytes;
+    int keep;
+    pthread_mutex_t mutex;                  /* of everything below */
+    int fd;                                 /* of the current file; -1: not open */
+    uint64_t end;                           /* of it, when this process last wrote */
+    char hash[SHA256_HEX + 1];              /* of the line that ends there */
+    struct sha256 *sha;
+    char *recent[AUDIT_RECENT]; uint64_t n_recent;      /* ring; the newest is n_recent - 1 */
+    struct audit_stats stats;
+    pthread_t packer; int packing, stopping, work;      /* the thread that compresses */
+    pthread_cond_t wake;
+};
+
+/* ---- one line ---- */
+
+struct line { char *p; size_t n, room; };   /* fields are cut, so that it never runs out */
+
+static void put(struct line *l, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+static void put(struct line *l, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    const int n = vsnprintf(l->p + l->n, l->room - l->n, fmt, ap);
+    va_end(ap);
+    l->n += (size_t)n;
+}
+
+/* "key":"text" with what is no UTF-8 replaced and at most max bytes of text. */
+static void put_text(struct line *l, const char *key, const char *text, size_t max)
+{
+    put(l, ",\"%s\":", key);
+    if (!text) {
+        put(l, "null");
+        return;
+    }
+    put(l, "\"");
+    for (size_t i = 0, size = strlen(text); i < size && i < max;) {
+        int n;
+        char c[4];
+        const uint32_t u = utf8_next(text + i, size - i, &n);
+        i += (size_t)n;
+        if (u == '"' || u == '\\')
+            put(l, "\\%c", (int)u);
+        else if (u < 0x20 || u == 0x7f)
+            put(l, "\\u%04x", (unsigned)u);
+        else {
+            n = utf8_encode(u, c);
+            memcpy(l->p + l->n, c, (size_t)n);
+            l->n += (size_t)n;
+        }
+    }
+    put(l, "\"");
+}
+
+/* {"timestamp":"2026-11-21T15:08:46.003Z","timestamp_unix":1795273726.003 */
+static void put_time(struct line *l, int64_t ms)
+{
+    struct tm t;
+    char text[32];
+    const time_t s = (time_t)(ms / 1000);
+    gmtime_r(&s, &t);
+    strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%S", &t);
+    put(l, "{\"timestamp\":\"%s.%03dZ\",\"timestamp_unix\":%" PRId64 ".%03d", text, (int)(ms % 1000), ms / 1000, (int)(ms % 1000));
+}
+
+static void put_count(struct line *l, const char *key, int64_t n)
+{
+    if (n < 0)
+        put(l, ",\"%s\":null", key);
+    else
+        put(l, ",\"%s\":%" PRId64, key, n);
+}
+
+static void put_entry(struct line *l, const struct audit_entry *x)
+{
+    const int tokens = x->prompt_tokens >= 0 || x->completion_tokens >= 0;
+    put_time(l, x->time_ms);
+    put_text(l, "request_id", x->request_id, FIELD_MAX);
+    put_text(l, "method", x->method, 32);
+    put_text(l, "path", x->path, FIELD_MAX);
+    put(l, ",\"status_code\":%d,\"latency_ms\":%.3f", x->status, x->latency_ms);
+    put_text(l, "api_key_name", x->key_name, FIELD_MAX);
+    put_text(l, "client_ip", x->client_ip, 64);
+    put_text(l, "user_agent", x->user_agent, 256);
+    put_text(l, "model_id", x->model, FIELD_MAX);
+    put_count(l, "prompt_tokens", x->prompt_tokens);
+    put_count(l, "completion_tokens", x->completion_tokens);
+    put_count(l, "total_tokens", tokens ? (x->prompt_tokens > 0 ? x->prompt_tokens : 0) + (x->completion_tokens > 0 ? x->completion_tokens : 0) : -1);
+    put_text(l, "error_message", x->error, 512);
+    if (x->prompt)
+        put_text(l, "prompt", x->prompt, PROMPT_MAX);
+}
+_Static_assert(LINE_ROOM > 6 * (4 * FIELD_MAX + 32 + 64 + 256 + 512 + PROMPT_MAX) + 1024, "every byte of a field takes at most 6 in the line");
+
+/* ---- the file, under the lock of the folder ---- */
+
+static int failed(struct audit *a, const struct err *e)
+{
+    a->stats.errors++;
+    snprintf(a->stats.last_error, sizeof a->stats.last_error, "%s", e->msg);
+    return -1;
+}
+
+/* Chain and write one line; half a line is taken back. hash is of the line before and becomes that of this one. */
+static int append(int fd, const char *path, uint64_t at, char *text, size_t n, struct sha256 *sha, char hash[SHA256_HEX + 1], struct err *e)
+{
+    uint8_t digest[SHA256_SIZE];
+    sha256_start(sha);
+    sha256_add(sha, hash, SHA256_HEX);
+    sha256_add(sha, text, n);
+    sha256_end(sha, digest);
+    char hex[SHA256_HEX + 1];
+    sha256_hex(digest, hex);
+    n += (size_t)sprintf(text + n, AUDIT_HASH_FIELD "%s\"}\n", hex);
+    ssize_t did;
+    do
+        did = write(fd, text, n);
+    while (did < 0 && errno == EINTR);
+    if (did == (ssize_t)n) {
+        memcpy(hash, hex, sizeof hex);
+        return 0;
+    }
+    if (did < 0)
+        return err_sys(e, "%s", path);
+    if (ftruncate(fd, (off_t)at))
+        return err_sys(e, "%s: half a line was written, and taking it back failed", path);
+    return err_set(e, ERR_IO, "%s: the disk took %zd of the %zu bytes of a line", path, did, n);
+}
+
+/* A new current file that goes on from hash. *fd is open for appending. */
+static int begin_file(const char *path, int *fd, struct sha256 *sha, char hash[SHA256_HEX + 1], uint64_t *end, struct err *e)
+{
+    char text[512];
+    struct line l = { text, 0, sizeof text };
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    *fd = open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (*fd < 0)
+        return err_sys(e, "%s", path);
+    put_time(&l, (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000);
+    put(&l, ",\"event\":\"begin\",\"prev\":\"%s\"", hash);
+    if (append(*fd, path, 0, text, l.n, sha, hash, e)) {
+        close(*fd);
+        *fd = -1;
+        return -1;
+    }
+    *end = (uint64_t)lseek(*fd, 0, SEEK_END);
+    return 0;
+}
+
+/* The last hash of the newest rotated file, for a current file that is missing or empty. */
+static int last_hash(const char *folder, char hash[SHA256_HEX + 1], struct err *e)
+{
+    struct audit_files f;
+    strcpy(hash, AUDIT_ZEROS);
+    if (audit_files_list(&f, folder, e))
+        return -1;
+    int rc = 0, newest = f.n - 1;
+    if (newest >= 0 && strcmp(strrchr(f.file[newest].path, '/') + 1, AUDIT_FILE) == 0)
+        newest--;
+    if (newest >= 0) {
+        /* gzread also reads what is not compressed; the last hash is found in one pass */
+        const char *path = f.file[newest].path;
+        gzFile z = gzopen(path, "re");
+        char *line = malloc(LINE_ROOM);
+        const char *hex;
+        rc = z && line ? 0 : err_sys(e, "%s", path);
+        while (rc == 0 && gzgets(z, line, LINE_ROOM)) {
+            const size_t n = strcspn(line, "\n");
+            if (audit_line_hash(line, n, &hex))
+                memcpy(hash, hex, SHA256_HEX);
+        }
+        free(line);
+        if (z)
+            gzclose(z);
+    }
+    audit_files_release(&f);
+    return rc;
+}
+
+/* a->fd, a->end, a->hash as the file is now, whoever wrote last. */
+static int catch_up(struct audit *a, struct err *e)
+{
+    struct stat here, there;
+    const int missing = stat(a->path, &there) != 0;
+    if (missing && errno != ENOENT)
+        return err_sys(e, "%s", a->path);
+    if (a->fd >= 0 && (missing || fstat(a->fd, &here) || here.st_ino != there.st_ino || here.st_dev != there.st_dev)) {
+        close(a->fd);
+        a->fd = -1;
+    }
+    if (a->fd >= 0 && (uint64_t)there.st_size == a->end)
+        return 0;
+    if (a->fd < 0 && !missing && (a->fd = open(a->path, O_RDWR | O_APPEND | O_CLOEXEC | O_NOFOLLOW)) < 0)
+        return err_sys(e, "%s", a->path);
+    uint64_t end = 0;
+    if (a->fd >= 0 && audit_tail(a->fd, a->path, a->hash, &end, e))
+        return -1;
+    if (end == 0) {                                             /* no line of ours yet */
+        if (last_hash(a->folder, a->hash, e))
+            return -1;
+        if (a->fd >= 0)
+            close(a->fd);
+        return begin_file(a->path, &a->fd, a->sha, a->hash, &a->end, e);
+    }
+    a->end = (uint64_t)there.st_size;
+    char last;
+    if (end < a->end && pread(a->fd, &last, 1, (off_t)a->end - 1) == 1 && last != '\n') {      /* half a line of a crash: end it */
+        if (write(a->fd, "\n", 1) != 1)
+            return err_sys(e, "%s", a->path);
+        a->end++;
+    }
+    return 0;
+}
+
+/* A name for what is rotated now, greater than every name there is. */
+static int rotated_name(const char *folder, char *out, size_t size, struct err *e)
+{
+    struct audit_files f;
+    char now[32];
+    struct tm t;
+    const time_t s = time(NULL);
+    gmtime_r(&s, &t);
+    strftime(now, sizeof now, "requests_%Y%m%d_%H%M%S", &t);
+    if (audit_files_list(&f, folder, e))
+        return -1;
+    const int n = strlen(now);
+    int clash = 1;
+    for (int i = 0; i < f.n; i++) {
+        const char *name = strrchr(f.file[i].path, '/') + 1;
+        if (strncmp(name, "requests_", 9) != 0)
+            continue;
+        const int c = strncmp(name, now, (size_t)n);
+        if (c >= 0) {
+            if (c > 0)
+                clash = 1;
+            memcpy(now, name, (size_t)n);
+            const int had = name[n] == '_' ? atoi(name + n + 1) : 1;
+            clash = had + 1 > clash ? had + 1 : clash;
+        }
+    }
+    audit_files_release(&f);
+    if (clash > 999)
+        return err_set(e, ERR_LIMIT, "%s: 999 files of %s", folder, now);
+    snprintf(out, size, clash == 1 ? "%s/%s.jsonl" : "%s/%s_%03d.jsonl", folder, now, clash);
+    return 0;
+}
+
+static int rotate(struct audit *a, struct err *e)
+{
+    char name[4200];
+    if (rotated_name(a->folder, name, sizeof name, e))
+        return -1;
+    fdatasync(a->fd);
+    if (rename(a->path, name))
+        return err_sys(e, "%s: cannot become %s", a->path, name);
+    close(a->fd);
+    a->fd = -1;
+    a->stats.rotations++;
+    a->work = 1;
+    pthread_cond_signal(&a->wake);
+    return begin_file(a->path, &a->fd, a->sha, a->hash, &a->end, e);
+}
+
+static int add_line(struct audit *a, char *text, size_t n, struct err *e)
+{
+    int lock = audit_lock(a->folder, 1, e), rc = -1;
+    if (lock < 0)
+        return -1;
+    if (catch_up(a, e) == 0 && (a->end + n + AUDIT_HASH_TAIL < a->max_bytes || rotate(a, e) == 0) &&
+        append(a->fd, a->path, a->end, text, n, a->sha, a->hash, e) == 0) {
+        a->end += n + AUDIT_HASH_TAIL + 1;
+        rc = 0;
+    }
+    close(lock);
+    return rc;
+}
+
+void audit_add(struct audit *a, const struct audit_entry *x)
+{
+    struct err e;
+    struct line l = { malloc(LINE_ROOM), 0, LINE_ROOM };
+    if (l.p)
+        put_entry(&l, x);
+    pthread_mutex_lock(&a->mutex);
+    if (!l.p || add_line(a, l.p, l.n, &e)) {
+        if (!l.p)
+            err_nomem(&e, "a line of the log");
+        failed(a, &e);
+        a->end = 0;                         /* whatever is in the file now, look again */
+    } else {
+        a->stats.entries++;
+        l.n += AUDIT_HASH_TAIL;
+        l.p[l.n] = '\0';
+        char **place = &a->recent[a->n_recent++ % AUDIT_RECENT];
+        free(*place);
+        *place = realloc(l.p, l.n + 1);
+        l.p = NULL;
+    }
+    pthread_mutex_unlock(&a->mutex);
+    free(l.p);
+}
+
+/* ---- what happens to rotated files, in a thread of its own ---- */
+
+/* The compressed file takes the place of path, unless path was cleared away meanwhile. */
+static int replace(const char *folder, const char *path, const char *temp, const char *gz, struct err *e)
+{
+    int lock = audit_lock(folder, 1, e), rc = 0;
+    if (lock < 0)
+        return -1;
+    if (access(path, F_OK))
+        unlink(temp);
+    else if (rename(temp, gz))
+        rc = err_sys(e, "%s", temp);
+    else if (unlink(path))
+        rc = err_sys(e, "%s", path);
+    close(lock);
+    return rc;
+}
+
+/* X.jsonl to X.jsonl.gz: under a name that nobody takes for a log until it is whole. Somebody else may be at it: then not. */
+static int pack(const char *folder, const char *path, struct err *e)
+{
+    char gz[4224], temp[4232];
+    struct stat st;
+    snprintf(gz, sizeof gz, "%s.gz", path);
+    snprintf(temp, sizeof temp, "%s.gz.tmp", path);
+    int in = open(path, O_RDONLY | O_CLOEXEC);
+    if (in < 0)
+        return errno == ENOENT ? 0 : err_sys(e, "%s", path);
+    if (flock(in, LOCK_EX | LOCK_NB) || fstat(in, &st) || st.st_nlink == 0) {
+        close(in);
+        return 0;
+    }
+    char *buffer = malloc(1 << 16);
+    int out = open(temp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600), rc = -1;
+    gzFile z = out >= 0 ? gzdopen(dup(out), "w6") : NULL;
+    ssize_t n = 0;
+    int good = buffer && z;
+    while (good && (n = read(in, buffer, 1 << 16)) > 0)
+        good = gzwrite(z, buffer, (unsigned)n) == n;
+    if (z && gzclose(z) != Z_OK)
+        good = 0;
+    const struct timespec times[2] = { st.st_atim, st.st_mtim };
+    if (!good || n < 0 || futimens(out, times) || fsync(out))
+        err_sys(e, "%s", temp);
+    else
+        rc = replace(folder, path, temp, gz, e);
+    if (rc)
+        unlink(temp);
+    free(buffer);
+    if (out >= 0)
+        close(out);
+    close(in);
+    return rc;
+}
+
+static int pack_all(const char *folder, int keep, struct err *e)
+{
+    struct audit_files f;
+    int rc = 0, lock;
+    if (audit_files_list(&f, folder, e))
+        return -1;
+    int n = f.n;
+    if (n && strcmp(strrchr(f.file[n - 1].path, '/') + 1, AUDIT_FILE) == 0)
+        n--;
+    /* a reader holds the lock while it opens its files: none disappears in between */
+    if (n > keep && (lock = audit_lock(folder, 1, e)) >= 0) {
+        for (int i = 0; i < n - keep; i++)
+            unlink(f.file[i].path);
+        close(lock);
+    }
+    for (int i = n > keep ? n - keep : 0; i < n; i++)
+        if (!f.file[i].gz && pack(folder, f.file[i].path, e))
+            rc = -1;
+    audit_files_release(&f);
+    return rc;
+}
+
+static void *packer(void *user)
+{
+    struct audit *a = user;
+    pthread_mutex_lock(&a->mutex);
+    for (;;) {
+        while (!a->work && !a->stopping)
+            pthread_cond_wait(&a->wake, &a->mutex);
+        if (!a->work)
+            break;
+        a->work = 0;
+        pthread_mutex_unlock(&a->mutex);
+        struct err e;
+        const int bad = pack_all(a->folder, a->keep, &e);
+        pthread_mutex_lock(&a->mutex);
+        if (bad)
+            failed(a, &e);
+    }
+    pthread_mutex_unlock(&a->mutex);
+    return NULL;
+}
+
+/* ---- open and close ---- */
+
+struct audit *audit_open(const struct audit_options *o, struct err *e)
+{
+    struct audit *a = calloc(1, sizeof *a);
+    if (!a)
+        return err_nomem(e, "the audit log"), NULL;
+    a->fd = -1;
+    a->max_bytes = o->max_bytes ? o->max_bytes : AUDIT_MAX_BYTES;
+    a->keep = o->keep ? o->keep : AUDIT_KEEP;
+    pthread_mutex_init(&a->mutex, NULL);
+    pthread_cond_init(&a->wake, NULL);
+    if (!(a->sha = sha256_open(e)))
+        goto fail;
+    if (!(a->folder = strdup(o->folder)) || asprintf(&a->path, "%s/" AUDIT_FILE, o->folder) < 0) {
+        a->path = NULL;
+        err_nomem(e, "the audit log");
+        goto fail;
+    }
+    if (mkdir(o->folder, 0700) && errno != EEXIST) {
+        struct err why;
+        err_sys(&why, "%s", o->folder);
+        failed(a, &why);
+    }
+    a->work = 1;                            /* what a crash left uncompressed */
+    if (pthread_create(&a->packer, NULL, packer, a)) {
+        err_set(e, ERR_MEMORY, "a thread for the audit log: none to be had");
+        goto fail;
+    }
+    a->packing = 1;
+    return a;
+fail:
+    audit_close(a);
+    return NULL;
+}
+
+void audit_close(struct audit *a)
+{
+    if (!a)
+        return;
+    if (a->packing) {
+        pthread_mutex_lock(&a->mutex);
+        a->stopping = 1;
+        pthread_cond_signal(&a->wake);
+        pthread_mutex_unlock(&a->mutex);
+        pthread_join(a->packer, NULL);
+    }
+    if (a->fd >= 0) {
+        fdatasync(a->fd);
+        close(a->fd);
+    }
+    for (int i = 0; i < AUDIT_RECENT; i++)
+        free(a->recent[i]);
+    pthread_cond_destroy(&a->wake);
+    pthread_mutex_destroy(&a->mutex);
+    sha256_close(a->sha);
+    free(a->folder);
+    free(a->path);
+    free(a);
+}
+
+void audit_stats(struct audit *a, struct audit_stats *s)
+{
+    pthread_mutex_lock(&a->mutex);
+    *s = a->stats;
+    s->recent = a->n_recent < AUDIT_RECENT ? (int)a->n_recent : AUDIT_RECENT;
+    pthread_mutex_unlock(&a->mutex);
+}
+
+int audit_recent(struct audit *a, int i, char **line)
+{
+    *line = NULL;
+    pthread_mutex_lock(&a->mutex);
+    if (i < AUDIT_RECENT && (uint64_t)i < a->n_recent && a->recent[(a->n_recent - 1 - (uint64_t)i) % AUDIT_RECENT])
+        *line = strdup(a->recent[(a->n_recent - 1 - (uint64_t)i) % AUDIT_RECENT]);
+    pthread_mutex_unlock(&a->mutex);
+    return *line != NULL;
+}
+
+/* ---- clear ---- */
+
+static int count_lines(int fd, uint64_t *n, const char *path, struct err *e)
+{
+    char *buffer = malloc(1 << 16);
+    ssize_t got = -1;
+    *n = 0;
+    if (!buffer)
+        return err_nomem(e, "the audit log");
+    for (off_t at = 0; (got = pread(fd, buffer, 1 << 16, at)) > 0; at += got)
+        for (char *p = buffer; (p = memchr(p, '\n', (size_t)(buffer + got - p))); p++)
+            ++*n;
+    free(buffer);
+    return got < 0 ? err_sys(e, "%s", path) : 0;
+}
+
+int audit_clear(const char *folder, int all, uint64_t *dropped, struct err *e)
+{
+    char path[4096], hash[SHA256_HEX + 1];
+    struct audit_files f = { 0 };
+    struct sha256 *sha = NULL;
+    uint64_t end = 0;
+    int rc = -1, lock = -1, fd = -1;
+    *dropped = 0;
+    if (snprintf(path, sizeof path, "%s/" AUDIT_FILE, folder) >= (int)sizeof path)
+        return err_set(e, ERR_IO, "%s: the path is too long", folder);
+    if (access(folder, F_OK) && errno == ENOENT)
+        return 0;                           /* nothing was ever logged here */
+    if ((lock = audit_lock(folder, 1, e)) < 0 || !(sha = sha256_open(e)) || audit_files_list(&f, folder, e))
+        goto done;
+    if ((fd = open(path, O_RDWR | O_APPEND | O_CLOEXEC | O_NOFOLLOW)) < 0 && errno != ENOENT) {
+        err_sys(e, "%s", path);
+        goto done;
+    }
+    if (fd >= 0 && (audit_tail(fd, path, hash, &end, e) || count_lines(fd, dropped, path, e)))
+        goto done;
+    if (end == 0 && last_hash(folder, hash, e))
+        goto done;
+    for (int i = 0; all && i < f.n; i++)
+        if (strcmp(f.file[i].path, path) != 0 && unlink(f.file[i].path) && errno != ENOENT) {
+            err_sys(e, "%s", f.file[i].path);
+            goto done;
+        }
+    /* another file under the same name: writers see that theirs is gone and open this one */
+    if (fd >= 0) {
+        close(fd);
+        if (unlink(path)) {
+            err_sys(e, "%s", path);
+            fd = -1;
+            goto done;
+        }
+    }
+    rc = begin_file(path, &fd, sha, hash, &end, e);
+done:
+    if (fd >= 0)
+        close(fd);
+    if (lock >= 0)
+        close(lock);
+    sha256_close(sha);
+    audit_files_release(&f);
+    return rc;
+}

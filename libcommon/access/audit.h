@@ -1,0 +1,62 @@
+/* audit.h - the audit log: one JSON object a line for every request, after its end, in FOLDER/requests.jsonl.
+ *
+ * Files    requests.jsonl grows until max_bytes, then becomes requests_YYYYmmdd_HHMMSS.jsonl (UTC; a clash gets _002 ...) and, behind
+ *          the scenes, that name with .gz; keep of them stay.  Names rise even when the clock steps back.
+ * Chain    every line ends in "hash": the SHA-256 (hex) of the hash before it and the line's bytes up to the comma before "hash".  A file
+ *          begins with a line {"event":"begin","prev":HASH...} that carries the last hash of the file before.  So a line that is
+ *          changed, taken out or put in shows, and a cut tail shows against a hash kept elsewhere.
+ * Writers  any number of processes: each line is one write() at the end of the file under a lock (audit.lock), which also guards rotation.
+ *          What was written when a process dies is kept by the system; half a line (the machine died) is ended by the next writer.
+ * Trouble  a disk that is full or gone fails no request: the line is dropped and counted.
+ *
+ * The caller puts neither keys nor prompts into an entry, unless it was told to log prompts. */
+#ifndef ZSE_ACCESS_AUDIT_H
+#define ZSE_ACCESS_AUDIT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "libcommon/base/err.h"
+#include "libcommon/base/sha256.h"
+
+#define AUDIT_FILE "requests.jsonl"
+enum { AUDIT_RECENT = 1000, AUDIT_KEEP = 10 };
+#define AUDIT_MAX_BYTES ((uint64_t)50000000)
+
+struct audit_entry {                        /* NULL: null in the log */
+    int64_t time_ms;                        /* Unix time of the request's begin */
+    const char *request_id;                 /* UUID */
+    const char *method, *path;              /* path without its query */
+    int status;
+    double latency_ms;                      /* to the last byte of the answer */
+    const char *key_name, *client_ip, *user_agent, *model;
+    int64_t prompt_tokens, completion_tokens;           /* < 0: the request has none */
+    const char *error, *prompt;             /* prompt: only if asked for; cut to 4096 bytes */
+};
+
+struct audit_options {
+    const char *folder;                     /* made if missing, mode 0700 */
+    uint64_t max_bytes;                     /* 0: AUDIT_MAX_BYTES */
+    int keep;                               /* rotated files; 0: AUDIT_KEEP */
+};
+
+struct audit;
+/* Fails only where it never could work: no memory, no thread. A folder that cannot be written is trouble as above. */
+struct audit *audit_open(const struct audit_options *o, struct err *e);
+void audit_close(struct audit *a);          /* waits for what is being compressed; NULL is fine */
+/* Cannot fail. Threads may call it at once. */
+void audit_add(struct audit *a, const struct audit_entry *x);
+
+struct audit_stats {
+    uint64_t entries, errors, rotations;    /* of this process; errors: lines dropped */
+    int recent;                             /* in memory */
+    char last_error[512];
+};
+void audit_stats(struct audit *a, struct audit_stats *s);
+/* The newest first, at most AUDIT_RECENT: line i as written, '\n' not included; 0 when there is no such line. */
+int audit_recent(struct audit *a, int i, char **line);              /* caller frees */
+
+/* Empty the current file, with all also what was rotated; the chain goes on. *dropped: lines of the current file. Safe beside writers. */
+int audit_clear(const char *folder, int all, uint64_t *dropped, struct err *e);
+
+#endif

@@ -1,0 +1,181 @@
+#include "libcommon/access/audit_files.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "libcommon/access/audit.h"
+
+/* "requests_20261121_150846" or "requests_20261121_150846_002": bytes of it, 0 if the name does not begin so. */
+static size_t stem(const char *name)
+{
+    size_t n = 0;
+    for (const char *p = "requests_dddddddd_dddddd"; *p; p++, n++)
+        if (*p == 'd' ? name[n] < '0' || name[n] > '9' : name[n] != *p)
+            return 0;
+    if (name[n] == '_' && strspn(name + n + 1, "0123456789") == 3)
+        n += 4;
+    return n;
+}
+
+static int by_path(const void *a, const void *b)
+{
+    const struct audit_file *x = a, *y = b;
+    const char *p = strrchr(x->path, '/') + 1, *q = strrchr(y->path, '/') + 1;
+    const size_t n = stem(p), m = stem(q);
+    if (!n || !m)
+        return (m > 0) - (n > 0);           /* the current file comes last */
+    int c = memcmp(p, q, n < m ? n : m);    /* a clash is longer and comes later */
+    return c ? c : n != m ? (n > m) - (n < m) : y->gz - x->gz;
+}
+
+static int add(struct audit_files *f, const char *folder, const char *name, int gz, struct err *e)
+{
+    struct stat st;
+    char *path;
+    if (asprintf(&path, "%s/%s", folder, name) < 0)
+        return err_nomem(e, "names of log files");
+    if (stat(path, &st)) {
+        const int gone = errno == ENOENT;
+        if (!gone)
+            err_sys(e, "%s", path);
+        free(path);
+        return gone ? 0 : -1;
+    }
+    struct audit_file *more = realloc(f->file, ((size_t)f->n + 1) * sizeof *more);
+    if (!more) {
+        free(path);
+        return err_nomem(e, "names of log files");
+    }
+    f->file = more;
+    f->file[f->n++] = (struct audit_file){ .path = path, .gz = gz, .size = (uint64_t)st.st_size, .changed_s = st.st_mtime };
+    return 0;
+}
+
+int audit_files_list(struct audit_files *f, const char *folder, struct err *e)
+{
+    int rc = 0;
+    *f = (struct audit_files){ 0 };
+    DIR *d = opendir(folder);
+    if (!d)
+        return errno == ENOENT ? 0 : err_sys(e, "%s", folder);
+    for (struct dirent *x; rc == 0 && (x = readdir(d));) {
+        const size_t n = stem(x->d_name);
+        if (n && strcmp(x->d_name + n, ".jsonl") == 0)
+            rc = add(f, folder, x->d_name, 0, e);
+        else if (n && strcmp(x->d_name + n, ".jsonl.gz") == 0)
+            rc = add(f, folder, x->d_name, 1, e);
+        else if (strcmp(x->d_name, AUDIT_FILE) == 0)
+            rc = add(f, folder, x->d_name, 0, e);
+    }
+    closedir(d);
+    if (rc) {
+        audit_files_release(f);
+        return -1;
+    }
+    if (f->n)
+        qsort(f->file, (size_t)f->n, sizeof *f->file, by_path);
+    int n = 0;
+    for (int i = 0; i < f->n; i++) {        /* X.jsonl.gz only appears when it is complete; X.jsonl beside it was about to be removed */
+        const int twice = n > 0 && f->file[n - 1].gz && !f->file[i].gz && strncmp(f->file[n - 1].path, f->file[i].path, strlen(f->file[i].path)) == 0;
+        if (twice)
+            free(f->file[i].path);
+        else
+            f->file[n++] = f->file[i];
+    }
+    f->n = n;
+    return 0;
+}
+
+void audit_files_release(struct audit_files *f)
+{
+    for (int i = 0; i < f->n; i++)
+        free(f->file[i].path);
+    free(f->file);
+    *f = (struct audit_files){ 0 };
+}
+
+int audit_lock(const char *folder, int exclusive, struct err *e)
+{
+    char path[4096];
+    if (snprintf(path, sizeof path, "%s/audit.lock", folder) >= (int)sizeof path)
+        return err_set(e, ERR_IO, "%s: the path is too long", folder);
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd < 0)
+        return err_sys(e, "%s", path);
+    while (flock(fd, exclusive ? LOCK_EX : LOCK_SH)) {
+        if (errno == EINTR)
+            continue;
+        err_sys(e, "%s: lock", path);
+        close(fd);
+        return -1;
+    }
+    return fd;
+}
+
+size_t audit_line_hash(const char *line, size_t size, const char **hash)
+{
+    if (size < AUDIT_HASH_TAIL + 2)
+        return 0;
+    const char *tail = line + size - AUDIT_HASH_TAIL, *hex = tail + sizeof AUDIT_HASH_FIELD - 1;
+    if (memcmp(tail, AUDIT_HASH_FIELD, sizeof AUDIT_HASH_FIELD - 1) != 0 || memcmp(line + size - 2, "\"}", 2) != 0)
+        return 0;
+    for (int i = 0; i < SHA256_HEX; i++)
+        if (!((hex[i] >= '0' && hex[i] <= '9') || (hex[i] >= 'a' && hex[i] <= 'f')))
+            return 0;
+    *hash = hex;
+    return size - AUDIT_HASH_TAIL;
+}
+
+/* Searches back in pieces, so that a long torn line costs no more than its length. */
+int audit_tail(int fd, const char *path, char hash[SHA256_HEX + 1], uint64_t *end, struct err *e)
+{
+    struct stat st;
+    strcpy(hash, AUDIT_ZEROS);
+    *end = 0;
+    if (fstat(fd, &st))
+        return err_sys(e, "%s", path);
+    char *text = NULL;
+    const uint64_t size = (uint64_t)st.st_size;
+    int rc = 0;
+    for (uint64_t want = 65536, done = 0; rc == 0 && done < size; want *= 4) {
+        const uint64_t n = want < size ? want : size, from = size - n;
+        char *more = realloc(text, n);
+        if (!more) {
+            rc = err_nomem(e, "the end of a log");
+            break;
+        }
+        text = more;
+        const ssize_t got = pread(fd, text, n, (off_t)from);
+        if (got != (ssize_t)n) {
+            rc = got < 0 ? err_sys(e, "%s", path) : err_set(e, ERR_IO, "%s: shrank while it was read", path);
+            break;
+        }
+        done = n;
+        /* lines from the last back: [begin, stop), text[stop] == '\n' */
+        for (uint64_t stop = n; stop > 0;) {
+            const char *nl = memrchr(text, '\n', stop);
+            if (!nl)
+                break;
+            stop = (uint64_t)(nl - text);
+            const char *before = memrchr(text, '\n', stop), *hex;
+            if (!before && from > 0)
+                break;                      /* the line may begin before this piece */
+            const char *line = before ? before + 1 : text;
+            if (audit_line_hash(line, (size_t)(nl - line), &hex)) {
+                memcpy(hash, hex, SHA256_HEX);
+                *end = from + stop + 1;
+                done = size;
+                break;
+            }
+        }
+    }
+    free(text);
+    return rc;
+}

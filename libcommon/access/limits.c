@@ -1,0 +1,325 @@
+#include "libcommon/access/limits.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "libcommon/access/window.h"
+#include "libcommon/base/clock.h"
+
+enum { N_SLOTS = 4096, BOOT_ID = 37 };
+#define MAGIC "zse-usage 1\n"
+#define TAKEN_AWAY UINT64_MAX               /* a slot whose key is gone: others may lie behind it */
+
+struct slot {
+    _Atomic uint64_t key;                   /* 0: free */
+    _Atomic uint64_t requests, tokens, last_used_ms;
+    window_bucket second[WINDOW_MINUTE], token_second[WINDOW_MINUTE], token_quarter[WINDOW_DAY];
+};
+
+struct table {
+    char magic[16], boot[48];
+    struct slot slot[N_SLOTS];
+};
+_Static_assert(sizeof(struct slot) == 32 + 8 * (2 * WINDOW_MINUTE + WINDOW_DAY) && sizeof(struct table) == 64 + N_SLOTS * sizeof(struct slot), "the layout of a shared file");
+
+struct usage { struct table *t; int fd; };
+
+/* ---- the file ---- */
+
+static void boot_id(char out[48])
+{
+    memset(out, 0, 48);
+    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return;
+    ssize_t n = read(fd, out, BOOT_ID - 1);
+    (void)n;
+    close(fd);
+}
+
+/* Under the lock: an empty table if it is none, empty windows if the clock began anew. */
+static void prepare(struct table *t)
+{
+    char boot[48];
+    boot_id(boot);
+    if (memcmp(t->magic, MAGIC, sizeof MAGIC) != 0) {
+        memset(t, 0, sizeof *t);
+        memcpy(t->magic, MAGIC, sizeof MAGIC);
+    } else if (memcmp(t->boot, boot, sizeof boot) == 0) {
+        return;
+    }
+    memcpy(t->boot, boot, sizeof boot);
+    for (int i = 0; i < N_SLOTS; i++)
+        if (t->slot[i].key) {
+            struct slot *s = &t->slot[i];
+            memset(s->second, 0, sizeof s->second + sizeof s->token_second + sizeof s->token_quarter);
+        }
+}
+
+struct usage *usage_open(const char *folder, struct err *e)
+{
+    char path[4096];
+    struct stat st;
+    struct usage *u = calloc(1, sizeof *u);
+    if (!u)
+        return err_nomem(e, "usage counters"), NULL;
+    u->fd = -1;
+    if (snprintf(path, sizeof path, "%s/usage", folder) >= (int)sizeof path) {
+        err_set(e, ERR_IO, "%s: the path is too long", folder);
+        goto fail;
+    }
+    u->fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (u->fd < 0 || flock(u->fd, LOCK_EX) || fstat(u->fd, &st)) {
+        err_sys(e, "%s", path);
+        goto fail;
+    }
+    /* posix_fallocate: a full disk says so now, not by SIGBUS in the middle of a request */
+    if ((size_t)st.st_size < sizeof *u->t && posix_fallocate(u->fd, 0, sizeof *u->t)) {
+        err_set(e, ERR_IO, "%s: no room for %zu bytes of counters", path, sizeof *u->t);
+        goto fail;
+    }
+    void *p = mmap(NULL, sizeof *u->t, PROT_READ | PROT_WRITE, MAP_SHARED, u->fd, 0);
+    if (p == MAP_FAILED) {
+        err_sys(e, "%s: mmap", path);
+        goto fail;
+    }
+    u->t = p;
+    prepare(u->t);
+    flock(u->fd, LOCK_UN);
+    return u;
+fail:
+    usage_close(u);
+    return NULL;
+}
+
+void usage_close(struct usage *u)
+{
+    if (!u)
+        return;
+    if (u->t)
+        munmap(u->t, sizeof *u->t);
+    if (u->fd >= 0)
+        close(u->fd);
+    free(u);
+}
+
+/* ---- slots: open addressing by key ---- */
+
+static struct slot *find(struct usage *u, int64_t key)
+{
+    for (uint64_t i = 0; i < N_SLOTS; i++) {
+        struct slot *s = &u->t->slot[((uint64_t)key + i) % N_SLOTS];
+        const uint64_t k = atomic_load(&s->key);
+        if (k == (uint64_t)key)
+            return s;
+        if (k == 0)
+            return NULL;
+    }
+    return NULL;
+}
+
+static struct slot *find_or_take(struct usage *u, int64_t key)
+{
+    struct slot *s = find(u, key);
+    if (s)
+        return s;
+    flock(u->fd, LOCK_EX);
+    s = find(u, key);
+    for (uint64_t i = 0; !s && i < N_SLOTS; i++) {
+        struct slot *f = &u->t->slot[((uint64_t)key + i) % N_SLOTS];
+        const uint64_t k = atomic_load(&f->key);
+        if (k == 0 || k == TAKEN_AWAY) {
+            memset(f, 0, sizeof *f);
+            atomic_store(&f->key, (uint64_t)key);
+            s = f;
+        }
+    }
+    flock(u->fd, LOCK_UN);
+    return s;
+}
+
+/* ---- verdicts ---- */
+
+static uint32_t now_s(void) { return (uint32_t)(clock_ns() / 1000000000u); }
+
+static int64_t wall_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+/* What one limit says of `used` so far in a window whose buckets are unit seconds long. */
+static struct verdict judge(const char *unit_name, int64_t limit, uint64_t used, uint32_t now, uint32_t oldest, uint32_t span, int unit)
+{
+    struct verdict v = { .allowed = !limit || used < (uint64_t)limit, .unit = unit_name, .limit = limit, .current = (int64_t)used };
+    v.remaining = limit && used < (uint64_t)limit ? limit - (int64_t)used : 0;
+    v.reset_s = used ? (int)(oldest + span + 1 - now) * unit : 0;
+    v.retry_s = v.allowed ? 0 : v.reset_s;
+    return v;
+}
+
+/* used: requests that count against this one. */
+static struct verdict judge_all(const struct slot *s, const struct limit *l, uint64_t used, uint32_t oldest, uint32_t now)
+{
+    uint32_t first;
+    const struct verdict requests = judge("/min", l->requests_minute, used, now, oldest, MINUTE_SPAN, 1);
+    if (!requests.allowed)
+        return requests;
+    if (l->tokens_minute) {
+        const uint64_t n = window_sum(s->token_second, WINDOW_MINUTE, now, MINUTE_SPAN, &first);
+        const struct verdict v = judge(" tokens/min", l->tokens_minute, n, now, first, MINUTE_SPAN, 1);
+        if (!v.allowed)
+            return v;
+    }
+    if (l->tokens_day) {
+        const uint64_t n = window_sum(s->token_quarter, WINDOW_DAY, now / QUARTER_S, DAY_SPAN, &first);
+        const struct verdict v = judge(" tokens/day", l->tokens_day, n, now / QUARTER_S, first, DAY_SPAN, QUARTER_S);
+        if (!v.allowed)
+            return v;
+    }
+    return requests;
+}
+
+void verdict_text(const struct verdict *v, char *out, size_t size)
+{
+    snprintf(out, size, "Rate limit exceeded. Limit: %" PRId64 "%s, Current: %" PRId64 ". Try again in %ds.", v->limit, v->unit, v->current, v->retry_s);
+}
+
+static const struct verdict unlimited = { .allowed = 1, .unit = "/min" };
+
+struct verdict usage_admit(struct usage *u, int64_t key, const struct limit *l)
+{
+    struct slot *s = find_or_take(u, key);
+    if (!s)
+        return unlimited;
+    const uint32_t now = now_s();
+    uint32_t oldest;
+    /* first counted, then judged: two servers never both let the last one in */
+    window_add(s->second, WINDOW_MINUTE, now, 1);
+    const uint64_t used = window_sum(s->second, WINDOW_MINUTE, now, MINUTE_SPAN, &oldest);
+    struct verdict v = judge_all(s, l, used ? used - 1 : 0, oldest, now);
+    if (!v.allowed) {
+        window_add(s->second, WINDOW_MINUTE, now, -1);
+        return v;
+    }
+    if (v.limit) {
+        v.current++;
+        v.remaining--;
+    }
+    atomic_fetch_add(&s->requests, 1);
+    atomic_store(&s->last_used_ms, (uint64_t)wall_ms());
+    return v;
+}
+
+void usage_charge(struct usage *u, int64_t key, int64_t tokens)
+{
+    struct slot *s = tokens > 0 ? find(u, key) : NULL;
+    if (!s)
+        return;
+    const uint32_t now = now_s();
+    window_add(s->token_second, WINDOW_MINUTE, now, tokens);
+    window_add(s->token_quarter, WINDOW_DAY, now / QUARTER_S, tokens);
+    atomic_fetch_add(&s->tokens, (uint64_t)tokens);
+}
+
+void usage_read(struct usage *u, int64_t key, const struct limit *l, struct usage_stats *stats)
+{
+    const struct slot *s = find(u, key);
+    *stats = (struct usage_stats){ .verdict = unlimited };
+    stats->verdict.limit = stats->verdict.remaining = l->requests_minute;
+    if (!s)
+        return;
+    const uint32_t now = now_s();
+    uint32_t oldest, unused;
+    const uint64_t used = window_sum(s->second, WINDOW_MINUTE, now, MINUTE_SPAN, &oldest);
+    stats->requests = atomic_load(&((struct slot *)s)->requests);
+    stats->tokens = atomic_load(&((struct slot *)s)->tokens);
+    stats->last_used_ms = (int64_t)atomic_load(&((struct slot *)s)->last_used_ms);
+    stats->requests_minute = (int64_t)used;
+    stats->tokens_minute = (int64_t)window_sum(s->token_second, WINDOW_MINUTE, now, MINUTE_SPAN, &unused);
+    stats->tokens_day = (int64_t)window_sum(s->token_quarter, WINDOW_DAY, now / QUARTER_S, DAY_SPAN, &unused);
+    stats->verdict = judge_all(s, l, used, oldest, now);
+}
+
+void usage_reset(struct usage *u, int64_t key)
+{
+    struct slot *s = find(u, key);
+    if (!s)
+        return;
+    for (int i = 0; i < WINDOW_MINUTE; i++) {
+        atomic_store(&s->second[i], 0);
+        atomic_store(&s->token_second[i], 0);
+    }
+    for (int i = 0; i < WINDOW_DAY; i++)
+        atomic_store(&s->token_quarter[i], 0);
+}
+
+void usage_drop(struct usage *u, int64_t key)
+{
+    struct slot *s = find(u, key);
+    if (s)
+        atomic_store(&s->key, TAKEN_AWAY);
+}
+
+/* ---- addresses ---- */
+
+struct address { char name[48]; uint32_t used_s; window_bucket second[WINDOW_MINUTE]; };
+struct address_limits { int n, limit; struct address a[]; };
+
+struct address_limits *address_limits_open(int n, int requests_minute, struct err *e)
+{
+    struct address_limits *a = calloc(1, sizeof *a + (size_t)n * sizeof *a->a);
+    if (!a)
+        return err_nomem(e, "limits by address"), NULL;
+    a->n = n;
+    a->limit = requests_minute;
+    return a;
+}
+
+void address_limits_close(struct address_limits *a) { free(a); }
+
+/* One of the eight places where this address may be: a flood of addresses pushes out few others. */
+static struct address *place_of(struct address_limits *a, const char *address)
+{
+    uint64_t h = 1469598103934665603u;      /* FNV-1a */
+    for (const char *p = address; *p; p++)
+        h = (h ^ (unsigned char)*p) * 1099511628211u;
+    struct address *oldest = NULL;
+    for (int i = 0; i < 8; i++) {
+        struct address *x = &a->a[(h + (uint64_t)i) % (uint64_t)a->n];
+        if (strncmp(x->name, address, sizeof x->name - 1) == 0)
+            return x;
+        if (!oldest || x->used_s < oldest->used_s)
+            oldest = x;
+    }
+    memset(oldest, 0, sizeof *oldest);
+    snprintf(oldest->name, sizeof oldest->name, "%s", address);
+    return oldest;
+}
+
+struct verdict address_admit(struct address_limits *a, const char *address)
+{
+    if (!a->limit)
+        return unlimited;
+    struct address *x = place_of(a, address);
+    const uint32_t now = now_s();
+    uint32_t oldest;
+    x->used_s = now;
+    const uint64_t used = window_sum(x->second, WINDOW_MINUTE, now, MINUTE_SPAN, &oldest);
+    struct verdict v = judge("/min", a->limit, used, now, oldest, MINUTE_SPAN, 1);
+    if (v.allowed) {
+        window_add(x->second, WINDOW_MINUTE, now, 1);
+        v.current++;
+        v.remaining--;
+    }
+    return v;
+}

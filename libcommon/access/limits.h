@@ -1,0 +1,53 @@
+/* limits.h - may this request begin?  Requests and tokens a minute, tokens a day, for a key or for an address without one.
+ *
+ * Counters of keys live in a small file that all servers of one $ZSE_HOME and zse-apikey map: what one counts the others see at once, and a
+ * reset works at once.  Nothing in it is secret or needed: a file that is missing or damaged is made anew, empty.
+ * Time is the monotonic clock; after a reboot the windows begin empty. */
+#ifndef ZSE_ACCESS_LIMITS_H
+#define ZSE_ACCESS_LIMITS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "libcommon/base/err.h"
+
+struct limit {
+    int requests_minute;                    /* 0: no limit, everywhere here */
+    int64_t tokens_minute, tokens_day;
+};
+
+struct verdict {
+    int allowed;
+    const char *unit;                       /* of the limit that refused, or of requests: "/min", " tokens/min", " tokens/day" */
+    int64_t limit, current, remaining;      /* of that limit; limit 0: there is none */
+    int reset_s, retry_s;                   /* until the window's oldest request leaves it; until it is worth trying again (0 if allowed) */
+};
+/* "Rate limit exceeded. Limit: 60/min, Current: 60. Try again in 45s." */
+void verdict_text(const struct verdict *v, char *out, size_t size);
+
+/* ---- keys ---- */
+struct usage;
+/* FOLDER/usage; any number of processes and threads at once. */
+struct usage *usage_open(const char *folder, struct err *e);
+void usage_close(struct usage *u);          /* NULL is fine */
+
+enum { USAGE_MAX_KEYS = 4000 };
+/* Count a request of this key, unless a limit refuses it. A table that is full (more than USAGE_MAX_KEYS) allows and counts nothing. */
+struct verdict usage_admit(struct usage *u, int64_t key, const struct limit *l);
+/* Its tokens, when it has ended. */
+void usage_charge(struct usage *u, int64_t key, int64_t tokens);
+
+struct usage_stats { uint64_t requests, tokens; int64_t last_used_ms; int64_t requests_minute, tokens_minute, tokens_day; struct verdict verdict; };
+/* Without counting a request; the verdict is that of the next one. */
+void usage_read(struct usage *u, int64_t key, const struct limit *l, struct usage_stats *s);
+void usage_reset(struct usage *u, int64_t key);         /* the windows; totals stay */
+void usage_drop(struct usage *u, int64_t key);          /* of a key that is gone */
+
+/* ---- addresses ---- */
+/* The last n addresses in memory; the one that was quiet longest makes room. One thread. */
+struct address_limits;
+struct address_limits *address_limits_open(int n, int requests_minute, struct err *e);
+void address_limits_close(struct address_limits *a);
+struct verdict address_admit(struct address_limits *a, const char *address);
+
+#endif

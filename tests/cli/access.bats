@@ -1,0 +1,113 @@
+# access.bats - zse-apikey and zse-audit at the command line: streams, exit codes, concurrency, cron.
+bats_require_minimum_version 1.5.0
+
+setup() {
+  cd "$BATS_TEST_DIRNAME/../.." || exit 1
+  export ZSE_HOME=$BATS_TEST_TMPDIR/home
+  T=$BATS_TEST_TMPDIR
+}
+# Entry N of a log without its chain: what a reader must take, too (only verify minds).
+entry() {
+  printf '{"timestamp":"2026-11-21T15:08:46.003Z","timestamp_unix":%s,"request_id":"id-%s","method":"POST","path":"%s","status_code":%s,"latency_ms":%s,"api_key_name":"%s","total_tokens":7}\n' \
+    "$(($(date +%s) - $1))" "$1" "$2" "$3" "$4" "$5"
+}
+
+@test "create: the key alone on stdout, once; nothing of it in the folder" {
+  run --separate-stderr zse-apikey create app --rate-limit 60
+  [ "$status" = 0 ] && [[ "$output" =~ ^zse-[A-Za-z0-9_-]{43}$ ]] && [[ "$stderr" == *"keys are required from now on"* ]]
+  key=$output
+  ! grep -rqF -e "${key#zse-}" "$ZSE_HOME"
+  hash=$(printf %s "$key" | sha256sum | cut -c1-64)
+  cat "$ZSE_HOME"/keys.db* | od -An -v -tx1 | tr -d " \n" | grep -q "$hash"
+  [ "$(stat -c %a "$ZSE_HOME")" = 700 ] && [ "$(stat -c %a "$ZSE_HOME/keys.db")" = 600 ]
+  run --separate-stderr zse-apikey create app
+  [ "$status" = 1 ] && [ -z "$output" ] && [[ "$stderr" == *"'app' already"* ]]
+  zse-apikey list | grep -q '^app  *good  *60 '
+  zse-apikey list --json >"$T/list"
+  [ "$(jq -r '.keys[0].name, .keys[0].rate_limit, .required' "$T/list" | xargs)" = "app 60 true" ]
+  ! grep -qF "$key" "$T/list"
+}
+
+@test "twenty programs make twenty keys" {
+  for i in {1..20}; do zse-apikey create "k$i" >"$T/$i" 2>/dev/null & done
+  wait
+  [ "$(cat "$T"/[0-9]* | sort -u | wc -l)" = 20 ]
+  [ "$(zse-apikey list --json | jq '.keys | length')" = 20 ]
+}
+
+@test "disable, enable, rotate, reset, delete; unknown names" {
+  old=$(zse-apikey create app 2>/dev/null)
+  new=$(zse-apikey rotate app 2>/dev/null)
+  [ "$old" != "$new" ]
+  zse-apikey disable app && zse-apikey list | grep -q '^app  *disabled '
+  zse-apikey enable app && zse-apikey reset app
+  [ "$(zse-apikey status app --json | jq -c '[.current, .remaining, .window_s]')" = "[0,null,60]" ]
+  zse-apikey disable && [ "$(zse-apikey status)" = "keys are not required" ]
+  zse-apikey enable && [ "$(zse-apikey status)" = "keys are required" ]
+  zse-apikey delete app
+  for c in delete status rotate reset enable; do
+    run --separate-stderr zse-apikey $c app
+    [ "$status" = 1 ] && [ -z "$output" ] && [[ "$stderr" == *"no key 'app'"* ]]
+  done
+}
+
+@test "what is wrong is said: exit 2 for usage, 1 for a folder that cannot be written" {
+  for a in "create" "create a b" "list x" "frob" "create a --expires yesterday" "create a --expires 2001-01-01" "create a --scope root" "create a --rate-limit 0" \
+           "create a --token-limit 5/week" "list --rate-limit 5" "create a --model a,b"; do
+    # shellcheck disable=SC2086
+    run --separate-stderr zse-apikey $a
+    [ "$status" = 2 ] && [ -z "$output" ] && [ -n "$stderr" ] || { echo "$a: $status"; return 1; }
+  done
+  touch "$T/file"
+  run --separate-stderr zse-apikey list --home "$T/file"
+  [ "$status" = 1 ] && [ -z "$output" ] && [[ "$stderr" == *"$T/file"* ]]
+}
+
+@test "audit: sums and selections over plain and compressed files" {
+  mkdir -p "$ZSE_HOME/audit"
+  { entry 7000 /v1/models 200 1 app; entry 6000 /v1/chat/completions 429 2 app; } | gzip >"$ZSE_HOME/audit/requests_20261121_150000.jsonl.gz"
+  { entry 300 /v1/chat/completions 200 1500 app; entry 200 /v1/chat/completions 200 20 other; echo '{"half'; } >"$ZSE_HOME/audit/requests.jsonl"
+  zse-audit --json >"$T/s" 2>/dev/null
+  [ "$(jq -c '[.total_requests, .errors, .unique_keys, .total_tokens, .endpoints["/v1/models"], .status_codes["429"], .skipped_lines]' "$T/s")" = '[4,1,2,28,1,1,1]' ]
+  [ "$(zse-audit summary -h 1 --json | jq .total_requests)" = 2 ]
+  [ "$(TZ=Asia/Tokyo zse-audit summary -h 1 --json | jq .total_requests)" = 2 ]
+  [ "$(zse-audit recent -l 1 --json 2>/dev/null | jq -r .request_id)" = id-200 ]
+  [ "$(zse-audit query -k app -s 429 -p /v1/chat --json 2>/dev/null | jq -r .request_id)" = id-6000 ]
+  [ "$(zse-audit query -s 2 --min-latency 100 --json 2>/dev/null | jq -r .request_id)" = id-300 ]
+  [ "$(zse-audit query --json 2>/dev/null | jq -r .request_id | xargs)" = "id-200 id-300 id-6000 id-7000" ]
+  [ "$(zse-audit stats --json | jq -c '[.total_entries, .rotated_files, .skipped_lines]')" = '[4,1,1]' ]
+}
+
+@test "audit export from cron: without an environment, whole or not at all, a header when there is nothing" {
+  bin=$(dirname "$(command -v zse-audit)")
+  env -i HOME="$T" "$bin/zse-audit" export -f csv -o "$T/o.csv"
+  [ "$(wc -l <"$T/o.csv")" = 1 ] && grep -q '^timestamp,.*,status_code,' "$T/o.csv"
+  mkdir -p "$ZSE_HOME/audit"
+  for i in {1..50}; do entry "$i" "/v1/$i" 200 1 "=app"; done >"$ZSE_HOME/audit/requests.jsonl"
+  zse-audit export -f csv -o "$T/o.csv" 2>/dev/null
+  [ "$(wc -l <"$T/o.csv")" = 51 ]
+  python3 -c 'import csv,sys; r=list(csv.DictReader(open(sys.argv[1]))); assert len(r)==50 and r[0]["api_key_name"]=="'"'"'=app" and r[9]["path"]=="/v1/10", r[9]' "$T/o.csv"
+  [ "$(zse-audit export -o - | jq -r .path | tail -1)" = /v1/50 ]
+  run --separate-stderr zse-audit export -o /no/such/folder/x
+  [ "$status" = 1 ] && [ -z "$output" ]
+}
+
+@test "audit verify: a log without a chain is not called intact; clear needs a yes" {
+  mkdir -p "$ZSE_HOME/audit"
+  run zse-audit verify
+  [ "$status" = 0 ]
+  entry 1 / 200 1 app >"$ZSE_HOME/audit/requests.jsonl"
+  run --separate-stderr zse-audit verify --json
+  [ "$(jq -c '[.lines, .foreign_lines]' <<<"$output")" = '[0,1]' ]
+  run --separate-stderr zse-audit verify --expect "$(printf '%064d' 1)"
+  [ "$status" = 1 ] && [ -z "$output" ] && [[ "$stderr" == *"not part of the log"* ]]
+  run zse-audit clear </dev/null
+  [ "$status" = 1 ] && [[ "$output" == *"--yes"* ]]
+  [ "$(zse-audit clear --yes --json | jq -c '[.status, .lines]')" = '["cleared",1]' ]
+  [ "$(zse-audit verify --json | jq -c '[.intact, .lines]')" = '[true,1]' ]
+  for a in "export" "query -o x" "recent -h 1" "verify --expect 12" "query -s 77" "frob" "stats x"; do
+    # shellcheck disable=SC2086
+    run --separate-stderr zse-audit $a
+    [ "$status" = 2 ] && [ -z "$output" ] || { echo "$a: $status"; return 1; }
+  done
+}
