@@ -16,7 +16,7 @@ entry() {
   run --separate-stderr zse-apikey create app --rate-limit 60
   [ "$status" = 0 ] && [[ "$output" =~ ^zse-[A-Za-z0-9_-]{43}$ ]] && [[ "$stderr" == *"keys are required from now on"* ]]
   key=$output
-  ! grep -rqF -e "${key#zse-}" "$ZSE_HOME"
+  run ! grep -rqF -e "${key#zse-}" "$ZSE_HOME"
   hash=$(printf %s "$key" | sha256sum | cut -c1-64)
   cat "$ZSE_HOME"/keys.db* | od -An -v -tx1 | tr -d " \n" | grep -q "$hash"
   [ "$(stat -c %a "$ZSE_HOME")" = 700 ] && [ "$(stat -c %a "$ZSE_HOME/keys.db")" = 600 ]
@@ -25,7 +25,7 @@ entry() {
   zse-apikey list | grep -q '^app  *good  *60 '
   zse-apikey list --json >"$T/list"
   [ "$(jq -r '.keys[0].name, .keys[0].rate_limit, .required' "$T/list" | xargs)" = "app 60 true" ]
-  ! grep -qF "$key" "$T/list"
+  run ! grep -qF -e "$key" "$T/list"
 }
 
 @test "twenty programs make twenty keys" {
