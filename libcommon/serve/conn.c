@@ -1,0 +1,540 @@
+#include "libcommon/serve/conn.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <openssl/err.h>
+
+#include "libcommon/base/clock.h"
+#include "libcommon/serve/conn_impl.h"
+
+enum { READ_SIZE = 1 << 16, MAX_AHEAD = 1 << 16, MAX_WS_MESSAGE = 4 << 20, LINGER_BYTES = 1 << 20 };
+static const double second = 1e9;
+
+static uint64_t after(double s) { return clock_ns() + (uint64_t)(s * second); }
+
+struct conn *conn_open(struct loop *l, int fd, const struct listener *at, const char *peer)
+{
+    struct conn *c = calloc(1, sizeof *c);
+    struct epoll_event ev = { .events = EPOLLIN, .data.ptr = c };
+    if (!c)
+        return NULL;
+    c->source = (struct source){ SOURCE_CONN, fd };
+    c->l = l;
+    c->local = at->local;
+    c->mode = at->tls ? CONN_HANDSHAKE : CONN_HTTP;
+    c->events = EPOLLIN;
+    c->deadline_ns = after(l->o.head_s);
+    snprintf(c->peer, sizeof c->peer, "%s", peer);
+    if (at->tls && (!(c->ssl = SSL_new(l->tls)) || SSL_set_fd(c->ssl, fd) != 1)) {
+        SSL_free(c->ssl);
+        free(c);
+        return NULL;
+    }
+    if (c->ssl)
+        SSL_set_accept_state(c->ssl);
+    if (epoll_ctl(l->epoll, EPOLL_CTL_ADD, fd, &ev) != 0) {
+        SSL_free(c->ssl);
+        free(c);
+        return NULL;
+    }
+    c->next = l->conns;
+    if (c->next)
+        c->next->prev = c;
+    l->conns = c;
+    l->n_conns++;
+    return c;
+}
+
+void conn_free(struct conn *c)
+{
+    SSL_free(c->ssl);
+    buf_release(&c->in);
+    buf_release(&c->out);
+    buf_release(&c->headers);
+    http_reset(&c->parser);
+    if (c->ws)
+        ws_next(c->ws);
+    free(c->ws);
+    free(c);
+}
+
+void conn_kill(struct conn *c)
+{
+    struct loop *l = c->l;
+    if (c->dead)
+        return;
+    c->dead = 1;
+    if (c->exchange && l->o.on_gone)
+        l->o.on_gone(l->o.user, c);
+    c->exchange = NULL;
+    close(c->source.fd);
+    if (c->prev)
+        c->prev->next = c->next;
+    else
+        l->conns = c->next;
+    if (c->next)
+        c->next->prev = c->prev;
+    c->prev = NULL;
+    c->next = l->dead;
+    l->dead = c;
+    l->n_conns--;
+}
+
+/* Tell epoll what this connection waits for. */
+static void watch(struct conn *c)
+{
+    int may_read = !c->eof && !(c->busy && c->mode == CONN_HTTP && c->in.size > MAX_AHEAD);
+    uint32_t want = (may_read ? (uint32_t)EPOLLIN : 0) | (c->out.size > 0 || c->ssl_wants_write ? (uint32_t)EPOLLOUT : 0);
+    if (want == c->events)
+        return;
+    struct epoll_event ev = { .events = want, .data.ptr = c };
+    c->events = want;
+    epoll_ctl(c->l->epoll, EPOLL_CTL_MOD, c->source.fd, &ev);
+}
+
+/* Flush at the end of this round. */
+static void dirty(struct conn *c)
+{
+    if (c->dirty || c->dead)
+        return;
+    c->dirty = 1;
+    c->next_dirty = c->l->dirty;
+    c->l->dirty = c;
+}
+
+/* ---- bytes ---- */
+
+/* read() and write() of a connection, plain or TLS: > 0 bytes, 0 the end, -1 later, -2 broken. */
+static long tls_result(struct conn *c, int rc)
+{
+    int why = SSL_get_error(c->ssl, rc);
+    ERR_clear_error();
+    c->ssl_wants_write = why == SSL_ERROR_WANT_WRITE;
+    return why == SSL_ERROR_WANT_READ || why == SSL_ERROR_WANT_WRITE ? -1 : why == SSL_ERROR_ZERO_RETURN ? 0 : -2;
+}
+
+static long receive(struct conn *c, void *to, size_t n)
+{
+    if (c->ssl) {
+        int rc = SSL_read(c->ssl, to, (int)n);
+        return rc > 0 ? rc : tls_result(c, rc);
+    }
+    ssize_t rc = recv(c->source.fd, to, n, 0);
+    return rc >= 0 ? (long)rc : errno == EAGAIN || errno == EINTR ? -1 : -2;
+}
+
+static long transmit(struct conn *c, const void *from, size_t n)
+{
+    if (c->ssl) {
+        int rc = SSL_write(c->ssl, from, n > 1 << 20 ? 1 << 20 : (int)n);
+        return rc > 0 ? rc : tls_result(c, rc) == -1 ? -1 : -2;
+    }
+    ssize_t rc = send(c->source.fd, from, n, MSG_NOSIGNAL);
+    return rc >= 0 ? (long)rc : errno == EAGAIN || errno == EINTR ? -1 : -2;
+}
+
+/* The end of a connection to which the client may still be sending: close at once and it would lose our answer (RFC 9112, 9.6). */
+static void linger(struct conn *c)
+{
+    if (c->mode == CONN_LINGER)
+        return;
+    if (c->ssl)
+        SSL_shutdown(c->ssl);
+    shutdown(c->source.fd, SHUT_WR);
+    c->mode = CONN_LINGER;
+    c->deadline_ns = after(2);
+    c->body_seen = 0;
+    buf_release(&c->in);
+    if (c->eof)
+        conn_kill(c);
+}
+
+static void next_request(struct conn *c);
+
+static void response_complete(struct conn *c)
+{
+    int switching = c->switching;
+    http_reset(&c->parser);
+    c->busy = c->begun = c->ended = c->switching = 0;
+    c->deadline_ns = 0;
+    if (switching) {
+        c->mode = CONN_WEBSOCKET;
+        return;
+    }
+    if (c->close_after || (c->eof && c->in.size == 0) || !c->l->listening) {
+        linger(c);
+        return;
+    }
+    c->deadline_ns = after(c->l->o.idle_s);
+}
+
+void conn_flush(struct conn *c)
+{
+    while (c->sent < c->out.size && !c->out.failed) {
+        long n = transmit(c, c->out.data + c->sent, c->out.size - c->sent);
+        if (n == -2) {
+            conn_kill(c);
+            return;
+        }
+        if (n == -1)
+            break;
+        c->sent += (size_t)n;
+        c->l->bytes_sent += (uint64_t)n;
+        c->progress_ns = clock_ns();
+    }
+    if (c->out.failed || c->out.size - c->sent > c->l->o.max_unsent) {     /* it reads too slowly */
+        conn_kill(c);
+        return;
+    }
+    if (c->sent == c->out.size || c->sent > 1 << 16) {
+        buf_drop(&c->out, c->sent);
+        c->sent = 0;
+    }
+    if (c->out.size == 0 && c->ended)
+        response_complete(c);
+    else if (c->out.size == 0 && c->mode == CONN_WEBSOCKET && c->close_after)
+        linger(c);
+    if (!c->dead && !c->busy && c->mode != CONN_LINGER)
+        next_request(c);
+    if (!c->dead)
+        watch(c);
+}
+
+/* ---- requests ---- */
+
+static void refused(struct conn *c, int status, const char *why)
+{
+    c->busy = 1;
+    c->close_after = 1;
+    c->request_ns = clock_ns();
+    if (c->l->o.on_refused)
+        c->l->o.on_refused(c->l->o.user, c, status, why);
+    else
+        conn_reply(c, status, "text/plain", why, strlen(why));
+}
+
+static void on_head_seen(struct conn *c)
+{
+    static const char go_on[] = "HTTP/1.1 100 Continue\r\n\r\n";
+    if (c->body_from_ns)
+        return;
+    c->body_from_ns = clock_ns();
+    if (c->parser.req->expects_continue && c->parser.state != HTTP_COMPLETE && c->in.size == 0) {
+        buf_add(&c->out, go_on, sizeof go_on - 1);
+        dirty(c);
+    }
+}
+
+/* Parse what is there, and hand a whole request over. */
+static void next_http(struct conn *c)
+{
+    if (c->in.size && c->parser.state == HTTP_HEAD && c->body_seen == 0) {      /* the first bytes of a request: from here its time counts */
+        c->deadline_ns = after(c->l->o.head_s);
+        c->body_seen = 1;
+    }
+    switch (http_parse(&c->parser, &c->in, &c->l->o.http)) {
+    case HTTP_MORE:
+        if (c->parser.req)
+            on_head_seen(c);
+        if (c->eof && !c->dead)
+            conn_kill(c);
+        return;
+    case HTTP_REFUSED:
+        refused(c, c->parser.status, c->parser.why);
+        return;
+    case HTTP_DONE:
+        c->busy = 1;
+        c->body_from_ns = 0;
+        c->body_seen = 0;
+        c->deadline_ns = 0;
+        c->status = 0;
+        c->request_ns = clock_ns();
+        c->close_after = !c->parser.req->keep_alive;
+        c->head_only = strcmp(c->parser.req->method, "HEAD") == 0;
+        c->l->o.on_request(c->l->o.user, c);
+        return;
+    }
+}
+
+static void next_message(struct conn *c)
+{
+    char data[125];
+    size_t size;
+    int status;
+    while (!c->dead && c->mode == CONN_WEBSOCKET && !c->close_after) {
+        switch (ws_parse(c->ws, &c->in, MAX_WS_MESSAGE, data, &size, &status)) {
+        case WS_MORE:
+            return;
+        case WS_FRAGMENT: case WS_GOT_PONG:
+            break;
+        case WS_GOT_PING:
+            ws_frame(&c->out, WS_PONG, data, size);
+            dirty(c);
+            break;
+        case WS_GOT_CLOSE: case WS_BAD:
+            conn_websocket_close(c, status);
+            return;
+        case WS_MESSAGE:
+            buf_add(&c->ws->message, "", 1);
+            if (!c->ws->message.failed)
+                c->l->o.on_message(c->l->o.user, c, c->ws->message.data, c->ws->message.size - 1);
+            ws_next(c->ws);
+            break;
+        }
+    }
+}
+
+static void next_request(struct conn *c)
+{
+    if (c->mode == CONN_WEBSOCKET)
+        next_message(c);
+    else if (c->mode == CONN_HTTP && (c->in.size || c->eof))
+        next_http(c);
+}
+
+/* ---- events ---- */
+
+static void on_readable(struct conn *c)
+{
+    char bytes[READ_SIZE];
+    for (int round = 0; round < 16; round++) {
+        long n = receive(c, bytes, sizeof bytes);
+        if (n == -1)
+            break;
+        if (n == -2) {
+            conn_kill(c);
+            return;
+        }
+        if (n == 0) {
+            c->eof = 1;
+            break;
+        }
+        if (c->mode == CONN_LINGER) {
+            if ((c->body_seen += (size_t)n) > LINGER_BYTES) {
+                conn_kill(c);
+                return;
+            }
+            continue;
+        }
+        buf_add(&c->in, bytes, (size_t)n);
+        if (c->in.failed) {
+            conn_kill(c);
+            return;
+        }
+        if (!c->busy)
+            next_request(c);
+        if (c->dead || (c->busy && c->in.size > MAX_AHEAD))
+            break;
+        if (!c->ssl && (size_t)n < sizeof bytes)
+            break;
+    }
+    if (c->dead || !c->eof)
+        return;
+    /* No more comes: while an answer is being made this means that nobody waits for it. */
+    if (c->exchange || c->mode != CONN_HTTP || (!c->busy && c->out.size == 0))
+        conn_kill(c);
+}
+
+static void handshake(struct conn *c)
+{
+    int rc = SSL_accept(c->ssl);
+    if (rc == 1) {
+        c->ssl_wants_write = 0;
+        c->mode = CONN_HTTP;
+        return;
+    }
+    if (tls_result(c, rc) != -1)
+        conn_kill(c);
+}
+
+void conn_ready(struct conn *c, uint32_t events)
+{
+    if (events & (EPOLLERR | EPOLLHUP) && !(events & EPOLLIN)) {
+        conn_kill(c);
+        return;
+    }
+    if (c->mode == CONN_HANDSHAKE)
+        handshake(c);
+    if (!c->dead && c->mode != CONN_HANDSHAKE && (events & EPOLLIN || c->ssl_wants_write))
+        on_readable(c);
+    if (!c->dead && c->mode != CONN_HANDSHAKE)
+        conn_flush(c);
+    else if (!c->dead)
+        watch(c);
+}
+
+void conn_check_time(struct conn *c, uint64_t now)
+{
+    static const char late[] = "the request did not arrive in time";
+    const struct loop_options *o = &c->l->o;
+    if (c->out.size > 0 && c->progress_ns && now - c->progress_ns > (uint64_t)(o->stalled_s * second)) {
+        conn_kill(c);
+        return;
+    }
+    if (c->mode == CONN_HTTP && !c->busy && c->body_from_ns) {
+        double allowed = o->body_s + (double)c->parser.req->body.size / 1024;
+        if ((double)(now - c->body_from_ns) > allowed * second) {
+            refused(c, 408, late);
+            return;
+        }
+    } else if (c->deadline_ns && now > c->deadline_ns) {
+        if (c->mode == CONN_HTTP && !c->busy && c->in.size > 0)
+            refused(c, 408, late);
+        else
+            conn_kill(c);
+    }
+}
+
+/* ---- responses ---- */
+
+const struct http_request *conn_request(const struct conn *c) { return c->parser.req; }
+struct http_request *conn_take_body(struct conn *c) { return c->parser.req; }
+const char *conn_peer(const struct conn *c) { return c->peer; }
+int conn_is_local(const struct conn *c) { return c->local; }
+void conn_set_exchange(struct conn *c, void *exchange) { c->exchange = exchange; }
+void *conn_exchange(const struct conn *c) { return c->exchange; }
+int conn_status(const struct conn *c) { return c->status; }
+uint64_t conn_started_ns(const struct conn *c) { return c->request_ns; }
+int conn_is_websocket(const struct conn *c) { return c->mode == CONN_WEBSOCKET || c->switching; }
+void conn_set_tag(struct conn *c, int tag) { c->tag = tag; }
+int conn_tag(const struct conn *c) { return c->tag; }
+
+void conn_add_header(struct conn *c, const char *name, const char *value)
+{
+    buf_printf(&c->headers, "%s: %s\r\n", name, value);
+}
+
+static void response_head(struct conn *c, int status, const char *type)
+{
+    char date[40];
+    time_t now = time(NULL);
+    struct tm tm;
+    gmtime_r(&now, &tm);
+    strftime(date, sizeof date, "%a, %d %b %Y %H:%M:%S GMT", &tm);
+    buf_printf(&c->out, "HTTP/1.1 %d %s\r\nDate: %s\r\nServer: zse-serve/%s\r\n", status, http_reason(status), date, ZSE_VERSION);
+    if (type)
+        buf_printf(&c->out, "Content-Type: %s\r\n", type);
+    buf_add(&c->out, c->headers.data, c->headers.size);
+    buf_release(&c->headers);
+    c->begun = 1;
+    c->status = status;
+    c->progress_ns = clock_ns();
+    dirty(c);
+}
+
+static void connection_header(struct conn *c)
+{
+    const struct http_request *r = c->parser.req;
+    if (!c->l->listening)
+        c->close_after = 1;
+    if (c->close_after)
+        buf_str(&c->out, "Connection: close\r\n");
+    else if (r && r->minor == 0)
+        buf_str(&c->out, "Connection: keep-alive\r\n");
+}
+
+void conn_reply(struct conn *c, int status, const char *type, const void *body, size_t size)
+{
+    response_head(c, status, type);
+    connection_header(c);
+    if (status != 204 && status != 304)
+        buf_printf(&c->out, "Content-Length: %zu\r\n", size);
+    buf_str(&c->out, "\r\n");
+    if (!c->head_only)
+        buf_add(&c->out, body, size);
+    c->ended = 1;
+    c->exchange = NULL;
+}
+
+void conn_begin(struct conn *c, int status, const char *type)
+{
+    const struct http_request *r = c->parser.req;
+    response_head(c, status, type);
+    c->chunked = r && r->minor == 1;
+    if (c->chunked)
+        buf_str(&c->out, "Transfer-Encoding: chunked\r\n");
+    else
+        c->close_after = 1;
+    connection_header(c);
+    buf_str(&c->out, "\r\n");
+}
+
+void conn_write(struct conn *c, const void *data, size_t size)
+{
+    if (size == 0 || c->head_only)
+        return;
+    if (c->out.size == 0)
+        c->progress_ns = clock_ns();
+    if (c->chunked)
+        buf_printf(&c->out, "%zx\r\n", size);
+    buf_add(&c->out, data, size);
+    if (c->chunked)
+        buf_add(&c->out, "\r\n", 2);
+    dirty(c);
+}
+
+void conn_end(struct conn *c)
+{
+    if (c->chunked && !c->head_only)
+        buf_str(&c->out, "0\r\n\r\n");
+    c->ended = 1;
+    c->exchange = NULL;
+    dirty(c);
+}
+
+int conn_upgrade(struct conn *c)
+{
+    static const char wanted[] = "this address speaks WebSocket (RFC 6455, version 13)";
+    const struct http_request *r = c->parser.req;
+    const char *version = http_field(r, "Sec-WebSocket-Version");
+    char accept[29];
+    int asked = strcmp(r->method, "GET") == 0 && r->minor == 1 && http_has_token(http_field(r, "Upgrade"), "websocket") &&
+                http_has_token(http_field(r, "Connection"), "upgrade");
+    if (!asked || !version || strcmp(version, "13") != 0 || ws_accept(http_field(r, "Sec-WebSocket-Key"), accept) != 0) {
+        conn_add_header(c, "Upgrade", "websocket");
+        conn_add_header(c, "Sec-WebSocket-Version", "13");
+        if (c->l->o.on_refused)
+            c->l->o.on_refused(c->l->o.user, c, 426, wanted);
+        else
+            conn_reply(c, 426, "text/plain", wanted, strlen(wanted));
+        return -1;
+    }
+    if (!(c->ws = calloc(1, sizeof *c->ws))) {
+        conn_reply(c, 503, "text/plain", "out of memory", 13);
+        return -1;
+    }
+    conn_add_header(c, "Upgrade", "websocket");
+    conn_add_header(c, "Connection", "Upgrade");
+    conn_add_header(c, "Sec-WebSocket-Accept", accept);
+    response_head(c, 101, NULL);
+    buf_str(&c->out, "\r\n");
+    c->close_after = 0;
+    c->ended = c->switching = 1;
+    return 0;
+}
+
+void conn_send_text(struct conn *c, const char *text, size_t size)
+{
+    if (c->dead || c->close_after)
+        return;
+    if (c->out.size == 0)
+        c->progress_ns = clock_ns();
+    ws_frame(&c->out, WS_TEXT, text, size);
+    dirty(c);
+}
+
+void conn_websocket_close(struct conn *c, int status)
+{
+    if (c->dead || c->close_after)
+        return;
+    ws_close_frame(&c->out, status);
+    c->close_after = 1;
+    dirty(c);
+}

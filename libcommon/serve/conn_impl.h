@@ -1,0 +1,69 @@
+/* conn_impl.h - what loop.c (listeners, epoll, time) and conn.c (bytes, HTTP, WebSocket of one connection) share. */
+#ifndef ZSE_SERVE_CONN_IMPL_H
+#define ZSE_SERVE_CONN_IMPL_H
+
+#include <openssl/ssl.h>
+
+#include "libcommon/serve/conn.h"
+
+enum source_kind { SOURCE_LISTENER, SOURCE_CONN, SOURCE_WAKE, SOURCE_SIGNAL };
+enum { MAX_LISTENERS = 8, PEER_SIZE = 48 };
+
+struct source { enum source_kind kind; int fd; };       /* what epoll's data points to */
+
+struct listener {
+    struct source source;
+    int tls, local;
+    char *path;                 /* of a Unix socket; owned */
+    uint64_t dev, ino;          /* of that path: nobody else's is removed */
+};
+
+enum conn_mode { CONN_HANDSHAKE, CONN_HTTP, CONN_WEBSOCKET, CONN_LINGER };
+
+struct conn {
+    struct source source;
+    struct conn *prev, *next;   /* of all, or of the dead */
+    struct conn *next_dirty;
+    struct loop *l;
+    SSL *ssl;                   /* NULL: plain */
+    enum conn_mode mode;
+    uint32_t events;            /* what epoll watches */
+    int local, dirty, dead;
+    int eof;                    /* the client sends no more */
+    int ssl_wants_write;        /* reading waits until the socket is writable */
+    struct buf in, out, headers;
+    size_t sent;                /* of out */
+    struct http_parser parser;
+    struct ws_parser *ws;       /* owned; NULL: no WebSocket */
+    int tag;
+    /* the request that is being answered */
+    int busy, begun, ended, chunked, head_only, close_after, status;
+    int switching;              /* to WebSocket: its 101 is on the way */
+    void *exchange;
+    uint64_t request_ns;
+    /* time: by when something must have happened; 0: no limit */
+    uint64_t deadline_ns, body_from_ns, progress_ns;
+    size_t body_seen;
+    char peer[PEER_SIZE];
+};
+
+struct loop {
+    struct loop_options o;
+    int epoll, quit, listening, n_conns;
+    struct source wake, signals;
+    struct listener listener[MAX_LISTENERS];
+    int n_listeners;
+    int spare;                  /* a descriptor to give up when there are no more */
+    SSL_CTX *tls;
+    struct conn *conns, *dead, *dirty;
+    uint64_t second_ns, bytes_sent;
+};
+
+struct conn *conn_open(struct loop *l, int fd, const struct listener *at, const char *peer);
+void conn_ready(struct conn *c, uint32_t events);
+void conn_flush(struct conn *c);
+void conn_kill(struct conn *c);             /* close now; freed at the end of the round */
+void conn_free(struct conn *c);
+void conn_check_time(struct conn *c, uint64_t now);
+
+#endif

@@ -1,0 +1,379 @@
+#include "libcommon/serve/conn.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/tcp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <openssl/err.h>
+
+#include "libcommon/base/clock.h"
+#include "libcommon/serve/conn_impl.h"
+
+static const uint64_t second = 1000000000u;
+
+static int watch(struct loop *l, struct source *s, struct err *e)
+{
+    struct epoll_event ev = { .events = EPOLLIN, .data.ptr = s };
+    return epoll_ctl(l->epoll, EPOLL_CTL_ADD, s->fd, &ev) == 0 ? 0 : err_sys(e, "epoll_ctl");
+}
+
+struct loop *loop_open(const struct loop_options *o, struct err *e)
+{
+    struct loop *l = calloc(1, sizeof *l);
+    if (!l) {
+        err_nomem(e, "event loop");
+        return NULL;
+    }
+    l->o = *o;
+    l->listening = 1;
+    l->epoll = epoll_create1(EPOLL_CLOEXEC);
+    l->wake = (struct source){ SOURCE_WAKE, eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC) };
+    l->signals = (struct source){ SOURCE_SIGNAL, -1 };
+    l->spare = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    l->second_ns = clock_ns();
+    if (l->epoll < 0 || l->wake.fd < 0)
+        err_sys(e, "event loop");
+    else if (watch(l, &l->wake, e) == 0)
+        return l;
+    loop_close(l);
+    return NULL;
+}
+
+static void close_fd(int fd)
+{
+    if (fd >= 0)
+        close(fd);
+}
+
+static void free_dead(struct loop *l)
+{
+    while (l->dead) {
+        struct conn *c = l->dead;
+        l->dead = c->next;
+        conn_free(c);
+    }
+}
+
+void loop_close(struct loop *l)
+{
+    if (!l)
+        return;
+    loop_stop_listening(l);
+    while (l->conns)
+        conn_kill(l->conns);
+    free_dead(l);
+    close_fd(l->spare);
+    close_fd(l->signals.fd);
+    close_fd(l->wake.fd);
+    close_fd(l->epoll);
+    SSL_CTX_free(l->tls);
+    free(l);
+}
+
+static int tls_error(struct err *e, const char *path)
+{
+    char why[200];
+    ERR_error_string_n(ERR_get_error(), why, sizeof why);
+    ERR_clear_error();
+    return err_set(e, ERR_FORMAT, "%s: %s", path, why);
+}
+
+int loop_tls(struct loop *l, const char *cert, const char *key, struct err *e)
+{
+    if (!(l->tls = SSL_CTX_new(TLS_server_method())))
+        return err_nomem(e, "TLS");
+    SSL_CTX_set_min_proto_version(l->tls, TLS1_2_VERSION);
+    SSL_CTX_set_mode(l->tls, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER | SSL_MODE_RELEASE_BUFFERS);
+    SSL_CTX_set_options(l->tls, SSL_OP_NO_RENEGOTIATION | SSL_OP_IGNORE_UNEXPECTED_EOF);
+    if (access(cert, R_OK) != 0)
+        return err_sys(e, "%s", cert);
+    if (access(key, R_OK) != 0)
+        return err_sys(e, "%s", key);
+    if (SSL_CTX_use_certificate_chain_file(l->tls, cert) != 1)
+        return tls_error(e, cert);
+    if (SSL_CTX_use_PrivateKey_file(l->tls, key, SSL_FILETYPE_PEM) != 1 || SSL_CTX_check_private_key(l->tls) != 1)
+        return tls_error(e, key);
+    return 0;
+}
+
+/* ---- listeners ---- */
+
+static int add_listener(struct loop *l, int fd, const struct listener *what, struct err *e)
+{
+    if (l->n_listeners == MAX_LISTENERS) {
+        close(fd);
+        return err_set(e, ERR_LIMIT, "more than %d listeners", MAX_LISTENERS);
+    }
+    struct listener *at = &l->listener[l->n_listeners];
+    *at = *what;
+    at->source = (struct source){ SOURCE_LISTENER, fd };
+    if (listen(fd, 1024) != 0) {
+        err_sys(e, "listen");
+        close(fd);
+        return -1;
+    }
+    l->n_listeners++;
+    return watch(l, &at->source, e);
+}
+
+static int is_loopback(const struct sockaddr *a)
+{
+    if (a->sa_family == AF_INET)
+        return (ntohl(((const struct sockaddr_in *)a)->sin_addr.s_addr) >> 24) == 127;
+    return a->sa_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)a)->sin6_addr);
+}
+
+static int port_of(const struct sockaddr_storage *a)
+{
+    return ntohs(a->ss_family == AF_INET ? ((const struct sockaddr_in *)a)->sin_port : ((const struct sockaddr_in6 *)a)->sin6_port);
+}
+
+int loop_listen(struct loop *l, const char *host, int *port, struct err *e)
+{
+    struct addrinfo hints = { .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_ADDRCONFIG }, *list;
+    struct sockaddr_storage bound;
+    socklen_t size = sizeof bound;
+    char service[8];
+    int one = 1, zero = 0;
+    snprintf(service, sizeof service, "%d", *port);
+    if (strchr(host, ':') || strspn(host, "0123456789.") == strlen(host))
+        hints.ai_flags = AI_PASSIVE | AI_NUMERICHOST;
+    int rc = getaddrinfo(host, service, &hints, &list);
+    if (rc != 0)
+        return err_set(e, ERR_IO, "--host %s: %s", host, gai_strerror(rc));
+    int fd = socket(list->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd >= 0) {
+        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+        if (list->ai_family == AF_INET6)
+            setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &zero, sizeof zero);
+    }
+    const struct listener what = { .tls = l->tls != NULL, .local = is_loopback(list->ai_addr) };
+    if (fd < 0 || bind(fd, list->ai_addr, list->ai_addrlen) != 0 || getsockname(fd, (struct sockaddr *)&bound, &size) != 0) {
+        err_sys(e, "%s port %d", host, *port);
+        close_fd(fd);
+        freeaddrinfo(list);
+        return -1;
+    }
+    freeaddrinfo(list);
+    *port = port_of(&bound);
+    return add_listener(l, fd, &what, e);
+}
+
+/* Does anybody answer at this socket? */
+static int somebody_listens(const struct sockaddr_un *a)
+{
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int answered = fd >= 0 && connect(fd, (const struct sockaddr *)a, sizeof *a) == 0;
+    close_fd(fd);
+    return answered;
+}
+
+int loop_listen_unix(struct loop *l, const char *path, struct err *e)
+{
+    struct sockaddr_un a = { .sun_family = AF_UNIX };
+    struct stat st;
+    if (strlen(path) >= sizeof a.sun_path)
+        return err_set(e, ERR_LIMIT, "--socket %s: more than %zu bytes", path, sizeof a.sun_path - 1);
+    strcpy(a.sun_path, path);
+    if (lstat(path, &st) == 0) {
+        if (!S_ISSOCK(st.st_mode))
+            return err_set(e, ERR_IO, "--socket %s: is there, and no socket", path);
+        if (somebody_listens(&a))
+            return err_set(e, ERR_IO, "--socket %s: another program listens there", path);
+        unlink(path);
+    }
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    mode_t before = umask(0177);
+    int rc = fd < 0 ? -1 : bind(fd, (const struct sockaddr *)&a, sizeof a);
+    umask(before);
+    if (rc != 0 || stat(path, &st) != 0) {
+        err_sys(e, "--socket %s", path);
+        close_fd(fd);
+        return -1;
+    }
+    const struct listener what = { .local = 1, .path = strdup(path), .dev = st.st_dev, .ino = st.st_ino };
+    if (!what.path) {
+        close(fd);
+        return err_nomem(e, "path");
+    }
+    return add_listener(l, fd, &what, e);
+}
+
+void loop_stop_listening(struct loop *l)
+{
+    struct stat st;
+    for (int i = 0; i < l->n_listeners; i++) {
+        struct listener *at = &l->listener[i];
+        close(at->source.fd);
+        if (at->path && stat(at->path, &st) == 0 && st.st_dev == at->dev && st.st_ino == at->ino)
+            unlink(at->path);
+        free(at->path);
+    }
+    l->n_listeners = 0;
+    l->listening = 0;
+    for (struct conn *c = l->conns, *next; c; c = next) {
+        next = c->next;
+        if (!c->busy && c->mode == CONN_HTTP && c->out.size == 0 && c->parser.state == HTTP_HEAD && c->in.size == 0)
+            conn_kill(c);
+    }
+}
+
+int loop_signals(struct loop *l, const int *numbers, int n, struct err *e)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    for (int i = 0; i < n; i++)
+        sigaddset(&set, numbers[i]);
+    l->signals.fd = signalfd(-1, &set, SFD_NONBLOCK | SFD_CLOEXEC);
+    return l->signals.fd < 0 ? err_sys(e, "signalfd") : watch(l, &l->signals, e);
+}
+
+static void peer_name(const struct sockaddr_storage *a, char out[PEER_SIZE])
+{
+    const void *addr = a->ss_family == AF_INET ? (const void *)&((const struct sockaddr_in *)a)->sin_addr : (const void *)&((const struct sockaddr_in6 *)a)->sin6_addr;
+    if ((a->ss_family != AF_INET && a->ss_family != AF_INET6) || !inet_ntop(a->ss_family, addr, out, PEER_SIZE))
+        strcpy(out, "unix");
+    else if (strncmp(out, "::ffff:", 7) == 0 && strchr(out, '.'))
+        memmove(out, out + 7, strlen(out + 7) + 1);
+}
+
+/* Out of descriptors: take the connection with the spare one and close it, so that the client hears at once and epoll is not asked again and again. */
+static void turn_away(struct loop *l, int listener)
+{
+    close_fd(l->spare);
+    close_fd(accept4(listener, NULL, NULL, SOCK_CLOEXEC));
+    l->spare = open("/dev/null", O_RDONLY | O_CLOEXEC);
+}
+
+static void accept_some(struct loop *l, const struct listener *at)
+{
+    static const char full[] = "HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
+    for (int i = 0; i < 64; i++) {
+        struct sockaddr_storage a = { 0 };
+        socklen_t size = sizeof a;
+        char peer[PEER_SIZE];
+        int one = 1, fd = accept4(at->source.fd, (struct sockaddr *)&a, &size, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        if (fd < 0) {
+            if (errno == EMFILE || errno == ENFILE)
+                turn_away(l, at->source.fd);
+            return;
+        }
+        if (l->n_conns >= l->o.max_connections) {
+            if (!at->tls)
+                send(fd, full, sizeof full - 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+            close(fd);
+            continue;
+        }
+        if (!at->path)
+            setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+        peer_name(&a, peer);
+        if (!conn_open(l, fd, at, peer))
+            close(fd);
+    }
+}
+
+/* ---- running ---- */
+
+static void on_signals(struct loop *l)
+{
+    struct signalfd_siginfo info;
+    while (read(l->signals.fd, &info, sizeof info) == (ssize_t)sizeof info)
+        if (l->o.on_signal)
+            l->o.on_signal(l->o.user, (int)info.ssi_signo);
+}
+
+static void on_event(struct loop *l, const struct epoll_event *ev)
+{
+    uint64_t n;
+    struct source *s = ev->data.ptr;
+    switch (s->kind) {
+    case SOURCE_LISTENER:
+        if (l->listening)
+            accept_some(l, (struct listener *)s);
+        break;
+    case SOURCE_CONN:
+        if (!((struct conn *)s)->dead)
+            conn_ready((struct conn *)s, ev->events);
+        break;
+    case SOURCE_WAKE:
+        if (read(l->wake.fd, &n, sizeof n) == (ssize_t)sizeof n && l->o.on_wake)
+            l->o.on_wake(l->o.user);
+        break;
+    case SOURCE_SIGNAL: on_signals(l); break;
+    }
+}
+
+static void each_second(struct loop *l, uint64_t now)
+{
+    if (now - l->second_ns < second)
+        return;
+    l->second_ns = now;
+    for (struct conn *c = l->conns, *next; c; c = next) {
+        next = c->next;
+        conn_check_time(c, now);
+    }
+    if (l->o.on_second)
+        l->o.on_second(l->o.user);
+}
+
+void loop_run(struct loop *l)
+{
+    struct epoll_event events[128];
+    while (!l->quit) {
+        uint64_t now = clock_ns(), since = now - l->second_ns;
+        int n = epoll_wait(l->epoll, events, 128, since >= second ? 0 : (int)((second - since) / 1000000 + 1));
+        for (int i = 0; i < n; i++)
+            on_event(l, &events[i]);
+        each_second(l, clock_ns());
+        while (l->dirty) {
+            struct conn *c = l->dirty;
+            l->dirty = c->next_dirty;
+            c->dirty = 0;
+            if (!c->dead)
+                conn_flush(c);
+        }
+        free_dead(l);
+    }
+}
+
+void loop_quit(struct loop *l) { l->quit = 1; }
+
+void loop_wake(struct loop *l)
+{
+    uint64_t one = 1;
+    ssize_t n = write(l->wake.fd, &one, sizeof one);
+    (void)n;                            /* full: it is going to wake up anyway */
+}
+
+int loop_n_connections(const struct loop *l) { return l->n_conns; }
+uint64_t loop_bytes_sent(const struct loop *l) { return l->bytes_sent; }
+
+int loop_n_busy(const struct loop *l)
+{
+    int n = 0;
+    for (const struct conn *c = l->conns; c; c = c->next)
+        n += c->exchange || c->out.size > 0 || (c->busy && c->mode == CONN_HTTP);
+    return n;
+}
+
+void loop_each_websocket(struct loop *l, void (*fn)(void *user, struct conn *c), void *user)
+{
+    for (struct conn *c = l->conns, *next; c; c = next) {
+        next = c->next;
+        if (c->mode == CONN_WEBSOCKET)
+            fn(user, c);
+    }
+}
