@@ -10,7 +10,7 @@ NVCC    ?= $(shell command -v nvcc)
 ARCH    := $(shell $(CC) -dumpmachine | cut -d- -f1)
 PKGS    := jansson libcurl zlib libpcre2-8 libutf8proc
 ifneq ($(filter-out clean uninstall,$(or $(MAKECMDGOALS),all)),)
-MISSING := $(foreach p,$(PKGS) libedit sqlite3 libcrypto,$(shell pkg-config --exists $p 2>/dev/null || echo $p))
+MISSING := $(foreach p,$(PKGS) libedit sqlite3 libssl libcrypto,$(shell pkg-config --exists $p 2>/dev/null || echo $p))
 $(if $(strip $(MISSING)),$(error pkg-config does not find: $(strip $(MISSING)); on Debian, scripts/deps installs what is needed))
 endif
 PKG_CFLAGS := $(shell pkg-config --cflags $(PKGS))
@@ -42,6 +42,7 @@ $(B)/libzse.a: $(patsubst %.c,$(B)/%.o,$(LIB))
 
 $(B)/zse-chat: EXTRA := -ledit
 $(B)/zse-apikey $(B)/zse-audit $(B)/tests/unit/t-access: EXTRA := -lsqlite3 -lcrypto
+$(B)/zse-serve: EXTRA := -lssl -lcrypto
 $(B)/zse-%: $(B)/cmd/zse-%.o $(patsubst %.c,$(B)/%.o,$(CMD)) $(B)/libzse.a
 	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $^ $(PKG_LIBS) $(EXTRA) -lm
 

@@ -39,7 +39,8 @@ struct loop_options {
     void *user;
 };
 struct loop *loop_open(const struct loop_options *o, struct err *e);
-void loop_close(struct loop *l);                /* drops every connection; NULL is fine */
+void loop_close(struct loop *l);                /* NULL is fine */
+void loop_drop_all(struct loop *l);             /* no listener and no connection any more */
 /* TLS for the TCP listeners that follow: PEM files. */
 int loop_tls(struct loop *l, const char *cert, const char *key, struct err *e);
 /* *port 0: any; it is filled in. host is a name or a number. */

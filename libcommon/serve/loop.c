@@ -67,14 +67,19 @@ static void free_dead(struct loop *l)
     }
 }
 
-void loop_close(struct loop *l)
+void loop_drop_all(struct loop *l)
 {
-    if (!l)
-        return;
     loop_stop_listening(l);
     while (l->conns)
         conn_kill(l->conns);
     free_dead(l);
+}
+
+void loop_close(struct loop *l)
+{
+    if (!l)
+        return;
+    loop_drop_all(l);
     close_fd(l->spare);
     close_fd(l->signals.fd);
     close_fd(l->wake.fd);

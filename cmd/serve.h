@@ -1,0 +1,27 @@
+/* serve.h - the parts of zse-serve: its options, the administrator's token, and the program. */
+#ifndef ZSE_CMD_SERVE_H
+#define ZSE_CMD_SERVE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "cmd/open_model.h"
+
+struct serve_options {
+    const char *host, *socket_path, *tls_cert, *tls_key;        /* NULL: not given */
+    int port, port_given, no_auth, trust_proxy, max_seqs, max_queue, no_prefix_cache, max_connections, quiet;
+    uint64_t kv_bytes, max_memory, max_body;                    /* 0: not given */
+    double timeout_s, drain_s;
+    const char **origins, **hosts, **names;                     /* owned */
+    int n_origins, n_hosts, n_names;
+    const char *const *models; int n_models;                    /* of argv */
+    struct run_options run;
+};
+/* -1: go on; else the exit code. */
+int serve_options_parse(struct serve_options *o, int argc, char **argv);
+void serve_options_release(struct serve_options *o);
+
+/* The token of $ZSE_HOME/admin.token (~/.zse), made if it is not there: mode 0600.  Caller frees; NULL with *e. */
+char *admin_token(struct err *e);
+
+#endif

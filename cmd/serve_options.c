@@ -1,0 +1,144 @@
+#include "cmd/serve.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "cmd/cli.h"
+
+static const char prog[] = "zse-serve";
+static const char usage[] =
+    "usage: zse-serve [OPTIONS] [MODEL]...\n"
+    "Serve models on the OpenAI API over HTTP.\n"
+    "MODEL is a .zse, a GGUF file or a Hugging Face folder (default: $ZSE_MODEL; without: models are loaded over the API).\n"
+    "\n"
+    "      --host NAME            address to listen on (default: 127.0.0.1)\n"
+    "      --port N               port, 0: any that is free (default: 8000)\n"
+    "      --socket FILE          listen on this Unix socket; without --host and --port, only there\n"
+    "      --tls-cert FILE        certificate chain (PEM): HTTPS\n"
+    "      --tls-key FILE         its private key (PEM)\n"
+    "      --no-auth              listen beyond this machine although nobody has to show a key\n"
+    "      --trust-proxy          take the client's address from X-Forwarded-For\n"
+    "      --cors-origin ORIGIN   let pages of this origin use the API, * for all; can be given again\n"
+    "      --allow-host NAME      answer to this name besides localhost on a loopback address; can be given again\n"
+    "\n"
+    "      --name NAME            id of the model (default: the file's name); can be given again, for each MODEL in order\n"
+    "      --max-seqs N           answers that are made together (default: 32)\n"
+    "      --max-queue N          requests that may wait, 0: any number (default: 1000)\n"
+    "      --kv-bytes SIZE        memory for keys and values of each model (default: enough, at most a quarter of the machine's)\n"
+    "      --max-memory SIZE      weights and memory of all models; the least recently used leave (default: no limit)\n"
+    "      --no-prefix-cache      compute every prompt from its beginning\n"
+    "      --timeout SECONDS      end a request after this time, 0: never (default: 600)\n"
+    "      --drain SECONDS        what running requests get when the server stops or a model leaves (default: 30)\n"
+    "      --max-connections N    clients that are connected at once (default: 4096)\n"
+    "      --max-body SIZE        largest body of a request (default: 16MB)\n"
+    "      --quiet                no messages but errors\n"
+    "\n"
+    RUN_HELP
+    "\n"
+    "  -h, --help                 show this help\n"
+    "  -V, --version              show the version\n"
+    "Prints the address on standard output as soon as it listens. SIGTERM: stop when the running requests have ended; SIGHUP: load the files again.\n";
+
+enum {
+    OPT_HOST = 300, OPT_PORT, OPT_SOCKET, OPT_CERT, OPT_KEY, OPT_NO_AUTH, OPT_PROXY, OPT_ORIGIN, OPT_ALLOW_HOST, OPT_NAME, OPT_SEQS, OPT_QUEUE, OPT_KV_BYTES,
+    OPT_MEMORY, OPT_NO_PREFIX, OPT_TIMEOUT, OPT_DRAIN, OPT_CONNECTIONS, OPT_BODY, OPT_QUIET,
+};
+
+static const struct option options[] = {
+    { "host", required_argument, NULL, OPT_HOST }, { "port", required_argument, NULL, OPT_PORT }, { "socket", required_argument, NULL, OPT_SOCKET },
+    { "tls-cert", required_argument, NULL, OPT_CERT }, { "tls-key", required_argument, NULL, OPT_KEY }, { "no-auth", no_argument, NULL, OPT_NO_AUTH },
+    { "trust-proxy", no_argument, NULL, OPT_PROXY }, { "cors-origin", required_argument, NULL, OPT_ORIGIN },
+    { "allow-host", required_argument, NULL, OPT_ALLOW_HOST }, { "name", required_argument, NULL, OPT_NAME }, { "max-seqs", required_argument, NULL, OPT_SEQS },
+    { "max-queue", required_argument, NULL, OPT_QUEUE }, { "kv-bytes", required_argument, NULL, OPT_KV_BYTES },
+    { "max-memory", required_argument, NULL, OPT_MEMORY }, { "no-prefix-cache", no_argument, NULL, OPT_NO_PREFIX },
+    { "timeout", required_argument, NULL, OPT_TIMEOUT }, { "drain", required_argument, NULL, OPT_DRAIN },
+    { "max-connections", required_argument, NULL, OPT_CONNECTIONS }, { "max-body", required_argument, NULL, OPT_BODY }, { "quiet", no_argument, NULL, OPT_QUIET },
+    RUN_LONG_OPTIONS, { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
+};
+
+static int whole(const char *name, const char *arg, long long min, long long max, int *out)
+{
+    long long v;
+    if (cli_parse_int(prog, name, arg, min, max, &v) != 0)
+        return CLI_USAGE;
+    *out = (int)v;
+    return 0;
+}
+
+/* One option: 0 or the exit code of wrong usage. */
+static int take(struct serve_options *o, int c, const char *arg)
+{
+    uint64_t size;
+    switch (c) {
+    case OPT_HOST: o->host = arg; return 0;
+    case OPT_PORT: o->port_given = 1; return whole("--port", arg, 0, 65535, &o->port);
+    case OPT_SOCKET: o->socket_path = arg; return 0;
+    case OPT_CERT: o->tls_cert = arg; return 0;
+    case OPT_KEY: o->tls_key = arg; return 0;
+    case OPT_NO_AUTH: o->no_auth = 1; return 0;
+    case OPT_PROXY: o->trust_proxy = 1; return 0;
+    case OPT_ORIGIN: o->origins[o->n_origins++] = arg; return 0;
+    case OPT_ALLOW_HOST: o->hosts[o->n_hosts++] = arg; return 0;
+    case OPT_NAME: o->names[o->n_names++] = arg; return 0;
+    case OPT_SEQS: return whole("--max-seqs", arg, 1, 4096, &o->max_seqs);
+    case OPT_QUEUE: return whole("--max-queue", arg, 0, INT32_MAX, &o->max_queue);
+    case OPT_KV_BYTES: return cli_parse_size(prog, "--kv-bytes", arg, &o->kv_bytes);
+    case OPT_MEMORY: return cli_parse_size(prog, "--max-memory", arg, &o->max_memory);
+    case OPT_NO_PREFIX: o->no_prefix_cache = 1; return 0;
+    case OPT_TIMEOUT: return cli_parse_float(prog, "--timeout", arg, 0, 1e6, &o->timeout_s);
+    case OPT_DRAIN: return cli_parse_float(prog, "--drain", arg, 0, 1e6, &o->drain_s);
+    case OPT_CONNECTIONS: return whole("--max-connections", arg, 1, 1000000, &o->max_connections);
+    case OPT_BODY:
+        if (cli_parse_size(prog, "--max-body", arg, &size) != 0)
+            return CLI_USAGE;
+        if (size < 1024 || size > (uint64_t)1 << 32)
+            return cli_wrong(prog, "--max-body: %s is not in the range 1KiB to 4GiB", arg);
+        o->max_body = size;
+        return 0;
+    case OPT_QUIET: o->quiet = 1; return 0;
+    default: return run_option(prog, c, arg, &o->run);
+    }
+}
+
+static int check(struct serve_options *o)
+{
+    if (!o->tls_cert != !o->tls_key)
+        return cli_wrong(prog, "--tls-cert and --tls-key: both or none");
+    if (o->n_names > o->n_models)
+        return cli_wrong(prog, "--name %s: there are %d names for %d models", o->names[o->n_names - 1], o->n_names, o->n_models);
+    if (!o->host && (!o->socket_path || o->port_given))
+        o->host = "127.0.0.1";
+    return run_options_check(prog, &o->run);
+}
+
+int serve_options_parse(struct serve_options *o, int argc, char **argv)
+{
+    int c, rc;
+    *o = (struct serve_options){ .port = 8000, .max_seqs = 32, .max_queue = 1000, .timeout_s = 600, .drain_s = 30, .max_connections = 4096, .max_body = 16000000 };
+    o->origins = calloc((size_t)argc + 1, sizeof *o->origins);
+    o->hosts = calloc((size_t)argc + 1, sizeof *o->hosts);
+    o->names = calloc((size_t)argc + 1, sizeof *o->names);
+    if (!o->origins || !o->hosts || !o->names) {
+        cli_note(prog, "out of memory");
+        return CLI_FAILED;
+    }
+    while ((c = getopt_long(argc, argv, "q:hV", options, NULL)) != -1) {
+        if (c == 'h')
+            return cli_help(usage);
+        if (c == 'V')
+            return cli_version(prog);
+        if ((rc = take(o, c, optarg)) != 0)
+            return rc < 0 ? cli_usage(usage) : rc;
+    }
+    o->models = (const char *const *)argv + optind;
+    o->n_models = argc - optind;
+    rc = check(o);
+    return rc ? rc : -1;
+}
+
+void serve_options_release(struct serve_options *o)
+{
+    free(o->origins);
+    free(o->hosts);
+    free(o->names);
+}

@@ -1,0 +1,97 @@
+#include "cmd/serve.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "libcommon/base/file.h"
+
+enum { TOKEN_BYTES = 24, TOKEN_SIZE = 2 * TOKEN_BYTES };
+
+/* Path of the token's file, its folder made. Caller frees. */
+static char *token_path(struct err *e)
+{
+    const char *own = getenv("ZSE_HOME"), *home = getenv("HOME");
+    int in_home = !own || !*own;
+    char *path;
+    if (in_home && (!home || !*home)) {
+        err_set(e, ERR_IO, "neither ZSE_HOME nor HOME is set");
+        return NULL;
+    }
+    if (asprintf(&path, "%s%s", in_home ? home : own, in_home ? "/.zse" : "") < 0) {
+        err_nomem(e, "path");
+        return NULL;
+    }
+    if (mkdir(path, 0700) != 0 && errno != EEXIST) {
+        err_sys(e, "%s", path);
+        free(path);
+        return NULL;
+    }
+    char *file;
+    int rc = asprintf(&file, "%s/admin.token", path);
+    free(path);
+    if (rc >= 0)
+        return file;
+    err_nomem(e, "path");
+    return NULL;
+}
+
+static char *read_token(const char *path, struct err *e)
+{
+    struct stat st;
+    size_t size;
+    if (stat(path, &st) != 0) {
+        err_sys(e, "%s", path);
+        return NULL;
+    }
+    if (st.st_mode & 077) {
+        err_set(e, ERR_IO, "%s: others may read it (mode %03o), expected 600", path, (unsigned)st.st_mode & 0777);
+        return NULL;
+    }
+    char *text = file_read(path, 4096, &size, e);
+    if (!text)
+        return NULL;
+    text[strcspn(text, "\r\n")] = '\0';
+    if (strlen(text) >= 16)
+        return text;
+    err_set(e, ERR_FORMAT, "%s: the token has %zu characters, expected at least 16", path, strlen(text));
+    free(text);
+    return NULL;
+}
+
+static int write_token(const char *path, struct err *e)
+{
+    unsigned char random[TOKEN_BYTES];
+    char text[TOKEN_SIZE + 2];
+    struct atomic_file f;
+    if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random)
+        return err_sys(e, "random numbers");
+    for (int i = 0; i < TOKEN_BYTES; i++)
+        snprintf(text + 2 * i, 3, "%02x", random[i]);
+    text[TOKEN_SIZE] = '\n';
+    mode_t before = umask(077);
+    int rc = atomic_open(&f, path, e);
+    umask(before);
+    if (rc != 0)
+        return -1;
+    if (fchmod(f.fd, 0600) != 0 || atomic_write(&f, text, TOKEN_SIZE + 1, e) != 0) {
+        atomic_abort(&f);
+        return -1;
+    }
+    return atomic_commit(&f, e);
+}
+
+char *admin_token(struct err *e)
+{
+    char *path = token_path(e), *token = NULL;
+    if (!path)
+        return NULL;
+    if (access(path, F_OK) == 0 || write_token(path, e) == 0)
+        token = read_token(path, e);
+    free(path);
+    return token;
+}

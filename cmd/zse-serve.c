@@ -1,0 +1,144 @@
+/* zse-serve - serve models on the OpenAI API. */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "cmd/cli.h"
+#include "cmd/serve.h"
+#include "libcommon/base/json.h"
+#include "libcommon/serve/server.h"
+
+static const char prog[] = "zse-serve";
+
+/* A quarter of the machine's memory, for keys and values that nobody gave a size for. */
+static uint64_t quarter_of_memory(void)
+{
+    long pages = sysconf(_SC_PHYS_PAGES), size = sysconf(_SC_PAGESIZE);
+    return pages > 0 && size > 0 ? (uint64_t)pages * (uint64_t)size / 4 : (uint64_t)1 << 31;
+}
+
+/* Bytes of keys and values: as asked, else enough for max_seqs whole sequences, at most a quarter of the machine, at least one sequence. */
+static uint64_t kv_bytes(const struct serve_options *o, const struct config *c, int max_len)
+{
+    uint64_t block = 2 * (uint64_t)c->n_layers * (uint64_t)c->n_kv_heads * kv_block_bytes(o->run.kv, c->head_dim);
+    uint64_t one = block * (uint64_t)((max_len + KV_BLOCK - 1) / KV_BLOCK), all = one * (uint64_t)o->max_seqs, most = quarter_of_memory();
+    if (o->kv_bytes)
+        return o->kv_bytes;
+    return all < most ? all : one > most ? one : most;
+}
+
+static int open_served(void *user, const char *path, struct served_model *m, struct err *e)
+{
+    const struct serve_options *o = user;
+    struct opened_model *opened = calloc(1, sizeof *opened);
+    if (!opened)
+        return err_nomem(e, "model");
+    if (open_model(prog, path, &o->run, opened, e) != 0) {
+        free(opened);
+        return -1;
+    }
+    int max_len = context_len(opened, &o->run);
+    const struct engine_options eo = { .n_threads = o->run.threads, .kv_type = o->run.kv, .max_len = max_len, .max_seqs = o->max_seqs, .max_waiting = o->max_queue,
+                                       .no_prefix_cache = o->no_prefix_cache, .exact = o->run.exact, .kernels = o->run.kernels,
+                                       .kv_bytes = kv_bytes(o, &opened->model->config, max_len) };
+    const json_t *type = js_get(js_get(opened->json, "quantization"), "type");
+    *m = (struct served_model){ .model = opened->model, .tokenizer = opened->tokenizer, .json = opened->json, .max_len = max_len,
+                                .quantization = json_string_value(type), .file_bytes = opened->model->weight_bytes, .handle = opened };
+    if ((m->engine = engine_open(opened->model, opened->tokenizer, &eo, e)))
+        return 0;
+    close_model(opened);
+    free(opened);
+    return -1;
+}
+
+static void close_served(void *user, struct served_model *m)
+{
+    (void)user;
+    engine_close(m->engine);
+    close_model(m->handle);
+    free(m->handle);
+}
+
+static void say(void *user, const char *text)
+{
+    const struct serve_options *o = user;
+    if (!o->quiet)
+        cli_note(prog, "%s", text);
+}
+
+static void raise_descriptors(void)
+{
+    struct rlimit l;
+    if (getrlimit(RLIMIT_NOFILE, &l) == 0 && l.rlim_cur < l.rlim_max) {
+        l.rlim_cur = l.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &l);
+    }
+}
+
+static void print_addresses(const struct serve_options *o, const struct server *s)
+{
+    const char *scheme = o->tls_cert ? "https" : "http";
+    if (o->host)
+        printf(strchr(o->host, ':') ? "listening on %s://[%s]:%d\n" : "listening on %s://%s:%d\n", scheme, o->host, server_port(s));
+    if (o->socket_path)
+        printf("listening on unix:%s\n", o->socket_path);
+    fflush(stdout);
+}
+
+static int load_models(const struct serve_options *o, struct server *s, struct err *e)
+{
+    const char *env = getenv("ZSE_MODEL");
+    if (o->n_models == 0 && env && *env)
+        return server_load(s, env, NULL, e);
+    for (int i = 0; i < o->n_models; i++)
+        if (server_load(s, o->models[i], i < o->n_names ? o->names[i] : NULL, e) != 0)
+            return err_prefix(e, "%s", o->models[i]);
+    return 0;
+}
+
+static int run(struct serve_options *o)
+{
+    struct err e;
+    char *token = admin_token(&e);
+    if (!token)
+        cli_note(prog, "%s: no administration over HTTP", e.msg);
+    signal(SIGPIPE, SIG_IGN);
+    server_block_signals();
+    raise_descriptors();
+    const struct server_options so = {
+        .opener = { open_served, close_served, o }, .host = o->host, .port = o->port, .socket_path = o->socket_path, .tls_cert = o->tls_cert, .tls_key = o->tls_key,
+        .allow_remote = o->no_auth, .trust_proxy = o->trust_proxy, .origins = o->origins, .n_origins = o->n_origins, .hosts = o->hosts, .n_hosts = o->n_hosts,
+        .admin_token = token, .max_connections = o->max_connections, .max_body = o->max_body, .timeout_s = o->timeout_s, .drain_s = o->drain_s,
+        .max_memory = o->max_memory, .log = say, .user = o,
+    };
+    struct server *s = server_open(&so, &e);
+    int rc = s ? 0 : -1;
+    if (s) {
+        print_addresses(o, s);
+        rc = load_models(o, s, &e);
+    }
+    if (rc == 0)
+        rc = server_run(s, &e);
+    if (rc != 0)
+        cli_fail(prog, &e);
+    if (s && server_is_loading(s)) {            /* a conversion may take minutes, and nobody waits for it any more */
+        fflush(stdout);
+        _exit(rc ? CLI_FAILED : CLI_OK);
+    }
+    server_close(s);
+    free(token);
+    return rc ? CLI_FAILED : cli_finish(prog);
+}
+
+int main(int argc, char **argv)
+{
+    struct serve_options o;
+    int rc = serve_options_parse(&o, argc, argv);
+    if (rc < 0)
+        rc = run(&o);
+    serve_options_release(&o);
+    return rc;
+}

@@ -1,0 +1,805 @@
+#include "libcommon/serve/calls.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "libcommon/base/clock.h"
+#include "libcommon/base/json.h"
+#include "libcommon/base/utf8.h"
+#include "libcommon/token/chat.h"
+
+/* Large bodies go through a thread of their own, so that the tokens of others need not wait while one is parsed or tokenized. */
+struct preparing {
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t work;
+    struct call *first, **last;         /* to do */
+    struct call *done, **done_last;
+    int stop;
+    struct loop *loop;
+};
+
+enum { STAGE_PARSE, STAGE_PROMPTS, STAGE_READY };
+
+static void call_free(struct call *c)
+{
+    for (int i = 0; i < c->n_prompts; i++) {
+        free(c->prompts[i].ids);
+        free(c->prompts[i].text);
+    }
+    for (int i = 0; c->choices && i < c->n_choices; i++) {
+        struct choice *ch = &c->choices[i];
+        buf_release(&ch->text);
+        buf_release(&ch->reasoning);
+        buf_release(&ch->logprobs);
+        buf_release(&ch->values);
+        buf_release(&ch->tops);
+        buf_release(&ch->offsets);
+        free(ch->embedding);
+    }
+    if (c->h) {
+        if (c->prev)
+            c->prev->next = c->next;
+        else
+            c->h->calls = c->next;
+        if (c->next)
+            c->next->prev = c->prev;
+        c->h->n_calls--;
+    }
+    free(c->prompts);
+    free(c->choices);
+    free(c->bias);
+    buf_release(&c->body);
+    buf_release(&c->head);
+    buf_release(&c->line);
+    json_decref(c->json);
+    free(c);
+}
+
+void calls_drop(struct hosted *h)
+{
+    while (h->calls)
+        call_free(h->calls);
+}
+
+/* ---- figures ---- */
+
+void call_totals(const struct call *c, int *prompt, int *completion, int *cached, int *reasoning)
+{
+    *prompt = *completion = *cached = *reasoning = 0;
+    for (int i = 0; i < c->n_prompts; i++)
+        *prompt += c->prompts[i].n_ids;
+    for (int i = 0; i < c->n_choices; i++) {
+        const struct choice *ch = &c->choices[i];
+        *completion += ch->stats.n_generated;
+        *reasoning += ch->n_reasoning;
+        if (i == 0 || ch->prompt != c->choices[i - 1].prompt)       /* siblings share their prompt: what the first found is what was saved */
+            *cached += ch->stats.n_cached;
+    }
+}
+
+void call_usage(const struct call *c, struct buf *out)
+{
+    int prompt, completion, cached, reasoning;
+    call_totals(c, &prompt, &completion, &cached, &reasoning);
+    if (c->form->body == BODY_EMBEDDING) {
+        buf_printf(out, "{\"prompt_tokens\":%d,\"total_tokens\":%d}", prompt, prompt);
+        return;
+    }
+    buf_printf(out, "{\"prompt_tokens\":%d,\"completion_tokens\":%d,\"total_tokens\":%d,\"prompt_tokens_details\":{\"cached_tokens\":%d}", prompt,
+               completion, prompt + completion, cached);
+    if (c->h->thinks)
+        buf_printf(out, ",\"completion_tokens_details\":{\"reasoning_tokens\":%d}", reasoning);
+    buf_str(out, "}");
+}
+
+static void record(struct call *c)
+{
+    struct record r = { .route = c->route, .status = c->status };
+    struct timespec now;
+    int cached, reasoning;
+    double decode_s = 0;
+    call_totals(c, &r.prompt_tokens, &r.completion_tokens, &cached, &reasoning);
+    clock_gettime(CLOCK_REALTIME, &now);
+    r.at = (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+    r.latency_s = (double)(clock_ns() - c->start_ns) * 1e-9;
+    r.first_token_s = c->first_ns ? (double)(c->first_ns - c->start_ns) * 1e-9 : 0;
+    snprintf(r.id, sizeof r.id, "%s", c->id);
+    snprintf(r.model, sizeof r.model, "%s", c->h ? c->h->id : "");
+    snprintf(r.user, sizeof r.user, "%s", c->params.user ? c->params.user : "");
+    snprintf(r.client, sizeof r.client, "%s", c->client);
+    for (int i = 0; i < c->n_choices; i++)
+        decode_s += c->choices[i].stats.decode_s;
+    if (c->h) {
+        struct model_metrics *m = &c->h->metrics;
+        m->requests++;
+        m->prompt_tokens += (uint64_t)r.prompt_tokens;
+        m->cached_tokens += (uint64_t)cached;
+        histogram_add(&m->duration, r.latency_s);
+    }
+    metrics_record(&c->s->metrics, &r, decode_s);
+}
+
+/* ---- the end ---- */
+
+const char *call_finish_name(enum finish f) { return f == FINISH_LENGTH ? "length" : "stop"; }
+
+void call_send_event(struct call *c)
+{
+    if (c->conn && !c->line.failed)
+        conn_write(c->conn, c->line.data, c->line.size);
+    c->line.size = 0;
+}
+
+void call_fail_answer(struct call *c, const struct problem *p)
+{
+    if (!c->conn)
+        return;
+    if (conn_status(c->conn) == 0) {
+        if (p->status == 503)
+            conn_add_header(c->conn, "Retry-After", "1");
+        reply_problem(c->s, c->conn, p);
+        return;
+    }
+    buf_str(&c->line, "data: ");                /* a stream has begun: the status is out already */
+    problem_json(p, &c->line);
+    buf_str(&c->line, "\n\n");
+    call_send_event(c);
+    conn_end(c->conn);
+}
+
+/* Nothing runs any more for this call. */
+static void conclude(struct call *c)
+{
+    if (c->conn) {
+        if (c->problem.status)
+            c->form->fail(c, &c->problem);
+        else
+            c->form->end(c);
+        c->status = c->problem.status ? c->problem.status : 200;
+        if (c->conn)
+            conn_set_exchange(c->conn, NULL);
+    } else {
+        c->status = 499;                        /* as nginx calls it: the client closed */
+    }
+    record(c);
+    call_free(c);
+}
+
+static int is_over(const struct call *c)
+{
+    for (int i = 0; i < c->n_choices; i++)
+        if (!c->choices[i].ended || (c->choices[i].cancel_sent && !c->choices[i].cancel_heard))
+            return 0;
+    return 1;
+}
+
+void call_cancel(struct call *c)
+{
+    for (int i = 0; c->submitted && i < c->n_choices; i++) {
+        struct choice *ch = &c->choices[i];
+        if (!ch->ended && !ch->cancel_sent && worker_cancel(c->h->worker, &ch->job) == 0)
+            ch->cancel_sent = 1;
+    }
+}
+
+void call_gone(struct call *c)
+{
+    c->conn = NULL;
+    call_cancel(c);                             /* what is still being prepared is looked at afterwards */
+}
+
+static void refuse(struct call *c, const struct problem *p)
+{
+    c->problem = *p;
+    conclude(c);
+}
+
+/* ---- events of the engine ---- */
+
+static void on_finish(struct call *c, struct choice *ch, const struct events *b, const struct event *ev)
+{
+    const char *why = ev->error && b->bytes.data ? b->bytes.data + ev->why : "";
+    ch->ended = 1;
+    ch->finish = ev->finish;
+    ch->stats = ev->stats;
+    c->n_open--;
+    if (c->problem.status)
+        return;
+    if (ev->refused && ev->finish == FINISH_ERROR) {
+        if (ev->error == ERR_LIMIT || ev->error == ERR_MEMORY)
+            problem_set(&c->problem, 503, NULL, "overloaded", "the queue is full: %s", why);
+        else
+            problem_set(&c->problem, ev->error == ERR_UNSUPPORTED ? 501 : 400, NULL, NULL, "%s", why);
+    } else if (ev->finish == FINISH_ERROR) {
+        problem_set(&c->problem, 500, NULL, NULL, "%s", why);
+    } else if (ev->finish == FINISH_CANCELLED) {
+        problem_set(&c->problem, 503, NULL, "cancelled", "the model %s is being unloaded, or the server stops", c->h->id);
+    } else if (ev->finish == FINISH_DEADLINE) {
+        problem_set(&c->problem, 504, NULL, "timeout", "no complete answer within %g s", c->s->o.timeout_s);
+    }
+    if (c->problem.status)
+        call_cancel(c);                         /* the others of this call */
+}
+
+static void on_token(struct call *c, struct choice *ch, uint64_t now)
+{
+    struct model_metrics *m = &c->h->metrics;
+    if (!c->first_ns) {
+        c->first_ns = now;
+        histogram_add(&m->first_token, (double)(now - c->start_ns) * 1e-9);
+    }
+    if (ch->last_ns)
+        histogram_add(&m->between_tokens, (double)(now - ch->last_ns) * 1e-9);
+    ch->last_ns = now;
+    m->tokens++;
+    metrics_tokens(&c->s->metrics, 1);
+}
+
+static void on_event(struct events *b, const struct event *ev, uint64_t now)
+{
+    struct choice *ch = ev->job->user;
+    struct call *c = ch->call;
+    if (ev->cancel_heard) {
+        ch->cancel_heard = 1;
+    } else {
+        if (ev->id >= 0 && !ev->is_prompt)
+            on_token(c, ch, now);
+        if (ev->last)
+            on_finish(c, ch, b, ev);
+        if (c->conn && !c->problem.status) {
+            if (call_is_stream(c) && !c->begun) {       /* not before: a refusal still finds its status unsent */
+                c->begun = 1;
+                c->form->begin(c);
+            }
+            c->form->event(c, ch, b, ev);
+        }
+    }
+    if (c->n_open == 0 && is_over(c))
+        conclude(c);
+}
+
+static void events_of(struct hosted *h)
+{
+    struct events *list = h->worker ? worker_take(h->worker) : NULL;
+    uint64_t now = clock_ns();
+    for (struct events *b = list; b; b = b->next)
+        for (int i = 0; i < b->n_events; i++)
+            on_event(b, &b->event[i], now);
+    if (list)
+        worker_give_back(h->worker, list);
+}
+
+/* ---- from the body to the engine ---- */
+
+int call_is_stream(const struct call *c) { return c->params.stream; }
+
+int call_prompts(struct call *c, int n, struct problem *pr)
+{
+    if (n < 1 || n > MAX_CHOICES)
+        return problem_set(pr, 400, c->form->body == BODY_EMBEDDING ? "input" : "prompt", "out_of_range", "%d prompts, expected 1 to %d", n, MAX_CHOICES);
+    if (!(c->prompts = calloc((size_t)n, sizeof *c->prompts)))
+        return problem_set(pr, 503, NULL, NULL, "out of memory");
+    c->n_prompts = n;
+    return 0;
+}
+
+static int check_length(const struct call *c, const struct prompt *p, const char *field, struct problem *pr)
+{
+    int room = c->form->body == BODY_EMBEDDING ? 0 : 1, max_len = c->h->m.max_len;
+    if (p->n_ids < 1)
+        return problem_set(pr, 400, field, "empty", "%s: the prompt is empty, expected at least 1 token", field);
+    if (p->n_ids + room > max_len)
+        return problem_set(pr, 400, field, "context_length_exceeded", "%s: the prompt has %d tokens, the context of %s is %d tokens%s", field, p->n_ids, c->h->id,
+                           max_len, room ? ", and an answer needs at least 1" : "");
+    return 0;
+}
+
+int call_tokenize(struct call *c, int i, const char *text, size_t size, int special, int bos, struct problem *pr, const char *field)
+{
+    const struct tokenizer *t = c->h->m.tokenizer;
+    struct prompt *p = &c->prompts[i];
+    struct err e;
+    size_t n;
+    if (tokenizer_encode(t, text, size, (special ? TOKENIZE_PARSE_SPECIAL : 0) | (bos ? TOKENIZE_ADD_SPECIAL : 0), &p->ids, &n, &e) != 0)
+        return problem_set(pr, 400, field, NULL, "%s: %s", field, e.msg);
+    p->n_ids = n > INT32_MAX ? INT32_MAX : (int)n;
+    if (bos && c->form->body != BODY_EMBEDDING) {       /* a tokenizer that closes every text with EOS would end the answer before it begins */
+        int n_eos;
+        const int32_t *eos = tokenizer_eos(t, &n_eos);
+        for (int k = 0; k < n_eos && p->n_ids > 1; k++)
+            if (p->ids[p->n_ids - 1] == eos[k]) {
+                p->n_ids--;
+                break;
+            }
+    }
+    return check_length(c, p, field, pr);
+}
+
+static int ids_prompt(struct call *c, int i, const json_t *list, const char *field, struct problem *pr)
+{
+    struct prompt *p = &c->prompts[i];
+    size_t n = json_array_size(list);
+    int vocab = c->h->m.model->config.vocab_size;
+    if (!(p->ids = malloc((n + 1) * sizeof *p->ids)))
+        return problem_set(pr, 503, NULL, NULL, "out of memory");
+    for (size_t k = 0; k < n; k++) {
+        const json_t *v = json_array_get(list, k);
+        if (!json_is_integer(v) || json_integer_value(v) < 0 || json_integer_value(v) >= vocab)
+            return problem_set(pr, 400, field, "out_of_range", "%s: token %zu is %s, expected a whole number from 0 to %d", field, k,
+                               json_is_integer(v) ? "out of range" : js_kind(v), vocab - 1);
+        p->ids[k] = (int32_t)json_integer_value(v);
+    }
+    p->n_ids = (int)n;
+    return check_length(c, p, field, pr);
+}
+
+static int keep_text(struct prompt *p, const char *text, size_t size)
+{
+    if ((p->text = malloc(size + 1)))
+        memcpy(p->text, text, size);
+    p->text_size = size;
+    return p->text ? 0 : -1;
+}
+
+static int one_prompt(struct call *c, int i, const json_t *v, const char *field, int special, struct problem *pr)
+{
+    struct prompt *p = &c->prompts[i];
+    struct err e;
+    if (json_is_array(v)) {
+        if (ids_prompt(c, i, v, field, pr) != 0)
+            return -1;
+        if (c->params.echo && tokenizer_decode(c->h->m.tokenizer, p->ids, (size_t)p->n_ids, 0, &p->text, &p->text_size, &e) != 0)
+            return problem_set(pr, 400, field, NULL, "%s: %s", field, e.msg);
+        return 0;
+    }
+    if (!json_is_string(v))
+        return problem_set(pr, 400, field, "invalid_type", "%s: found %s in the list, expected text or token ids", field, js_kind(v));
+    if (c->params.echo && keep_text(p, json_string_value(v), json_string_length(v)) != 0)
+        return problem_set(pr, 503, NULL, NULL, "out of memory");
+    return call_tokenize(c, i, json_string_value(v), json_string_length(v), special, 1, pr, field);
+}
+
+int call_any_prompts(struct call *c, const char *field, int special, struct problem *pr)
+{
+    const json_t *v = js_get(c->json, field);
+    if (!v)
+        return problem_set(pr, 400, field, "missing", "%s: missing", field);
+    if (!json_is_array(v) && !json_is_string(v))
+        return problem_set(pr, 400, field, "invalid_type", "%s: found %s, expected text, token ids, or a list of either", field, js_kind(v));
+    int list = json_is_array(v) && !json_is_integer(json_array_get(v, 0)), n = list ? (int)(json_array_size(v) < MAX_CHOICES + 1 ? json_array_size(v) : MAX_CHOICES + 1) : 1;
+    if (call_prompts(c, n, pr) != 0)
+        return -1;
+    for (int i = 0; i < n; i++)
+        if (one_prompt(c, i, list ? json_array_get(v, (size_t)i) : v, field, special, pr) != 0)
+            return -1;
+    return 0;
+}
+
+static int parse_stop(struct call *c, struct problem *pr)
+{
+    json_t *v = js_get(c->json, "stop");
+    size_t n = json_is_array(v) ? json_array_size(v) : v != NULL;
+    if (v && !json_is_array(v) && !json_is_string(v))
+        return problem_set(pr, 400, "stop", "invalid_type", "stop: found %s, expected a string or a list of strings", js_kind(v));
+    if (n > MAX_STOP)
+        return problem_set(pr, 400, "stop", "out_of_range", "stop: %zu texts, expected at most %d", n, MAX_STOP);
+    for (size_t i = 0; i < n; i++) {
+        const json_t *s = json_is_array(v) ? json_array_get(v, i) : v;
+        if (!json_is_string(s) || json_string_length(s) == 0 || strlen(json_string_value(s)) != json_string_length(s))
+            return problem_set(pr, 400, "stop", "invalid_type", "stop: text %zu is %s", i + 1, !json_is_string(s) ? js_kind(s) : json_string_length(s) ? "with a zero byte" : "empty");
+        c->stop[c->n_stop++] = json_string_value(s);
+    }
+    return 0;
+}
+
+static int parse_bias(struct call *c, struct problem *pr)
+{
+    json_t *v = js_get(c->json, "logit_bias"), *x;
+    const char *key;
+    int vocab = c->h->m.model->config.vocab_size, n = 0;
+    if (!v)
+        return 0;
+    if (!json_is_object(v))
+        return problem_set(pr, 400, "logit_bias", "invalid_type", "logit_bias: found %s, expected an object of token ids", js_kind(v));
+    if (!(c->bias = calloc(json_object_size(v) + 1, sizeof *c->bias)))
+        return problem_set(pr, 503, NULL, NULL, "out of memory");
+    json_object_foreach(v, key, x) {
+        char *end;
+        long id = strtol(key, &end, 10);
+        if (*key < '0' || *key > '9' || *end || id < 0 || id >= vocab)
+            return problem_set(pr, 400, "logit_bias", "out_of_range", "logit_bias: token '%.40s' is not in the range 0 to %d", key, vocab - 1);
+        double bias = json_number_value(x);
+        if (!json_is_number(x) || !(bias >= -100 && bias <= 100))
+            return problem_set(pr, 400, "logit_bias", "out_of_range", "logit_bias: %g of token %ld is not in the range -100 to 100", bias, id);
+        c->bias[n++] = (struct logit_bias){ (int32_t)id, bias <= -100 ? -INFINITY : (float)bias };
+    }
+    c->params.sampling.bias = c->bias;
+    c->params.sampling.n_bias = n;
+    return 0;
+}
+
+static int parse_stream_options(struct call *c, struct problem *pr)
+{
+    json_t *v = js_get(c->json, "stream_options"), *x;
+    const char *key;
+    if (!v)
+        return 0;
+    if (!json_is_object(v))
+        return problem_set(pr, 400, "stream_options", "invalid_type", "stream_options: found %s, expected an object", js_kind(v));
+    if (!c->params.stream)
+        return problem_set(pr, 400, "stream_options", NULL, "stream_options: only with stream = true");
+    json_object_foreach(v, key, x) {
+        int known = strcmp(key, "include_usage") == 0;
+        if (!known && strcmp(key, "include_obfuscation") != 0)
+            return problem_set(pr, 400, "stream_options", "unknown_parameter", "stream_options: %.40s: no such field", key);
+        if (!json_is_boolean(x) && !json_is_null(x))
+            return problem_set(pr, 400, "stream_options", "invalid_type", "stream_options: %s: found %s, expected true or false", key, js_kind(x));
+        if (known)
+            c->include_usage = json_is_true(x);
+    }
+    return 0;
+}
+
+static int check_params(struct call *c, struct problem *pr)
+{
+    struct params *p = &c->params;
+    if (p->given & GIVEN_MAX_TOKENS && p->given & GIVEN_MAX_COMPLETION_TOKENS && p->max_tokens != p->max_completion_tokens)
+        return problem_set(pr, 400, "max_completion_tokens", NULL, "max_completion_tokens: %d, but max_tokens is %d: one of the two", p->max_completion_tokens, p->max_tokens);
+    c->max_tokens = p->given & GIVEN_MAX_COMPLETION_TOKENS ? p->max_completion_tokens : p->max_tokens;
+    if (c->form->body == BODY_CHAT && p->given & GIVEN_MAX_TOKENS && p->max_tokens == 0)
+        return problem_set(pr, 400, "max_tokens", "out_of_range", "max_tokens: 0 is not in the range 1 to %d", INT32_MAX);
+    c->n_logprobs = -1;
+    if (c->form->body == BODY_CHAT) {
+        if (p->top_logprobs > 0 && !p->logprobs)
+            return problem_set(pr, 400, "top_logprobs", NULL, "top_logprobs: %d, but logprobs is not true", p->top_logprobs);
+        c->n_logprobs = p->logprobs ? p->top_logprobs : -1;
+    } else if (p->given & GIVEN_LOGPROBS) {
+        c->n_logprobs = p->logprobs_count;
+    }
+    if (p->best_of && p->best_of != p->n)
+        return problem_set(pr, 400, "best_of", "unsupported_parameter", "best_of: %d, but n is %d: there is no search for the best", p->best_of, p->n);
+    if (p->sampling.top_k < 0)
+        p->sampling.top_k = 0;
+    if (p->given & GIVEN_SEED)
+        p->sampling.seed = (uint64_t)(int64_t)p->seed;
+    else
+        p->sampling.seed = (uint32_t)rng_u64(&c->s->ids);
+    return 0;
+}
+
+/* The model, and every field of the body. */
+static int bind(struct call *c, struct problem *pr)
+{
+    const json_t *name = js_get(c->json, "model");
+    if (!json_is_object(c->json))
+        return problem_set(pr, 400, NULL, "invalid_type", "the body: found %s, expected an object", js_kind(c->json));
+    if (name && !json_is_string(name))
+        return problem_set(pr, 400, "model", "invalid_type", "model: found %s, expected a string", js_kind(name));
+    struct hosted *h = models_find(c->s, json_string_value(name), pr);
+    if (!h)
+        return -1;
+    c->h = h;
+    c->next = h->calls;
+    if (c->next)
+        c->next->prev = c;
+    h->calls = c;
+    h->n_calls++;
+    h->used_ns = clock_ns();
+    c->params = (struct params){ .sampling = h->sampling, .n = 1, .max_tokens = c->form->body == BODY_COMPLETION ? 16 : 0 };
+    if (!h->m.tokenizer)
+        return problem_set(pr, 400, "model", NULL, "model: %s has no tokenizer", h->id);
+    if (fields_parse(c->json, c->form->body, &c->params, pr) != 0)
+        return -1;
+    if (c->form->body == BODY_EMBEDDING)
+        return 0;
+    return check_params(c, pr) || parse_stop(c, pr) || parse_bias(c, pr) || parse_stream_options(c, pr) ? -1 : 0;
+}
+
+static int make_choices(struct call *c, struct problem *pr)
+{
+    int n = c->form->body == BODY_EMBEDDING ? 1 : c->params.n;
+    if (c->n_prompts * n > MAX_CHOICES)
+        return problem_set(pr, 400, "n", "out_of_range", "n: %d answers to %d prompts, expected at most %d together", n, c->n_prompts, MAX_CHOICES);
+    c->n_choices = c->n_prompts * n;
+    if (!(c->choices = calloc((size_t)c->n_choices, sizeof *c->choices))) {
+        c->n_choices = 0;
+        return problem_set(pr, 503, NULL, NULL, "out of memory");
+    }
+    for (int i = 0; i < c->n_choices; i++) {
+        struct choice *ch = &c->choices[i];
+        ch->call = c;
+        ch->job.user = ch;
+        ch->index = i;
+        ch->prompt = i / n;
+        ch->split.state = !c->h->thinks ? SPLIT_ANSWER : c->starts_thinking ? SPLIT_REASONING : SPLIT_UNDECIDED;
+    }
+    return 0;
+}
+
+static void submit(struct call *c)
+{
+    struct problem pr;
+    struct params *p = &c->params;
+    if (make_choices(c, &pr) != 0) {
+        refuse(c, &pr);
+        return;
+    }
+    int embed = c->form->body == BODY_EMBEDDING, n = embed ? 1 : p->n;
+    struct request_params rp = { .sampling = p->sampling, .max_tokens = c->max_tokens ? c->max_tokens : c->form->body == BODY_COMPLETION && p->given & GIVEN_MAX_TOKENS ? 1 : 0,
+                                 .stop = c->stop, .n_stop = c->n_stop, .ignore_eos = p->ignore_eos, .n_logprobs = embed ? -1 : c->n_logprobs,
+                                 .prompt_logprobs = p->echo && c->n_logprobs >= 0, .embed = embed ? EMBED_MEAN : EMBED_NONE, .priority = p->priority, .n = n };
+    if (c->s->o.timeout_s > 0)
+        rp.deadline_ns = c->start_ns + (uint64_t)(c->s->o.timeout_s * 1e9);
+    c->n_open = c->n_choices;
+    c->submitted = 1;
+    for (int i = 0; i < c->n_prompts; i++) {
+        rp.ids = c->prompts[i].ids;
+        rp.n_ids = c->prompts[i].n_ids;
+        if (worker_submit(c->h->worker, &rp, &c->choices[i * n].job) == 0)
+            continue;
+        for (int k = i * n; k < c->n_choices; k++) {
+            c->choices[k].ended = 1;
+            c->n_open--;
+        }
+        problem_set(&c->problem, 503, NULL, NULL, "out of memory");
+        call_cancel(c);
+        break;
+    }
+    if (c->n_open == 0)
+        conclude(c);
+}
+
+/* One stage; any thread. */
+static int work_on(struct call *c, struct problem *pr)
+{
+    struct err e;
+    if (c->stage == STAGE_PROMPTS)
+        return c->form->prepare(c, pr);
+    c->json = js_parse("body", c->body.data ? c->body.data : "", c->body.size, &e);
+    buf_release(&c->body);
+    return c->json ? 0 : problem_set(pr, 400, NULL, "invalid_json", "%s", e.msg);
+}
+
+static void to_thread(struct call *c)
+{
+    struct preparing *p = c->s->preparing;
+    pthread_mutex_lock(&p->lock);
+    c->next_preparing = NULL;
+    *p->last = c;
+    p->last = &c->next_preparing;
+    pthread_cond_signal(&p->work);
+    pthread_mutex_unlock(&p->lock);
+}
+
+/* A stage is done: on to the next, here or in the thread. */
+static void advance(struct call *c, int large)
+{
+    while (c->conn && !c->problem.status) {
+        if (c->stage == STAGE_PARSE) {
+            c->stage = STAGE_PROMPTS;
+            if (bind(c, &c->problem) != 0)
+                break;
+            if (large) {
+                c->h->preparing++;
+                to_thread(c);
+                return;
+            }
+            work_on(c, &c->problem);
+        } else {
+            c->stage = STAGE_READY;
+            submit(c);
+            return;
+        }
+    }
+    conclude(c);
+}
+
+void call_start(struct server *s, struct conn *conn, const struct call_form *form, const char *text, size_t size)
+{
+    struct call *c = calloc(1, sizeof *c);
+    int large = size > INLINE_BODY;
+    char address[64];
+    if (!c) {
+        reply_refusal(s, conn, 503, NULL, "out of memory");
+        return;
+    }
+    c->exchange.kind = EXCHANGE_CALL;
+    c->s = s;
+    c->conn = conn;
+    c->form = form;
+    c->route = form->body == BODY_WS_CHAT ? route_of(handle_ws_chat) : conn_route(conn);
+    c->created = (int64_t)time(NULL);
+    c->start_ns = clock_ns();
+    server_id(s, form->prefix, c->id);
+    snprintf(c->client, sizeof c->client, "%s", client_address(s, conn, address));
+    conn_set_exchange(conn, c);
+    buf_add(&c->body, text, size);
+    if (c->body.failed)
+        problem_set(&c->problem, 503, NULL, NULL, "out of memory");
+    if (large && !c->problem.status) {
+        to_thread(c);
+        return;
+    }
+    if (!c->problem.status)
+        work_on(c, &c->problem);
+    advance(c, 0);
+}
+
+/* ---- the preparing thread ---- */
+
+static void *prepare(void *arg)
+{
+    struct preparing *p = arg;
+    for (;;) {
+        pthread_mutex_lock(&p->lock);
+        while (!p->first && !p->stop)
+            pthread_cond_wait(&p->work, &p->lock);
+        struct call *c = p->first;
+        int stop = p->stop;
+        if (c && !(p->first = c->next_preparing))
+            p->last = &p->first;
+        pthread_mutex_unlock(&p->lock);
+        if (stop)
+            return NULL;
+        work_on(c, &c->problem);
+        pthread_mutex_lock(&p->lock);
+        c->next_preparing = NULL;
+        *p->done_last = c;
+        p->done_last = &c->next_preparing;
+        pthread_mutex_unlock(&p->lock);
+        loop_wake(p->loop);
+    }
+}
+
+int calls_open(struct server *s, struct err *e)
+{
+    struct preparing *p = calloc(1, sizeof *p);
+    if (!p)
+        return err_nomem(e, "server");
+    p->last = &p->first;
+    p->done_last = &p->done;
+    p->loop = s->loop;
+    pthread_mutex_init(&p->lock, NULL);
+    pthread_cond_init(&p->work, NULL);
+    int rc = pthread_create(&p->thread, NULL, prepare, p);
+    if (rc != 0) {
+        free(p);
+        return err_set(e, ERR_IO, "thread: %s", strerror(rc));
+    }
+    s->preparing = p;
+    return 0;
+}
+
+static void free_calls(struct call *c)
+{
+    while (c) {
+        struct call *next = c->next_preparing;
+        call_free(c);
+        c = next;
+    }
+}
+
+void calls_close(struct server *s)
+{
+    struct preparing *p = s->preparing;
+    if (!p)
+        return;
+    pthread_mutex_lock(&p->lock);
+    p->stop = 1;
+    pthread_cond_signal(&p->work);
+    pthread_mutex_unlock(&p->lock);
+    pthread_join(p->thread, NULL);
+    free_calls(p->first);
+    free_calls(p->done);
+    pthread_cond_destroy(&p->work);
+    pthread_mutex_destroy(&p->lock);
+    free(p);
+    s->preparing = NULL;
+}
+
+void calls_events(struct server *s)
+{
+    struct preparing *p = s->preparing;
+    pthread_mutex_lock(&p->lock);
+    struct call *c = p->done;
+    p->done = NULL;
+    p->done_last = &p->done;
+    pthread_mutex_unlock(&p->lock);
+    while (c) {
+        struct call *next = c->next_preparing;
+        if (c->stage == STAGE_PROMPTS)
+            c->h->preparing--;
+        advance(c, 1);
+        c = next;
+    }
+    for (struct hosted *h = s->models; h; h = h->next)
+        events_of(h);
+}
+
+/* ---- chat templates ---- */
+
+/* Messages with content as text: lists of text parts are joined. New reference. */
+static json_t *plain_messages(const json_t *messages, struct problem *pr)
+{
+    static const char *const roles[] = { "system", "developer", "user", "assistant", "tool", "function" };
+    json_t *list = json_array();
+    size_t n = json_array_size(messages);
+    if (!json_is_array(messages) || n == 0) {
+        problem_set(pr, 400, "messages", messages ? "invalid_type" : "missing", messages ? "messages: %s, expected a list of at least 1 message" : "messages: %s",
+                    !messages ? "missing" : json_is_array(messages) ? "empty" : js_kind(messages));
+        goto fail;
+    }
+    for (size_t i = 0; i < n; i++) {
+        json_t *m = json_array_get(messages, i);
+        const json_t *role = json_is_object(m) ? json_object_get(m, "role") : NULL, *content = json_is_object(m) ? json_object_get(m, "content") : NULL;
+        char param[40];
+        int known = 0;
+        snprintf(param, sizeof param, "messages[%zu]", i);
+        for (size_t k = 0; k < sizeof roles / sizeof *roles; k++)
+            known |= json_is_string(role) && strcmp(json_string_value(role), roles[k]) == 0;
+        if (!known) {
+            problem_set(pr, 400, param, "invalid_role", "%s: role is %.60s, expected system, user, assistant or tool", param, json_is_string(role) ? json_string_value(role) : "missing");
+            goto fail;
+        }
+        json_t *copy = json_copy(m);
+        if (!copy || json_array_append_new(list, copy) != 0)
+            goto nomem;
+        if (strcmp(json_string_value(role), "developer") == 0)      /* OpenAI's later name for it; templates know the old one */
+            json_object_set_new(copy, "role", json_string("system"));
+        if (json_is_null(content) || !content) {
+            if (strcmp(json_string_value(role), "assistant") != 0) {
+                problem_set(pr, 400, param, "missing", "%s: content: missing", param);
+                goto fail;
+            }
+            json_object_set_new(copy, "content", json_string(""));
+            continue;
+        }
+        if (json_is_string(content))
+            continue;
+        if (!json_is_array(content)) {
+            problem_set(pr, 400, param, "invalid_type", "%s: content: found %s, expected text or a list of text parts", param, js_kind(content));
+            goto fail;
+        }
+        struct buf text = { 0 };
+        for (size_t k = 0; k < json_array_size(content); k++) {
+            const json_t *part = json_array_get(content, k), *type = json_object_get(part, "type"), *words = json_object_get(part, "text");
+            if (!json_is_string(type) || strcmp(json_string_value(type), "text") != 0 || !json_is_string(words)) {
+                problem_set(pr, 400, param, "unsupported_parameter", "%s: content part %zu is of type '%.40s', expected text", param, k,
+                            json_is_string(type) ? json_string_value(type) : "?");
+                buf_release(&text);
+                goto fail;
+            }
+            buf_add(&text, json_string_value(words), json_string_length(words));
+        }
+        int rc = text.failed ? -1 : json_object_set_new(copy, "content", json_stringn(text.data ? text.data : "", text.size));
+        buf_release(&text);
+        if (rc != 0)
+            goto nomem;
+    }
+    return list;
+nomem:
+    problem_set(pr, 503, NULL, NULL, "out of memory");
+fail:
+    json_decref(list);
+    return NULL;
+}
+
+int call_render(const struct hosted *h, const json_t *body, int generation_prompt, char **text, size_t *size, struct problem *pr)
+{
+    struct err e;
+    const json_t *extra = js_get(body, "chat_template_kwargs");
+    if (extra && !json_is_object(extra))
+        return problem_set(pr, 400, "chat_template_kwargs", "invalid_type", "chat_template_kwargs: found %s, expected an object", js_kind(extra));
+    if (!h->tmpl)
+        return problem_set(pr, 400, "model", NULL, "model: %s has no chat template; /v1/completions takes text as it is", h->id);
+    json_t *messages = plain_messages(js_get(body, "messages"), pr);
+    if (!messages)
+        return -1;
+    int rc = chat_render(h->tmpl, messages, NULL, generation_prompt, h->bos, h->eos, (int64_t)time(NULL), extra, text, size, &e);
+    json_decref(messages);
+    return rc == 0 ? 0 : problem_set(pr, 400, "messages", "template_error", "messages: %s", e.msg);
+}

@@ -1,0 +1,114 @@
+/* calls.h - an API request that generates: from its body to prompts, through the engine, to an answer or a stream of events.
+ *
+ * What all forms share is here; a form (chat.c, completions.c, embeddings.c, wschat.c) reads its body and writes its answer. */
+#ifndef ZSE_SERVE_CALLS_H
+#define ZSE_SERVE_CALLS_H
+
+#include "libcommon/serve/server_impl.h"
+
+enum { MAX_STOP = 16, MAX_CHOICES = 256, INLINE_BODY = 32 << 10 };
+
+struct call;
+
+enum exchange_kind { EXCHANGE_CALL, EXCHANGE_LOAD };
+struct exchange { enum exchange_kind kind; };           /* what conn_exchange points to begins with this */
+
+/* Reasoning and answer of a thinking model, told apart as the text comes: <think> ... </think>. */
+struct splitter {
+    enum { SPLIT_UNDECIDED, SPLIT_REASONING, SPLIT_ANSWER } state;
+    int strip;                          /* blank lines between the two do not count */
+    char held[16]; size_t n_held;       /* may be the beginning of a tag */
+};
+
+struct choice {
+    struct job job;
+    struct call *call;
+    int index, prompt;
+    struct buf text, reasoning;         /* so far, where the answer is given whole */
+    struct buf logprobs, values, tops, offsets;         /* JSON of the tokens so far: chat uses the first, completions all */
+    int n_logprobs;
+    size_t n_chars;                     /* of the text before the next token */
+    struct splitter split;
+    float *embedding; int n_embedding;  /* owned */
+    int ended, cancel_sent, cancel_heard, said_role;
+    enum finish finish;
+    int n_reasoning;
+    struct request_stats stats;
+    uint64_t last_ns;                   /* of its last token */
+};
+
+struct prompt { int32_t *ids; int n_ids; char *text; size_t text_size; };       /* owned; text: for echo, else NULL */
+
+struct call_form {
+    enum body_kind body;
+    const char *prefix;                 /* of ids: "chatcmpl-" */
+    /* From c->json to c->prompts. Any thread: only c->json, c->params and what cannot change of the model. */
+    int (*prepare)(struct call *c, struct problem *pr);
+    void (*begin)(struct call *c);      /* a stream's first bytes */
+    /* A token, or the end, of one choice. */
+    void (*event)(struct call *c, struct choice *ch, const struct events *b, const struct event *ev);
+    void (*end)(struct call *c);        /* every choice has ended: the answer, or the end of the stream */
+    void (*fail)(struct call *c, const struct problem *p);      /* instead of end */
+};
+
+struct call {
+    struct exchange exchange;
+    struct call *prev, *next;           /* of the model's open calls */
+    struct call *next_preparing;
+    struct server *s;
+    struct conn *conn;                  /* NULL: the client is gone */
+    struct hosted *h;
+    const struct call_form *form;
+    int route;
+    char id[48], client[64];
+    int64_t created;
+    struct buf body;                    /* emptied when it was parsed */
+    json_t *json;                       /* owned */
+    struct params params;
+    int include_usage, n_logprobs, max_tokens;
+    const char *stop[MAX_STOP]; int n_stop;             /* borrowed from json */
+    struct logit_bias *bias;            /* owned */
+    struct prompt *prompts; int n_prompts;              /* owned */
+    struct choice *choices; int n_choices, n_open;      /* owned; n_open: jobs that have not ended */
+    int submitted, stage, begun;
+    int starts_thinking;                /* the prompt ends with <think> */
+    struct buf head;                    /* of every event of a stream, up to what differs */
+    struct buf line;                    /* scratch */
+    struct problem problem;
+    uint64_t start_ns, first_ns;
+    int status;
+};
+
+/* A request arrived; its body is taken. */
+void call_start(struct server *s, struct conn *c, const struct call_form *form, const char *text, size_t size);
+void call_gone(struct call *c);                         /* the client is */
+void call_cancel(struct call *c);
+void calls_drop(struct hosted *h);                      /* its worker is closed: nothing more will come */
+void calls_events(struct server *s);                    /* on_wake: what the engines and the preparing thread have done */
+int calls_open(struct server *s, struct err *e);
+void calls_close(struct server *s);
+
+/* ---- for the forms ---- */
+/* Room for n prompts. */
+int call_prompts(struct call *c, int n, struct problem *pr);
+/* Text becomes prompt i; special: texts of special tokens become those tokens; bos: with what the tokenizer adds. */
+int call_tokenize(struct call *c, int i, const char *text, size_t size, int special, int bos, struct problem *pr, const char *field);
+/* "prompt" or "input": text, ids, or a list of either. */
+int call_any_prompts(struct call *c, const char *field, int special, struct problem *pr);
+int call_is_stream(const struct call *c);
+void call_usage(const struct call *c, struct buf *out); /* {"prompt_tokens":...} */
+void call_totals(const struct call *c, int *prompt, int *completion, int *cached, int *reasoning);
+const char *call_finish_name(enum finish f);
+void call_send_event(struct call *c);                   /* c->line as a server-sent event; empties it */
+void call_fail_answer(struct call *c, const struct problem *p);    /* the default for call_form.fail */
+/* messages and chat_template_kwargs to text. */
+int call_render(const struct hosted *h, const json_t *body, int generation_prompt, char **text, size_t *size, struct problem *pr);
+
+/* ---- token_text.c ---- */
+/* The bytes that a token stands for, in the middle of a text. */
+void token_bytes(const struct tokenizer *t, int32_t id, struct buf *out);
+/* The same as a JSON string; bytes that are no text as "bytes:\\xe2\\x82". */
+void token_json(const char *bytes, size_t n, struct buf *out);
+void logprob_json(float x, struct buf *out);
+
+#endif

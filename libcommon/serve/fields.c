@@ -1,0 +1,203 @@
+#include "libcommon/serve/fields.h"
+
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "libcommon/base/json.h"
+
+/* ---- values that ask for nothing ---- */
+
+static int is_empty(const json_t *v) { return (json_is_array(v) && json_array_size(v) == 0) || (json_is_object(v) && json_object_size(v) == 0); }
+static int is_false(const json_t *v) { return json_is_false(v); }
+static int is_empty_text(const json_t *v) { return json_is_string(v) && json_string_length(v) == 0; }
+
+static int is_word(const json_t *v, const char *word) { return json_is_string(v) && strcmp(json_string_value(v), word) == 0; }
+static int no_tool(const json_t *v) { return is_word(v, "none") || is_word(v, "auto"); }
+static int only_text(const json_t *v) { return json_is_array(v) && json_array_size(v) == 1 && is_word(json_array_get(v, 0), "text"); }
+static int text_format(const json_t *v) { return json_is_object(v) && json_object_size(v) == 1 && is_word(json_object_get(v, "type"), "text"); }
+
+/* ---- the table ---- */
+
+#define GENERATE (BODY_CHAT | BODY_COMPLETION | BODY_WS_CHAT)
+#define API (BODY_CHAT | BODY_COMPLETION)
+#define AT(field) offsetof(struct params, field)
+#define SAMPLING(field) (offsetof(struct params, sampling) + offsetof(struct sampling, field))
+#define REAL(name, where, min, max, at, about) { name, where, FIELD_USED, FIELD_REAL, min, max, at, 0, NULL, about, NULL }
+#define WHOLE(name, where, min, max, at, given, about) { name, where, FIELD_USED, FIELD_INT, min, max, at, given, NULL, about, NULL }
+#define TRUTH(name, where, at, about) { name, where, FIELD_USED, FIELD_BOOL, 0, 0, at, 0, NULL, about, NULL }
+#define TEXT(name, where, at, about) { name, where, FIELD_USED, FIELD_STRING, 0, 0, at, 0, NULL, about, NULL }
+#define OTHER(name, where, schema, about) { name, where, FIELD_USED, FIELD_OTHER, 0, 0, 0, 0, schema, about, NULL }
+#define IGNORED(name, where, about) { name, where, FIELD_IGNORED, FIELD_OTHER, 0, 0, 0, 0, NULL, about, NULL }
+#define REFUSED(name, where, harmless, about) { name, where, FIELD_REFUSED, FIELD_OTHER, 0, 0, 0, 0, NULL, about, harmless }
+
+#define STRINGS "{\"type\":\"array\",\"items\":{\"type\":\"string\"}}"
+#define NO_TOOLS "tools are not available in this version"
+#define NO_GRAMMAR "structured output is not available in this version"
+#define NO_AUDIO "text in, text out"
+
+const struct field fields[] = {
+    TEXT("model", API | BODY_EMBEDDING | BODY_TOKENIZE | BODY_DETOKENIZE | BODY_TEMPLATE | BODY_WS_CHAT | BODY_BATCHING, AT(model),
+         "id of a loaded model, \"default\", or left out: the first"),
+    OTHER("messages", BODY_CHAT | BODY_TEMPLATE | BODY_WS_CHAT, "{\"type\":\"array\",\"minItems\":1,\"items\":{\"type\":\"object\",\"required\":[\"role\"]}}",
+          "the conversation; content is text or a list of text parts"),
+    OTHER("prompt", BODY_COMPLETION, "{\"oneOf\":[{\"type\":\"string\"}," STRINGS ",{\"type\":\"array\",\"items\":{\"type\":\"integer\"}},"
+          "{\"type\":\"array\",\"items\":{\"type\":\"array\",\"items\":{\"type\":\"integer\"}}}]}", "text, token ids, or a list of either"),
+    OTHER("input", BODY_EMBEDDING, "{\"oneOf\":[{\"type\":\"string\"}," STRINGS ",{\"type\":\"array\",\"items\":{\"type\":\"integer\"}},"
+          "{\"type\":\"array\",\"items\":{\"type\":\"array\",\"items\":{\"type\":\"integer\"}}}]}", "text, token ids, or a list of either"),
+    OTHER("content", BODY_TOKENIZE, "{\"type\":\"string\"}", "the text"),
+    OTHER("tokens", BODY_DETOKENIZE, "{\"type\":\"array\",\"items\":{\"type\":\"integer\"}}", "token ids"),
+    TRUTH("add_special", BODY_TOKENIZE, AT(add_special), "with BOS, EOS or what else the tokenizer adds"),
+    TRUTH("parse_special", BODY_TOKENIZE, AT(parse_special), "the texts of special tokens become those tokens (default: true)"),
+    TRUTH("with_pieces", BODY_TOKENIZE, AT(with_pieces), "objects {id, piece} instead of ids"),
+    TRUTH("add_generation_prompt", BODY_TEMPLATE, AT(add_generation_prompt), "end with the beginning of the answer (default: true)"),
+    OTHER("chat_template_kwargs", BODY_CHAT | BODY_TEMPLATE | BODY_WS_CHAT, "{\"type\":\"object\"}", "variables for the chat template, such as enable_thinking"),
+
+    REAL("temperature", GENERATE, 0, 2, SAMPLING(temperature), "0: always the likeliest token"),
+    REAL("top_p", GENERATE, 0, 1, SAMPLING(top_p), "of the likeliest that together reach it"),
+    WHOLE("top_k", GENERATE, -1, INT_MAX, SAMPLING(top_k), 0, "of so many likeliest; 0 or -1: off"),
+    REAL("min_p", GENERATE, 0, 1, SAMPLING(min_p), "of those at least so many times as likely as the likeliest"),
+    REAL("typical_p", GENERATE, 0, 1, SAMPLING(typical_p), "of the most typical that together reach it"),
+    REAL("repetition_penalty", GENERATE, 0.01, 100, SAMPLING(repetition_penalty), "on prompt and answer; 1: off"),
+    WHOLE("repeat_last_n", GENERATE, -1, INT_MAX, SAMPLING(penalty_last_n), 0, "tokens that repetition_penalty looks back at; -1: all"),
+    REAL("presence_penalty", GENERATE, -2, 2, SAMPLING(presence_penalty), "subtracted once from tokens of the answer so far"),
+    REAL("frequency_penalty", GENERATE, -2, 2, SAMPLING(frequency_penalty), "subtracted for each time a token appeared"),
+    OTHER("logit_bias", GENERATE, "{\"type\":\"object\",\"additionalProperties\":{\"type\":\"number\",\"minimum\":-100,\"maximum\":100}}",
+          "token id to what is added to its logit; -100 bans it"),
+    { "seed", GENERATE, FIELD_USED, FIELD_REAL, -0x1p53, 0x1p53, AT(seed), GIVEN_SEED, "{\"type\":\"integer\"}", "the same seed gives the same answer; choice i takes seed + i (default: random)", NULL },
+    WHOLE("max_tokens", GENERATE, 0, INT_MAX, AT(max_tokens), GIVEN_MAX_TOKENS, "most tokens of an answer"),
+    WHOLE("max_completion_tokens", BODY_CHAT, 1, INT_MAX, AT(max_completion_tokens), GIVEN_MAX_COMPLETION_TOKENS, "the same; one of the two"),
+    WHOLE("n", API, 1, 128, AT(n), GIVEN_N, "answers to each prompt"),
+    OTHER("stop", GENERATE, "{\"oneOf\":[{\"type\":\"string\"}," STRINGS "]}", "at most 16 texts that end the answer before them"),
+    TRUTH("stream", API | BODY_WS_CHAT, AT(stream), "server-sent events as tokens come"),
+    OTHER("stream_options", API, "{\"type\":\"object\",\"properties\":{\"include_usage\":{\"type\":\"boolean\"}}}", "include_usage: a last event with the counts"),
+    { "logprobs", BODY_CHAT, FIELD_USED, FIELD_BOOL, 0, 0, AT(logprobs), 0, NULL, "logarithms of the tokens' probabilities", NULL },
+    WHOLE("logprobs", BODY_COMPLETION, 0, MAX_TOP_LOGPROBS, AT(logprobs_count), GIVEN_LOGPROBS, "logarithms of the tokens' probabilities, and of so many likeliest"),
+    WHOLE("top_logprobs", BODY_CHAT, 0, MAX_TOP_LOGPROBS, AT(top_logprobs), GIVEN_TOP_LOGPROBS, "and of so many likeliest; needs logprobs"),
+    TRUTH("echo", BODY_COMPLETION, AT(echo), "the prompt before the answer"),
+    TRUTH("ignore_eos", GENERATE, AT(ignore_eos), "go on after the end of the answer"),
+    WHOLE("priority", GENERATE, -1000, 1000, AT(priority), 0, "higher goes first"),
+    WHOLE("best_of", BODY_COMPLETION, 1, 128, AT(best_of), 0, "as n: there is no search"),
+    TEXT("encoding_format", BODY_EMBEDDING, AT(encoding_format), "float or base64"),
+    WHOLE("dimensions", BODY_EMBEDDING, 1, INT_MAX, AT(dimensions), 0, "cut to so many numbers, and scale to length 1 again"),
+
+    TEXT("user", API | BODY_EMBEDDING | BODY_WS_CHAT, AT(user), "kept in /api/analytics/requests"),
+    IGNORED("metadata", API | BODY_WS_CHAT, "cannot change the answer"),
+    IGNORED("store", BODY_CHAT, "cannot change the answer"),
+    IGNORED("service_tier", BODY_CHAT, "cannot change the answer"),
+    IGNORED("prompt_cache_key", API, "cannot change the answer"),
+    IGNORED("prompt_cache_retention", API, "cannot change the answer"),
+    IGNORED("safety_identifier", API, "cannot change the answer"),
+    IGNORED("prediction", BODY_CHAT, "cannot change the answer"),
+    IGNORED("parallel_tool_calls", BODY_CHAT, "cannot change the answer where there are no tools"),
+    IGNORED("cache_prompt", API | BODY_WS_CHAT, "prefixes are always kept; cannot change the answer"),
+
+    REFUSED("tools", BODY_CHAT | BODY_TEMPLATE | BODY_WS_CHAT, is_empty, NO_TOOLS),
+    REFUSED("tool_choice", BODY_CHAT, no_tool, NO_TOOLS),
+    REFUSED("functions", BODY_CHAT, is_empty, NO_TOOLS),
+    REFUSED("function_call", BODY_CHAT, no_tool, NO_TOOLS),
+    REFUSED("response_format", API, text_format, NO_GRAMMAR),
+    REFUSED("guided_json", API, NULL, NO_GRAMMAR),
+    REFUSED("guided_regex", API, NULL, NO_GRAMMAR),
+    REFUSED("guided_choice", API, NULL, NO_GRAMMAR),
+    REFUSED("guided_grammar", API, NULL, NO_GRAMMAR),
+    REFUSED("grammar", API, is_empty_text, NO_GRAMMAR),
+    REFUSED("json_schema", API, is_empty, NO_GRAMMAR),
+    REFUSED("modalities", BODY_CHAT, only_text, NO_AUDIO),
+    REFUSED("audio", BODY_CHAT, NULL, NO_AUDIO),
+    REFUSED("web_search_options", BODY_CHAT, NULL, "there is no search"),
+    REFUSED("reasoning_effort", BODY_CHAT, NULL, "templates differ: say it with chat_template_kwargs"),
+    REFUSED("verbosity", BODY_CHAT, NULL, "no model here was trained on it"),
+    REFUSED("suffix", BODY_COMPLETION, is_empty_text, "text to fill in before a suffix is not available in this version"),
+    REFUSED("use_beam_search", API, is_false, "there is no beam search"),
+
+    TEXT("model_name", BODY_LOAD, AT(model_name), "id under which it is served (default: from the file's name); without model_path, its path"),
+    TEXT("model_path", BODY_LOAD, AT(model_path), "a .zse, a GGUF file or a Hugging Face folder on the server"),
+    TEXT("model_id", BODY_UNLOAD, AT(model_id), "id of a loaded model"),
+    WHOLE("max_batch_size", BODY_BATCHING, 1, 4096, AT(max_running), 0, "requests that run together"),
+    WHOLE("max_queue", BODY_BATCHING, 0, INT_MAX, AT(max_waiting), 0, "requests that may wait; 0: any number"),
+};
+const int n_fields = sizeof fields / sizeof *fields;
+
+/* ---- parsing ---- */
+
+static const struct field *find(const char *name, enum body_kind kind)
+{
+    for (int i = 0; i < n_fields; i++)
+        if (fields[i].bodies & (unsigned)kind && strcmp(fields[i].name, name) == 0)
+            return &fields[i];
+    return NULL;
+}
+
+static const char *plain(char out[32], double v)
+{
+    snprintf(out, 32, fabs(v) < 1e15 && v == floor(v) ? "%.0f" : "%g", v);
+    return out;
+}
+
+static int out_of_range(const struct field *f, double v, struct problem *pr)
+{
+    char a[32], b[32], c[32];
+    return problem_set(pr, 400, f->name, "out_of_range", "%s: %s is not in the range %s to %s", f->name, plain(a, v), plain(b, f->min), plain(c, f->max));
+}
+
+static int parse_number(const struct field *f, const json_t *v, struct params *p, struct problem *pr)
+{
+    char *to = (char *)p + f->at;
+    double x = json_number_value(v);
+    if (!json_is_number(v))
+        return problem_set(pr, 400, f->name, "invalid_type", "%s: found %s, expected a number", f->name, js_kind(v));
+    if (!(x >= f->min && x <= f->max))
+        return out_of_range(f, x, pr);
+    if ((f->type == FIELD_INT || f->schema) && x != floor(x))
+        return problem_set(pr, 400, f->name, "invalid_type", "%s: %g is not a whole number", f->name, x);
+    if (f->type == FIELD_INT)
+        *(int *)to = (int)x;
+    else if (f->at == AT(seed))
+        p->seed = x;
+    else
+        *(float *)to = (float)x;
+    return 0;
+}
+
+static int parse_field(const struct field *f, const json_t *v, struct params *p, struct problem *pr)
+{
+    if (f->use == FIELD_IGNORED || f->type == FIELD_OTHER) {
+        if (f->use == FIELD_REFUSED && !(f->harmless && f->harmless(v)))
+            return problem_set(pr, 400, f->name, "unsupported_parameter", "%s: %s", f->name, f->about);
+        return 0;
+    }
+    p->given |= f->given;
+    switch (f->type) {
+    case FIELD_BOOL:
+        if (!json_is_boolean(v))
+            return problem_set(pr, 400, f->name, "invalid_type", "%s: found %s, expected true or false", f->name, js_kind(v));
+        *(int *)((char *)p + f->at) = json_is_true(v);
+        return 0;
+    case FIELD_STRING:
+        if (!json_is_string(v) || strlen(json_string_value(v)) != json_string_length(v))
+            return problem_set(pr, 400, f->name, "invalid_type", "%s: found %s, expected a string", f->name, json_is_string(v) ? "a zero byte" : js_kind(v));
+        *(const char **)((char *)p + f->at) = json_string_value(v);
+        return 0;
+    default:
+        return parse_number(f, v, p, pr);
+    }
+}
+
+int fields_parse(const json_t *body, enum body_kind kind, struct params *p, struct problem *pr)
+{
+    const char *name;
+    json_t *v;
+    if (!json_is_object(body))
+        return problem_set(pr, 400, NULL, "invalid_type", "the body: found %s, expected an object", js_kind(body));
+    union { const json_t *in; json_t *out; } u = { .in = body };       /* jansson iterates over what is not const */
+    json_object_foreach(u.out, name, v) {
+        const struct field *f = find(name, kind);
+        if (!f)
+            return problem_set(pr, 400, name, "unknown_parameter", "%.80s: no such field", name);
+        if (!json_is_null(v) && parse_field(f, v, p, pr) != 0)
+            return -1;
+    }
+    return 0;
+}

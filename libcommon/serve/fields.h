@@ -1,0 +1,53 @@
+/* fields.h - the fields of every request body: one table that the parser obeys and /openapi.json prints.
+ *
+ * The rule: a field is used, or it is ignored because it cannot change the answer, or it is refused; a name that is not in the table is refused.
+ * null is the same as not being there. */
+#ifndef ZSE_SERVE_FIELDS_H
+#define ZSE_SERVE_FIELDS_H
+
+#include <stddef.h>
+
+#include <jansson.h>
+
+#include "libcommon/engine/sampler.h"
+#include "libcommon/serve/problem.h"
+
+enum body_kind {
+    BODY_CHAT = 1, BODY_COMPLETION = 2, BODY_EMBEDDING = 4, BODY_TOKENIZE = 8, BODY_DETOKENIZE = 16, BODY_TEMPLATE = 32, BODY_WS_CHAT = 64,
+    BODY_LOAD = 128, BODY_UNLOAD = 256, BODY_BATCHING = 512,
+};
+
+enum field_use { FIELD_USED, FIELD_IGNORED, FIELD_REFUSED };
+enum field_type { FIELD_OTHER, FIELD_BOOL, FIELD_INT, FIELD_REAL, FIELD_STRING };
+
+struct field {
+    const char *name;
+    unsigned bodies;                    /* enum body_kind: where it may be */
+    enum field_use use;
+    enum field_type type;               /* FIELD_OTHER: whoever uses it looks at its form */
+    double min, max;                    /* of numbers */
+    size_t at;                          /* in struct params, of a number, truth value or string (borrowed) */
+    unsigned given;                     /* bit set in params.given; 0: nobody asks */
+    const char *schema;                 /* JSON Schema of FIELD_OTHER */
+    const char *about;                  /* what it does; of a refused one, why */
+    int (*harmless)(const json_t *v);   /* FIELD_REFUSED: values that ask for nothing; NULL: none */
+};
+extern const struct field fields[];
+extern const int n_fields;
+
+enum { GIVEN_SEED = 1, GIVEN_MAX_TOKENS = 2, GIVEN_MAX_COMPLETION_TOKENS = 4, GIVEN_N = 8, GIVEN_TOP_LOGPROBS = 16, GIVEN_LOGPROBS = 32 };
+
+struct params {
+    struct sampling sampling;
+    double seed;                        /* -2^53 to 2^53: what JSON numbers hold exactly */
+    int max_tokens, max_completion_tokens, n, best_of, top_logprobs, logprobs_count, logprobs, stream, echo, ignore_eos, priority;
+    int add_special, parse_special, with_pieces, add_generation_prompt, dimensions;
+    int max_running, max_waiting;
+    const char *model, *user, *encoding_format, *system_prompt, *model_name, *model_path, *model_id;    /* borrowed from the body */
+    unsigned given;
+};
+
+/* All fields of the object, by the table, into p (filled with defaults before). 0, or -1 with *pr. */
+int fields_parse(const json_t *body, enum body_kind kind, struct params *p, struct problem *pr);
+
+#endif

@@ -1,0 +1,253 @@
+#include "libcommon/serve/metrics.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "libcommon/serve/server_impl.h"
+
+/* Upper bounds in seconds; the last bucket has none. */
+static const double bounds[HISTOGRAM_BUCKETS] = { 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300 };
+
+void histogram_add(struct histogram *h, double seconds)
+{
+    int i = 0;
+    while (i < HISTOGRAM_BUCKETS && seconds > bounds[i])
+        i++;
+    h->bucket[i]++;
+    h->count++;
+    h->sum += seconds;
+}
+
+void metrics_release(struct metrics *m)
+{
+    free(m->count);
+    free(m->record);
+    memset(m, 0, sizeof *m);
+}
+
+void metrics_count(struct metrics *m, int route, int status)
+{
+    for (int i = 0; i < m->n_counts; i++)
+        if (m->count[i].route == route && m->count[i].status == status) {
+            m->count[i].n++;
+            return;
+        }
+    if (m->n_counts == m->room) {
+        int room = 2 * m->room + 16;
+        struct route_count *p = realloc(m->count, (size_t)room * sizeof *p);
+        if (!p)
+            return;
+        m->count = p;
+        m->room = room;
+    }
+    m->count[m->n_counts++] = (struct route_count){ route, status, 1 };
+}
+
+uint64_t memory_resident(void)
+{
+    unsigned long long size, resident = 0;
+    FILE *f = fopen("/proc/self/statm", "re");
+    if (f) {
+        if (fscanf(f, "%llu %llu", &size, &resident) != 2)
+            resident = 0;
+        fclose(f);
+    }
+    return (uint64_t)resident * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+/* This minute's figures; a slot of an hour ago is emptied. */
+static struct minute *this_minute(struct metrics *m)
+{
+    int64_t now = (int64_t)time(NULL) / 60;
+    struct minute *at = &m->minute[now % MINUTES];
+    if (at->minute != now)
+        *at = (struct minute){ .minute = now };
+    return at;
+}
+
+void metrics_record(struct metrics *m, const struct record *r, double decode_s)
+{
+    struct minute *at = this_minute(m);
+    m->requests++;
+    m->failed += r->status >= 400;
+    m->tokens += (uint64_t)r->completion_tokens;
+    m->prompt_tokens += (uint64_t)r->prompt_tokens;
+    m->latency_s += r->latency_s;
+    m->decode_s += decode_s;
+    m->decoded += r->completion_tokens > 0 ? (uint64_t)r->completion_tokens - 1 : 0;
+    at->requests++;
+    at->tokens += (uint64_t)r->completion_tokens;
+    at->latency_s += r->latency_s;
+    at->memory = memory_resident();
+    if (at->memory > m->peak_memory)
+        m->peak_memory = at->memory;
+    if (m->n_records == m->records_room && m->records_room < MAX_RECORDS) {
+        int room = 2 * m->records_room + 64;
+        if (room > MAX_RECORDS)
+            room = MAX_RECORDS;
+        struct record *p = realloc(m->record, (size_t)room * sizeof *p);
+        if (!p)
+            return;
+        m->record = p;
+        m->records_room = room;
+        m->next = m->n_records;
+    }
+    m->record[m->next] = *r;
+    m->next = (m->next + 1) % m->records_room;
+    if (m->n_records < m->records_room)
+        m->n_records++;
+}
+
+static void forget_old_seconds(struct metrics *m, int64_t now)
+{
+    if (now - m->recent_second > 10)
+        memset(m->recent, 0, sizeof m->recent);
+    else
+        for (int64_t s = m->recent_second + 1; s <= now; s++)
+            m->recent[s % 10] = 0;
+    m->recent_second = now;
+}
+
+void metrics_tokens(struct metrics *m, int n)
+{
+    int64_t now = (int64_t)time(NULL);
+    if (now != m->recent_second)
+        forget_old_seconds(m, now);
+    m->recent[now % 10] += (uint64_t)n;
+}
+
+double metrics_rate(struct metrics *m)
+{
+    int64_t now = (int64_t)time(NULL);
+    uint64_t sum = 0;
+    if (now != m->recent_second)
+        forget_old_seconds(m, now);
+    for (int i = 1; i <= 5; i++)
+        sum += m->recent[(now - i) % 10];
+    return (double)sum / 5;
+}
+
+/* ---- /metrics ---- */
+
+static void label(struct buf *out, const char *text)
+{
+    for (; *text; text++) {
+        if (*text == '"' || *text == '\\')
+            buf_str(out, "\\");
+        buf_add(out, *text == '\n' ? " " : text, 1);
+    }
+}
+
+static void about(struct buf *out, const char *name, const char *type, const char *text)
+{
+    buf_printf(out, "# HELP %s %s\n# TYPE %s %s\n", name, text, name, type);
+}
+
+static void number(struct buf *out, double v)
+{
+    buf_printf(out, v < 1e15 && v == floor(v) ? "%.0f\n" : "%.9g\n", v);
+}
+
+/* One figure of every loaded model. */
+static void of_models(const struct server *s, struct buf *out, const char *name, const char *type, const char *text,
+                      double (*value)(const struct hosted *h, const struct engine_stats *e))
+{
+    about(out, name, type, text);
+    for (const struct hosted *h = s->models; h; h = h->next) {
+        struct engine_stats e;
+        if (!h->worker)
+            continue;
+        worker_stats(h->worker, &e, NULL);
+        buf_printf(out, "%s{model=\"", name);
+        label(out, h->id);
+        buf_str(out, "\"} ");
+        number(out, value(h, &e));
+    }
+}
+
+static void histograms(const struct server *s, struct buf *out, const char *name, const char *text, size_t at)
+{
+    about(out, name, "histogram", text);
+    for (const struct hosted *h = s->models; h; h = h->next) {
+        const struct histogram *g = (const void *)((const char *)&h->metrics + at);
+        uint64_t sum = 0;
+        if (!h->worker)
+            continue;
+        for (int i = 0; i <= HISTOGRAM_BUCKETS; i++) {
+            sum += g->bucket[i];
+            buf_printf(out, "%s_bucket{model=\"", name);
+            label(out, h->id);
+            if (i < HISTOGRAM_BUCKETS)
+                buf_printf(out, "\",le=\"%g\"} %llu\n", bounds[i], (unsigned long long)sum);
+            else
+                buf_printf(out, "\",le=\"+Inf\"} %llu\n", (unsigned long long)sum);
+        }
+        buf_printf(out, "%s_sum{model=\"", name);
+        label(out, h->id);
+        buf_printf(out, "\"} %.9g\n%s_count{model=\"", g->sum, name);
+        label(out, h->id);
+        buf_printf(out, "\"} %llu\n", (unsigned long long)g->count);
+    }
+}
+
+#define VALUE(name, expression) static double name(const struct hosted *h, const struct engine_stats *e) { (void)h; (void)e; return (double)(expression); }
+VALUE(running, e->n_running)
+VALUE(waiting, e->n_waiting)
+VALUE(kv_use, e->n_blocks ? (double)(e->n_blocks - e->n_free_blocks - e->n_cached_blocks) / e->n_blocks : 0)
+VALUE(kv_blocks, e->n_blocks)
+VALUE(kv_free, e->n_free_blocks)
+VALUE(kv_prefixes, e->n_cached_blocks)
+VALUE(prompt_tokens, e->prompt_tokens)
+VALUE(cached_tokens, e->cached_tokens)
+VALUE(generated_tokens, e->generated_tokens)
+VALUE(engine_requests, e->requests)
+VALUE(cancelled, e->cancelled)
+VALUE(preemptions, e->preemptions)
+VALUE(steps, e->steps)
+VALUE(step_seconds, (double)e->step_ns * 1e-9)
+VALUE(memory, h->memory_bytes)
+
+void handle_metrics(struct server *s, struct conn *c, const char *rest)
+{
+    struct buf b = { 0 }, *out = &b;
+    (void)rest;
+    about(out, "zse_http_requests_total", "counter", "Responses by route and status.");
+    for (int i = 0; i < s->metrics.n_counts; i++) {
+        const struct route_count *n = &s->metrics.count[i];
+        buf_printf(out, "zse_http_requests_total{method=\"%s\",route=\"%s\",code=\"%d\"} %llu\n", n->route >= 0 ? routes[n->route].method : "",
+                   n->route >= 0 ? routes[n->route].path : "none", n->status, (unsigned long long)n->n);
+    }
+    about(out, "zse_http_connections", "gauge", "Connections that are open.");
+    buf_printf(out, "zse_http_connections %d\n", loop_n_connections(s->loop));
+    about(out, "zse_http_sent_bytes_total", "counter", "Bytes sent to clients.");
+    buf_printf(out, "zse_http_sent_bytes_total %llu\n", (unsigned long long)loop_bytes_sent(s->loop));
+    about(out, "zse_uptime_seconds", "gauge", "Time since the start.");
+    buf_printf(out, "zse_uptime_seconds %lld\n", (long long)time(NULL) - (long long)s->started);
+    about(out, "process_resident_memory_bytes", "gauge", "Resident memory, file pages of the models included.");
+    buf_printf(out, "process_resident_memory_bytes %llu\n", (unsigned long long)memory_resident());
+    of_models(s, out, "zse_requests_total", "counter", "Answers that were asked of the engine.", engine_requests);
+    of_models(s, out, "zse_requests_cancelled_total", "counter", "Answers that were cancelled, or ran out of time.", cancelled);
+    of_models(s, out, "zse_requests_running", "gauge", "Answers in the making.", running);
+    of_models(s, out, "zse_requests_waiting", "gauge", "Answers that wait for their turn.", waiting);
+    of_models(s, out, "zse_prompt_tokens_total", "counter", "Tokens of prompts.", prompt_tokens);
+    of_models(s, out, "zse_prefix_hit_tokens_total", "counter", "Tokens of prompts that the prefix cache had.", cached_tokens);
+    of_models(s, out, "zse_generated_tokens_total", "counter", "Tokens of answers.", generated_tokens);
+    of_models(s, out, "zse_kv_use_ratio", "gauge", "Share of KV blocks that running requests hold.", kv_use);
+    of_models(s, out, "zse_kv_blocks", "gauge", "KV blocks.", kv_blocks);
+    of_models(s, out, "zse_kv_blocks_free", "gauge", "KV blocks that hold nothing.", kv_free);
+    of_models(s, out, "zse_kv_blocks_prefix", "gauge", "KV blocks that hold only prefixes for later.", kv_prefixes);
+    of_models(s, out, "zse_preemptions_total", "counter", "Requests sent back to wait for KV blocks.", preemptions);
+    of_models(s, out, "zse_engine_steps_total", "counter", "Steps of the engine.", steps);
+    of_models(s, out, "zse_engine_step_seconds_total", "counter", "Time in them.", step_seconds);
+    of_models(s, out, "zse_model_memory_bytes", "gauge", "Weights and private memory.", memory);
+    histograms(s, out, "zse_time_to_first_token_seconds", "From request to first token.", offsetof(struct model_metrics, first_token));
+    histograms(s, out, "zse_time_between_tokens_seconds", "Between the tokens of an answer.", offsetof(struct model_metrics, between_tokens));
+    histograms(s, out, "zse_request_duration_seconds", "From request to the end of the answer.", offsetof(struct model_metrics, duration));
+    metrics_count(&s->metrics, conn_route(c), 200);
+    conn_reply(c, 200, "text/plain; version=0.0.4; charset=utf-8", out->data, out->size);
+    buf_release(out);
+}

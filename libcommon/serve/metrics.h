@@ -1,0 +1,51 @@
+/* metrics.h - figures of the server: counters and histograms for /metrics, the last requests and the last hour for /api/analytics. */
+#ifndef ZSE_SERVE_METRICS_H
+#define ZSE_SERVE_METRICS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { MAX_ROUTES = 64, HISTOGRAM_BUCKETS = 16, MINUTES = 60, MAX_RECORDS = 10000 };
+
+struct histogram {                      /* of seconds; bounds in metrics.c */
+    uint64_t bucket[HISTOGRAM_BUCKETS + 1], count;
+    double sum;
+};
+void histogram_add(struct histogram *h, double seconds);
+
+struct model_metrics {                  /* of one model since it was loaded */
+    uint64_t requests, tokens, prompt_tokens, cached_tokens;
+    struct histogram first_token, between_tokens, duration;
+};
+
+/* One request that ran on a model, as it ended. */
+struct record {
+    char id[48], model[64], user[64], client[64];
+    int route, status, prompt_tokens, completion_tokens;
+    double latency_s, first_token_s;
+    int64_t at;                         /* milliseconds since 1970 */
+};
+
+struct minute { int64_t minute; uint64_t requests, tokens; double latency_s; uint64_t memory; };
+
+struct route_count { int route, status; uint64_t n; };
+
+struct metrics {
+    struct route_count *count; int n_counts, room;      /* by route and status; owned */
+    uint64_t requests, failed, tokens, prompt_tokens;   /* that ran on a model */
+    double latency_s, decode_s; uint64_t decoded;
+    uint64_t peak_memory;
+    struct record *record; int n_records, records_room, next;       /* a ring when it has MAX_RECORDS; owned */
+    struct minute minute[MINUTES];
+    /* tokens of the last seconds, for a rate that is true now */
+    uint64_t recent[10]; int64_t recent_second;
+};
+
+void metrics_release(struct metrics *m);
+void metrics_count(struct metrics *m, int route, int status);
+void metrics_record(struct metrics *m, const struct record *r, double decode_s);
+void metrics_tokens(struct metrics *m, int n);          /* generated just now */
+double metrics_rate(struct metrics *m);                 /* tokens a second over the last 5 whole seconds */
+uint64_t memory_resident(void);                         /* bytes of this process */
+
+#endif

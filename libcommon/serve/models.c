@@ -1,0 +1,455 @@
+/* models.c - what is loaded: opening and closing in a thread of its own, draining, the memory limit, reload. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "libcommon/base/clock.h"
+#include "libcommon/base/json.h"
+#include "libcommon/serve/calls.h"
+#include "libcommon/token/chat.h"
+
+enum task_kind { TASK_OPEN, TASK_CLOSE };
+struct task { struct task *next; enum task_kind kind; struct hosted *h; };
+
+struct opening {
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t work;
+    struct task *todo, *done;
+    int stop;
+    struct server *s;
+};
+
+/* ---- in the thread ---- */
+
+static char *token_text(const struct tokenizer *t, int32_t id)
+{
+    size_t size = 0;
+    const char *text = id >= 0 ? tokenizer_token(t, id, &size) : NULL;
+    return strndup(text ? text : "", text ? size : 0);
+}
+
+static int read_template(struct hosted *h, struct err *e)
+{
+    const json_t *own = js_get(h->m.json, "chat_template"), *named = js_get(h->m.json, "chat_templates");
+    int n_eos = 0;
+    const int32_t *eos = tokenizer_eos(h->m.tokenizer, &n_eos);
+    h->bos = token_text(h->m.tokenizer, tokenizer_bos(h->m.tokenizer));
+    h->eos = token_text(h->m.tokenizer, n_eos ? eos[0] : -1);
+    if (!h->bos || !h->eos)
+        return err_nomem(e, "model");
+    if (!own && json_is_object(named))
+        own = js_get(named, "default");
+    if (!json_is_string(own))
+        return 0;
+    h->thinks = strstr(json_string_value(own), "</think>") != NULL;
+    h->tmpl = tmpl_parse(json_string_value(own), json_string_length(own), "chat template", e);
+    return h->tmpl ? 0 : -1;
+}
+
+/* What a request gets that says nothing: the model's generation_config, else sampling_defaults. */
+static int read_sampling(struct hosted *h, struct err *e)
+{
+    static const struct { const char *name; int is_int; size_t at; } numbers[] = {
+        { "temperature", 0, offsetof(struct sampling, temperature) }, { "top_k", 1, offsetof(struct sampling, top_k) },
+        { "top_p", 0, offsetof(struct sampling, top_p) }, { "min_p", 0, offsetof(struct sampling, min_p) },
+        { "typical_p", 0, offsetof(struct sampling, typical_p) }, { "repetition_penalty", 0, offsetof(struct sampling, repetition_penalty) },
+    };
+    const json_t *config = js_get(h->m.json, "generation_config");
+    int sample = 1;
+    h->sampling = sampling_defaults();
+    if (!json_is_object(config))
+        return 0;
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        double v;
+        if (!js_get(config, numbers[i].name))
+            continue;
+        if (js_real(config, numbers[i].name, &v, e) != 0)
+            return err_prefix(e, "generation_config");
+        if (numbers[i].is_int)
+            *(int *)((char *)&h->sampling + numbers[i].at) = v >= 0 && v <= INT32_MAX ? (int)v : -1;
+        else
+            *(float *)((char *)&h->sampling + numbers[i].at) = (float)v;
+    }
+    if (js_bool_or(config, "do_sample", 1, &sample, e) != 0)
+        return err_prefix(e, "generation_config");
+    if (!sample)
+        h->sampling.temperature = 0;
+    return sampling_check(&h->sampling, h->m.model->config.vocab_size, e) == 0 ? 0 : err_prefix(e, "generation_config");
+}
+
+static void open_model(struct hosted *h)
+{
+    struct server *s = h->s;
+    struct engine_stats es;
+    if (s->o.opener.open(s->o.opener.user, h->path, &h->m, &h->error) != 0)
+        return;
+    h->opened = 1;
+    if ((h->m.tokenizer && read_template(h, &h->error) != 0) || read_sampling(h, &h->error) != 0)
+        return;
+    engine_stats(h->m.engine, &es);
+    engine_limits(h->m.engine, &h->limits);
+    h->most_running = h->limits.max_running;
+    h->memory_bytes = h->m.file_bytes + es.private_bytes + es.kv_bytes;
+    h->load_s = (double)(clock_ns() - h->started_ns) * 1e-9;
+    h->error.code = ERR_NONE;
+}
+
+static void close_model(struct hosted *h)
+{
+    worker_close(h->worker);
+    h->worker = NULL;
+    if (h->tmpl)
+        tmpl_free(h->tmpl);
+    h->tmpl = NULL;
+    if (h->opened)
+        h->s->o.opener.close(h->s->o.opener.user, &h->m);
+    h->opened = 0;
+}
+
+static void *run_tasks(void *arg)
+{
+    struct opening *o = arg;
+    for (;;) {
+        pthread_mutex_lock(&o->lock);
+        while (!o->todo && !o->stop)
+            pthread_cond_wait(&o->work, &o->lock);
+        struct task *t = o->todo;
+        if (t)
+            o->todo = t->next;
+        pthread_mutex_unlock(&o->lock);
+        if (!t)
+            return NULL;
+        if (t->kind == TASK_OPEN)
+            open_model(t->h);
+        else
+            close_model(t->h);
+        pthread_mutex_lock(&o->lock);
+        struct task **end = &o->done;
+        while (*end)
+            end = &(*end)->next;
+        t->next = NULL;
+        *end = t;
+        pthread_mutex_unlock(&o->lock);
+        loop_wake(o->s->loop);
+    }
+}
+
+static int give_task(struct server *s, enum task_kind kind, struct hosted *h)
+{
+    struct opening *o = s->opening;
+    struct task *t = calloc(1, sizeof *t), **end = &o->todo;
+    if (!t)
+        return -1;
+    t->kind = kind;
+    t->h = h;
+    pthread_mutex_lock(&o->lock);
+    while (*end)
+        end = &(*end)->next;
+    *end = t;
+    pthread_cond_signal(&o->work);
+    pthread_mutex_unlock(&o->lock);
+    return 0;
+}
+
+int models_start(struct server *s, struct err *e)
+{
+    struct opening *o = calloc(1, sizeof *o);
+    if (!o)
+        return err_nomem(e, "server");
+    o->s = s;
+    pthread_mutex_init(&o->lock, NULL);
+    pthread_cond_init(&o->work, NULL);
+    int rc = pthread_create(&o->thread, NULL, run_tasks, o);
+    if (rc != 0) {
+        free(o);
+        return err_set(e, ERR_IO, "thread: %s", strerror(rc));
+    }
+    s->opening = o;
+    return 0;
+}
+
+/* ---- in the loop's thread ---- */
+
+char *models_default_id(const char *path)
+{
+    static const char *const ends[] = { ".zse", ".gguf" };
+    size_t n = strlen(path);
+    while (n > 1 && path[n - 1] == '/')
+        n--;
+    const char *slash = memrchr(path, '/', n), *name = slash && slash + 1 < path + n ? slash + 1 : path;
+    n -= (size_t)(name - path);
+    for (size_t i = 0; i < 2; i++) {
+        size_t k = strlen(ends[i]);
+        if (n > k && memcmp(name + n - k, ends[i], k) == 0)
+            n -= k;
+    }
+    return strndup(name, n);
+}
+
+static void free_hosted(struct hosted *h)
+{
+    struct hosted **at = &h->s->models;
+    while (*at && *at != h)
+        at = &(*at)->next;
+    if (*at)
+        *at = h->next;
+    for (struct hosted *o = h->s->models; o; o = o->next)
+        if (o->replaces == h)
+            o->replaces = NULL;
+    free(h->bos);
+    free(h->eos);
+    free(h->path);
+    free(h->id);
+    free(h);
+}
+
+int models_n(const struct server *s, enum hosted_state state)
+{
+    int n = 0;
+    for (const struct hosted *h = s->models; h; h = h->next)
+        n += h->state == state;
+    return n;
+}
+
+struct hosted *models_find(struct server *s, const char *id, struct problem *pr)
+{
+    int any = !id || strcmp(id, "default") == 0, loading = 0;
+    for (struct hosted *h = s->models; h; h = h->next) {
+        int named = !any && strcmp(h->id, id) == 0;
+        if (h->state == HOSTED_READY && (any || named))
+            return h;
+        loading |= h->state == HOSTED_LOADING && (any || named);
+    }
+    if (s->draining)
+        problem_set(pr, 503, NULL, "shutting_down", "the server stops");
+    else if (loading)
+        problem_set(pr, 503, "model", "model_loading", "the model %.80s is being loaded", any ? "" : id);
+    else if (any)
+        problem_set(pr, 404, "model", "model_not_found", "no model is loaded; load one with POST /api/models/load");
+    else
+        problem_set(pr, 404, "model", "model_not_found", "model '%.80s' is not loaded; load it first with POST /api/models/load", id);
+    return NULL;
+}
+
+struct hosted *models_load(struct server *s, const char *path, const char *id, struct hosted *replaces, struct problem *pr)
+{
+    struct hosted *h = calloc(1, sizeof *h), **end = &s->models;
+    if (!h || !(h->path = strdup(path)) || !(h->id = id ? strdup(id) : models_default_id(path))) {
+        problem_set(pr, 503, NULL, NULL, "out of memory");
+        goto fail;
+    }
+    for (struct hosted *o = s->models; o; o = o->next)
+        if (o != replaces && (o->state == HOSTED_READY || o->state == HOSTED_LOADING) && strcmp(o->id, h->id) == 0 && !(replaces && o->replaces == replaces)) {
+            problem_set(pr, 409, "model_name", "model_exists", "a model with the id '%.80s' is there already", h->id);
+            goto fail;
+        }
+    h->s = s;
+    h->created = (int64_t)time(NULL);
+    h->started_ns = h->used_ns = clock_ns();
+    h->replaces = replaces;
+    h->batching = 1;
+    while (*end)
+        end = &(*end)->next;
+    *end = h;
+    if (give_task(s, TASK_OPEN, h) == 0)
+        return h;
+    problem_set(pr, 503, NULL, NULL, "out of memory");
+    free_hosted(h);
+    return NULL;
+fail:
+    if (h) {
+        free(h->path);
+        free(h->id);
+    }
+    free(h);
+    return NULL;
+}
+
+void models_unload(struct server *s, struct hosted *h)
+{
+    if (h->state != HOSTED_READY)
+        return;
+    h->state = HOSTED_LEAVING;
+    h->leave_by_ns = clock_ns() + (uint64_t)(s->o.drain_s * 1e9);
+    server_log(s, "%s: unloading, %d requests run", h->id, h->n_calls);
+    models_tick(s);
+}
+
+void models_reload(struct server *s)
+{
+    struct problem pr;
+    for (struct hosted *h = s->models; h; h = h->next) {
+        int busy = 0;
+        for (struct hosted *o = s->models; o; o = o->next)
+            busy |= o->replaces == h;
+        if (h->state != HOSTED_READY || busy)
+            continue;
+        server_log(s, "%s: loading %s again", h->id, h->path);
+        if (!models_load(s, h->path, h->id, h, &pr))
+            server_log(s, "%s: %s", h->id, pr.message);
+    }
+}
+
+static void tell_waiter(struct hosted *h, const struct problem *p)
+{
+    struct conn *c = h->waiter;
+    if (!c)
+        return;
+    struct exchange *x = conn_exchange(c);
+    h->waiter = NULL;
+    if (p)
+        reply_problem(h->s, c, p);
+    else
+        reply_object(h->s, c, 200, json_pack("{s:b, s:s, s:s, s:s, s:s, s:f, s:f, s:s}", "success", 1, "model_id", h->id, "model_name", h->path, "quantization",
+                                              h->m.quantization ? h->m.quantization : "", "device", "cpu", "vram_used_gb", 0.0, "load_time_sec", h->load_s,
+                                              "message", "loaded"));
+    conn_set_exchange(c, NULL);
+    free(x);
+}
+
+/* Make room for h: the least recently used of the others leave. -1: it is too large by itself. */
+static int make_room(struct server *s, const struct hosted *h, struct problem *pr)
+{
+    uint64_t limit = s->o.max_memory;
+    if (!limit)
+        return 0;
+    if (h->memory_bytes > limit)
+        return problem_set(pr, 503, "model_path", "out_of_memory", "%s takes %llu bytes, the limit for all models is %llu", h->id, (unsigned long long)h->memory_bytes,
+                           (unsigned long long)limit);
+    for (;;) {
+        uint64_t sum = h->memory_bytes;
+        struct hosted *oldest = NULL;
+        for (struct hosted *o = s->models; o; o = o->next) {
+            if (o == h || o == h->replaces || o->state != HOSTED_READY)
+                continue;
+            sum += o->memory_bytes;
+            if (!oldest || o->used_ns < oldest->used_ns)
+                oldest = o;
+        }
+        if (sum <= limit || !oldest)
+            return 0;
+        server_log(s, "%s: leaves, as %s needs its memory", oldest->id, h->id);
+        models_unload(s, oldest);
+    }
+}
+
+static void wake(void *user) { loop_wake(user); }
+
+/* In the list where the one before stood, which may be where `default` looks; that one leaves. */
+static void take_place(struct hosted *h)
+{
+    struct server *s = h->s;
+    struct hosted **at = &s->models;
+    while (*at != h)
+        at = &(*at)->next;
+    *at = h->next;
+    for (at = &s->models; *at != h->replaces; at = &(*at)->next)
+        ;
+    h->next = *at;
+    *at = h;
+    models_unload(s, h->replaces);
+    h->replaces = NULL;
+}
+
+static void on_opened(struct server *s, struct hosted *h)
+{
+    struct problem pr = { 0 };
+    struct err e;
+    if (h->error.code != ERR_NONE || !h->m.engine)
+        problem_set(&pr, h->error.code == ERR_IO ? 404 : h->error.code == ERR_MEMORY ? 503 : 400, "model_path", "load_failed", "%s", h->error.msg);
+    else if (make_room(s, h, &pr) == 0 && !(h->worker = worker_open(h->m.engine, wake, s->loop, &e)))
+        problem_set(&pr, 503, NULL, NULL, "%s", e.msg);
+    if (pr.status) {
+        server_log(s, "%s: %s", h->id, pr.message);
+        if (h->wanted && models_n(s, HOSTED_READY) + models_n(s, HOSTED_LOADING) == 1) {     /* the program was started for this one */
+            s->failed = 1;
+            err_set(&s->error, h->error.code ? h->error.code : ERR_MEMORY, "%s", pr.message);
+            loop_quit(s->loop);
+        }
+        tell_waiter(h, &pr);
+        h->state = HOSTED_CLOSING;
+        give_task(s, TASK_CLOSE, h);
+        return;
+    }
+    h->state = HOSTED_READY;
+    if (h->replaces)
+        take_place(h);
+    server_log(s, "%s: ready after %.3f s, %s, context %d", h->id, h->load_s, h->m.quantization ? h->m.quantization : "?", h->m.max_len);
+    tell_waiter(h, NULL);
+}
+
+void models_opened(struct server *s)
+{
+    struct opening *o = s->opening;
+    pthread_mutex_lock(&o->lock);
+    struct task *t = o->done;
+    o->done = NULL;
+    pthread_mutex_unlock(&o->lock);
+    while (t) {
+        struct task *next = t->next;
+        if (t->kind == TASK_OPEN) {
+            on_opened(s, t->h);
+        } else {
+            server_log(s, "%s: closed", t->h->id);
+            free_hosted(t->h);
+        }
+        free(t);
+        t = next;
+    }
+}
+
+void models_tick(struct server *s)
+{
+    uint64_t now = clock_ns();
+    for (struct hosted *h = s->models; h; h = h->next) {
+        if (h->state != HOSTED_LEAVING)
+            continue;
+        if (h->n_calls == 0 && h->preparing == 0) {
+            if (give_task(s, TASK_CLOSE, h) == 0)
+                h->state = HOSTED_CLOSING;
+        } else if (now > h->leave_by_ns) {
+            for (struct call *c = h->calls; c; c = c->next)
+                call_cancel(c);
+        }
+    }
+}
+
+/* Nothing of the loop runs any more. */
+void models_stop(struct server *s)
+{
+    struct opening *o = s->opening;
+    if (!o)
+        return;
+    pthread_mutex_lock(&o->lock);
+    struct task *t = o->todo;
+    o->todo = NULL;
+    o->stop = 1;
+    pthread_cond_signal(&o->work);
+    pthread_mutex_unlock(&o->lock);
+    pthread_join(o->thread, NULL);
+    for (int k = 0; k < 2; k++, t = o->done)
+        while (t) {
+            struct task *next = t->next;
+            free(t);
+            t = next;
+        }
+    while (s->models) {
+        close_model(s->models);
+        calls_drop(s->models);
+        free_hosted(s->models);
+    }
+    pthread_cond_destroy(&o->work);
+    pthread_mutex_destroy(&o->lock);
+    free(o);
+    s->opening = NULL;
+}
+
+void model_json(const struct hosted *h, struct buf *out)
+{
+    buf_str(out, "{\"id\":");
+    buf_json(out, h->id, strlen(h->id));
+    buf_printf(out, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"zse\",\"max_model_len\":%d}", (long long)h->created, h->m.max_len);
+}

@@ -1,0 +1,80 @@
+/* openapi.c - /openapi.json, from the tables of routes and fields. */
+#include <limits.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "libcommon/serve/server_impl.h"
+
+static json_t *field_schema(const struct field *f)
+{
+    json_t *j = f->schema ? json_loads(f->schema, 0, NULL) : json_object();
+    static const char *const types[] = { [FIELD_BOOL] = "boolean", [FIELD_INT] = "integer", [FIELD_REAL] = "number", [FIELD_STRING] = "string" };
+    if (f->type != FIELD_OTHER && !f->schema)
+        json_object_set_new(j, "type", json_string(types[f->type]));
+    if (f->type == FIELD_INT || f->type == FIELD_REAL) {
+        json_object_set_new(j, "minimum", f->type == FIELD_INT ? json_integer((json_int_t)f->min) : json_real(f->min));
+        if (f->max < INT_MAX || f->type == FIELD_REAL)
+            json_object_set_new(j, "maximum", f->type == FIELD_INT ? json_integer((json_int_t)f->max) : json_real(f->max));
+    }
+    if (f->use == FIELD_USED)
+        json_object_set_new(j, "description", json_string(f->about));
+    else
+        json_object_set_new(j, "description", json_sprintf("%s: %s", f->use == FIELD_IGNORED ? "Ignored" : "Refused", f->about));
+    return j;
+}
+
+static json_t *body_schema(unsigned kind)
+{
+    static const char *const needed[] = { "messages", "prompt", "input", "content", "tokens", "model_id" };
+    json_t *properties = json_object(), *required = json_array();
+    for (int i = 0; i < n_fields; i++) {
+        if (!(fields[i].bodies & kind))
+            continue;
+        json_object_set_new(properties, fields[i].name, field_schema(&fields[i]));
+        for (size_t k = 0; k < sizeof needed / sizeof *needed; k++)
+            if (strcmp(needed[k], fields[i].name) == 0)
+                json_array_append_new(required, json_string(needed[k]));
+    }
+    return json_pack("{s:s, s:b, s:o, s:o}", "type", "object", "additionalProperties", 0, "properties", properties, "required", required);
+}
+
+static json_t *operation(const struct route *r)
+{
+    json_t *ok = json_pack("{s:s, s:{s:{}}}", "description", "It worked", "content", r->answer);
+    json_t *bad = json_pack("{s:s, s:{s:{s:{s:s}}}}", "description", "It did not, and why", "content", "application/json", "schema", "$ref", "#/components/schemas/Error");
+    json_t *j = json_pack("{s:s, s:{s:o, s:o}}", "summary", r->about, "responses", r->kind == ROUTE_WEBSOCKET ? "101" : "200", ok, "default", bad);
+    if (r->body && r->kind != ROUTE_WEBSOCKET)
+        json_object_set_new(j, "requestBody", json_pack("{s:b, s:{s:{s:o}}}", "required", 1, "content", "application/json", "schema", body_schema(r->body)));
+    if (r->kind == ROUTE_PREFIX)
+        json_object_set_new(j, "parameters", json_pack("[{s:s, s:s, s:b, s:{s:s}}]", "name", "id", "in", "path", "required", 1, "schema", "type", "string"));
+    if (r->handle == handle_requests)
+        json_object_set_new(j, "parameters", json_pack("[{s:s, s:s, s:{s:s, s:i, s:i}}]", "name", "limit", "in", "query", "schema", "type", "integer", "minimum", 1,
+                                                       "maximum", 1000));
+    if (r->scope == SCOPE_ADMIN)
+        json_object_set_new(j, "security", json_pack("[{s:[]}]", "admin"));
+    return j;
+}
+
+void handle_openapi(struct server *s, struct conn *c, const char *rest)
+{
+    json_t *paths = json_object();
+    (void)rest;
+    for (int i = 0; i < n_routes; i++) {
+        const struct route *r = &routes[i];
+        json_t *key = json_sprintf("%s%s", r->path, r->kind == ROUTE_PREFIX ? "{id}" : "");
+        json_t *item = json_object_get(paths, json_string_value(key));
+        if (!item) {
+            item = json_object();
+            json_object_set_new(paths, json_string_value(key), item);
+        }
+        json_object_set_new(item, strcmp(r->method, "GET") == 0 ? "get" : "post", operation(r));
+        json_decref(key);
+    }
+    json_t *error = json_loads("{\"type\":\"object\",\"required\":[\"error\",\"detail\"],\"properties\":{\"error\":{\"type\":\"object\",\"required\":[\"message\",\"type\"],"
+                               "\"properties\":{\"message\":{\"type\":\"string\"},\"type\":{\"type\":\"string\"},\"param\":{\"type\":[\"string\",\"null\"]},"
+                               "\"code\":{\"type\":[\"string\",\"null\"]}}},\"detail\":{\"type\":\"string\"}}}", 0, NULL);
+    reply_object(s, c, 200, json_pack("{s:s, s:{s:s, s:s}, s:o, s:{s:{s:o}, s:{s:{s:s, s:s}}}}", "openapi", "3.1.0", "info", "title", "zse-serve", "version",
+                                       ZSE_VERSION, "paths", paths, "components", "schemas", "Error", error, "securitySchemes", "admin", "type", "http", "scheme",
+                                       "bearer"));
+}

@@ -1,0 +1,21 @@
+/* problem.h - what is wrong with a request: an HTTP status and what OpenAI's clients read out of the body. */
+#ifndef ZSE_SERVE_PROBLEM_H
+#define ZSE_SERVE_PROBLEM_H
+
+#include "libcommon/serve/buf.h"
+
+struct problem {
+    int status;                 /* 0: none */
+    char param[96];             /* the field that it is about, "" if none */
+    char code[48];              /* "context_length_exceeded", "" if none */
+    char message[600];
+};
+
+/* Fill *p and return -1.  param and code may be NULL. */
+int problem_set(struct problem *p, int status, const char *param, const char *code, const char *fmt, ...)
+    __attribute__((format(printf, 5, 6)));
+/* {"error":{"message","type","param","code"},"detail"}; type follows from the status. */
+void problem_json(const struct problem *p, struct buf *out);
+const char *problem_type(int status);           /* "invalid_request_error" */
+
+#endif

@@ -1,0 +1,209 @@
+/* routes.c - method and path to a handler: one table, which /openapi.json prints too; and what is checked before a handler is called. */
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+
+#include <openssl/crypto.h>
+
+#include "libcommon/serve/calls.h"
+
+#define JSON "application/json"
+#define SSE "text/event-stream"
+
+const struct route routes[] = {
+    { "POST", "/v1/chat/completions", ROUTE_PLAIN, SCOPE_USE, handle_chat, BODY_CHAT, "Answer a conversation; with stream, as server-sent events", JSON },
+    { "POST", "/v1/completions", ROUTE_PLAIN, SCOPE_USE, handle_completions, BODY_COMPLETION, "Continue text", JSON },
+    { "POST", "/v1/embeddings", ROUTE_PLAIN, SCOPE_USE, handle_embeddings, BODY_EMBEDDING, "Texts to vectors of length 1", JSON },
+    { "GET", "/v1/models", ROUTE_PLAIN, SCOPE_USE, handle_models, 0, "The models that are loaded", JSON },
+    { "GET", "/v1/models/", ROUTE_PREFIX, SCOPE_USE, handle_model, 0, "One of them", JSON },
+    { "POST", "/tokenize", ROUTE_PLAIN, SCOPE_USE, handle_tokenize, BODY_TOKENIZE, "Text to token ids", JSON },
+    { "POST", "/detokenize", ROUTE_PLAIN, SCOPE_USE, handle_detokenize, BODY_DETOKENIZE, "Token ids to text", JSON },
+    { "POST", "/apply-template", ROUTE_PLAIN, SCOPE_USE, handle_template, BODY_TEMPLATE, "A conversation as the model sees it", JSON },
+    { "GET", "/health", ROUTE_PLAIN, SCOPE_PUBLIC, handle_health, 0, "200 when a model is ready or none was asked for, 503 while loading or stopping", JSON },
+    { "GET", "/metrics", ROUTE_PLAIN, SCOPE_READ, handle_metrics, 0, "Figures for Prometheus", "text/plain" },
+    { "GET", "/openapi.json", ROUTE_PLAIN, SCOPE_PUBLIC, handle_openapi, 0, "This description", JSON },
+    { "GET", "/", ROUTE_PLAIN, SCOPE_PUBLIC, handle_root, 0, "Name, version and figures; a page for browsers", JSON },
+    { "POST", "/api/models/load", ROUTE_PLAIN, SCOPE_ADMIN, handle_load, BODY_LOAD, "Load a model; answers when it is ready", JSON },
+    { "POST", "/api/models/unload", ROUTE_PLAIN, SCOPE_ADMIN, handle_unload, BODY_UNLOAD, "Take a model out of service; running requests end first", JSON },
+    { "GET", "/api/stats", ROUTE_PLAIN, SCOPE_READ, handle_stats, 0, "The machine and the models", JSON },
+    { "GET", "/api/stats/gpu", ROUTE_PLAIN, SCOPE_READ, handle_stats_gpu, 0, "Its GPUs", JSON },
+    { "GET", "/api/stats/models", ROUTE_PLAIN, SCOPE_READ, handle_stats_models, 0, "Each model: memory, KV blocks, requests, tokens", JSON },
+    { "GET", "/api/analytics", ROUTE_PLAIN, SCOPE_READ, handle_analytics, 0, "Requests since the start", JSON },
+    { "GET", "/api/analytics/timeseries", ROUTE_PLAIN, SCOPE_READ, handle_timeseries, 0, "The last hour by minutes", JSON },
+    { "GET", "/api/analytics/requests", ROUTE_PLAIN, SCOPE_READ, handle_requests, 0, "The last requests, newest first; ?limit=1..1000", JSON },
+    { "GET", "/api/batching", ROUTE_PLAIN, SCOPE_READ, handle_batching, 0, "How requests are batched, and how it goes", JSON },
+    { "POST", "/api/batching", ROUTE_PLAIN, SCOPE_ADMIN, handle_batching_set, BODY_BATCHING, "Change it while running", JSON },
+    { "POST", "/api/batching/enable", ROUTE_PLAIN, SCOPE_ADMIN, handle_batching_enable, 0, "Requests run together", JSON },
+    { "POST", "/api/batching/disable", ROUTE_PLAIN, SCOPE_ADMIN, handle_batching_disable, 0, "One request at a time", JSON },
+    { "GET", "/ws/chat", ROUTE_WEBSOCKET, SCOPE_USE, handle_ws_chat, BODY_WS_CHAT, "WebSocket: conversations in, {type: token | done | error} out", JSON },
+    { "GET", "/ws/stats", ROUTE_WEBSOCKET, SCOPE_READ, handle_ws_stats, 0, "WebSocket: stats and analytics every 2 s", JSON },
+};
+const int n_routes = sizeof routes / sizeof *routes;
+
+static int matches(const struct route *r, const char *path, const char **rest)
+{
+    size_t n = strlen(r->path);
+    *rest = "";
+    if (r->kind != ROUTE_PREFIX)
+        return strcmp(r->path, path) == 0;
+    *rest = path + n;
+    return strncmp(r->path, path, n) == 0 && path[n];
+}
+
+static int method_fits(const struct route *r, const char *method)
+{
+    return strcmp(r->method, method) == 0 || (strcmp(r->method, "GET") == 0 && r->kind != ROUTE_WEBSOCKET && strcmp(method, "HEAD") == 0);
+}
+
+int conn_route(const struct conn *c)
+{
+    const struct http_request *r = conn_request(c);
+    const char *rest;
+    for (int i = 0; r && i < n_routes; i++)
+        if (matches(&routes[i], r->path, &rest) && method_fits(&routes[i], r->method))
+            return i;
+    return -1;
+}
+
+int route_of(void (*handle)(struct server *s, struct conn *c, const char *rest))
+{
+    int i = 0;
+    while (routes[i].handle != handle)
+        i++;
+    return i;
+}
+
+/* "GET, HEAD, POST" of a path; "" if there is no such path. */
+static void allowed(const char *path, char *out, size_t room)
+{
+    const char *rest;
+    size_t n = 0;
+    *out = '\0';
+    for (int i = 0; i < n_routes; i++)
+        if (matches(&routes[i], path, &rest) && n < room)
+            n += (size_t)snprintf(out + n, room - n, "%s%s%s", n ? ", " : "", routes[i].method, strcmp(routes[i].method, "GET") == 0 && routes[i].kind != ROUTE_WEBSOCKET ? ", HEAD" : "");
+}
+
+/* ---- who may ask ---- */
+
+/* The name in a Host header, without the port. */
+static void host_name(const char *host, char *out, size_t room)
+{
+    size_t n = *host == '[' ? strcspn(host, "]") + 1 : strcspn(host, ":");
+    snprintf(out, room, "%.*s", (int)(n < room ? n : room - 1), host);
+}
+
+/* A page of some name that resolves to 127.0.0.1 must not reach a server that trusts loopback (DNS rebinding): names are checked there, numbers need not be. */
+static int host_is_ours(const struct server *s, const struct conn *c)
+{
+    const char *host = http_field(conn_request(c), "Host");
+    char name[256];
+    size_t n;
+    if (!host || !*host || !conn_is_local(c) || strcmp(conn_peer(c), "unix") == 0)
+        return 1;
+    host_name(host, name, sizeof name);
+    n = strlen(name);
+    if (*name == '[' || strspn(name, "0123456789.") == n || strcasecmp(name, "localhost") == 0 || (n > 10 && strcasecmp(name + n - 10, ".localhost") == 0))
+        return 1;
+    if (s->o.host && strcasecmp(name, s->o.host) == 0)
+        return 1;
+    for (int i = 0; i < s->o.n_hosts; i++)
+        if (strcasecmp(name, s->o.hosts[i]) == 0)
+            return 1;
+    return 0;
+}
+
+static int origin_is_listed(const struct server *s, const char *origin)
+{
+    for (int i = 0; i < s->o.n_origins; i++)
+        if (strcmp(s->o.origins[i], "*") == 0 || strcasecmp(s->o.origins[i], origin) == 0)
+            return 1;
+    return 0;
+}
+
+/* Browsers say from which page a request comes: only our own, or those of --cors-origin. */
+static int origin_may(const struct server *s, struct conn *c)
+{
+    const struct http_request *r = conn_request(c);
+    const char *origin = http_field(r, "Origin"), *host = http_field(r, "Host"), *scheme = origin ? strstr(origin, "://") : NULL;
+    if (!origin)
+        return 1;
+    if (scheme && host && strcasecmp(scheme + 3, host) == 0)
+        return 1;
+    if (!origin_is_listed(s, origin))
+        return 0;
+    conn_add_header(c, "Access-Control-Allow-Origin", origin);
+    conn_add_header(c, "Vary", "Origin");
+    conn_add_header(c, "Access-Control-Expose-Headers", "X-Request-Id");
+    return 1;
+}
+
+static int is_admin(const struct server *s, const struct conn *c)
+{
+    const char *given = http_field(conn_request(c), "Authorization");
+    if (!given || strncasecmp(given, "Bearer ", 7) != 0 || !s->o.admin_token)
+        return 0;
+    given += 7 + strspn(given + 7, " ");
+    size_t n = strlen(s->o.admin_token);
+    return strlen(given) == n && CRYPTO_memcmp(given, s->o.admin_token, n) == 0;
+}
+
+/* ---- ids ---- */
+
+/* The client's own id if it can stand in a header and a log, else a new one. */
+static void request_id(struct server *s, struct conn *c)
+{
+    const char *given = http_field(conn_request(c), "X-Request-Id");
+    char id[48];
+    size_t n = given ? strlen(given) : 0;
+    if (n && n <= 128 && strspn(given, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-") == n) {
+        conn_add_header(c, "X-Request-Id", given);
+        return;
+    }
+    server_id(s, "req-", id);
+    conn_add_header(c, "X-Request-Id", id);
+}
+
+static void preflight(struct server *s, struct conn *c, const char *methods)
+{
+    const struct http_request *r = conn_request(c);
+    conn_add_header(c, "Allow", methods);
+    if (http_field(r, "Origin") && http_field(r, "Access-Control-Request-Method")) {
+        const char *headers = http_field(r, "Access-Control-Request-Headers");
+        conn_add_header(c, "Access-Control-Allow-Methods", methods);
+        if (headers)
+            conn_add_header(c, "Access-Control-Allow-Headers", headers);
+        conn_add_header(c, "Access-Control-Max-Age", "600");
+    }
+    metrics_count(&s->metrics, -1, 204);
+    conn_reply(c, 204, NULL, "", 0);
+}
+
+void routes_request(struct server *s, struct conn *c)
+{
+    const struct http_request *r = conn_request(c);
+    const char *rest;
+    char methods[80];
+    int at = conn_route(c);
+    request_id(s, c);
+    conn_add_header(c, "X-Content-Type-Options", "nosniff");
+    allowed(r->path, methods, sizeof methods);
+    if (!host_is_ours(s, c)) {
+        reply_refusal(s, c, 421, "unknown_host", "Host '%.80s' is not a name of this server (--allow-host)", http_field(r, "Host"));
+    } else if (!origin_may(s, c)) {
+        reply_refusal(s, c, 403, "origin_not_allowed", "pages of %.80s may not use this server (--cors-origin)", http_field(r, "Origin"));
+    } else if (strcmp(r->method, "OPTIONS") == 0 && (*methods || strcmp(r->path, "*") == 0)) {
+        preflight(s, c, *methods ? methods : "GET, HEAD, POST, OPTIONS");
+    } else if (!*methods) {
+        reply_refusal(s, c, 404, "not_found", "%.200s: no such path; /openapi.json lists them", r->path);
+    } else if (at < 0) {
+        conn_add_header(c, "Allow", methods);
+        reply_refusal(s, c, 405, "method_not_allowed", "%.32s %.200s: expected %s", r->method, r->path, methods);
+    } else if (routes[at].scope == SCOPE_ADMIN && !is_admin(s, c)) {
+        conn_add_header(c, "WWW-Authenticate", "Bearer");
+        reply_refusal(s, c, 401, "invalid_admin_token", "%s needs the administrator's token: Authorization: Bearer TOKEN, from admin.token", r->path);
+    } else {
+        matches(&routes[at], r->path, &rest);
+        routes[at].handle(s, c, rest);
+    }
+}

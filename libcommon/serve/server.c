@@ -1,0 +1,284 @@
+#include "libcommon/serve/server.h"
+
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+
+#include "libcommon/base/clock.h"
+#include "libcommon/base/json.h"
+#include "libcommon/serve/calls.h"
+
+static const int signals[] = { SIGTERM, SIGINT, SIGHUP };
+enum { N_SIGNALS = sizeof signals / sizeof *signals };
+
+void server_log(struct server *s, const char *fmt, ...)
+{
+    char text[800];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    if (s->o.log)
+        s->o.log(s->o.user, text);
+}
+
+void server_id(struct server *s, const char *prefix, char out[48])
+{
+    unsigned long long a = rng_u64(&s->ids), b = rng_u64(&s->ids);
+    snprintf(out, 48, "%s%016llx%08llx", prefix, a, b & 0xffffffff);
+}
+
+/* ---- answers ---- */
+
+void reply_json(struct server *s, struct conn *c, int status, const struct buf *json)
+{
+    if (json->failed) {
+        reply_refusal(s, c, 503, NULL, "out of memory");
+        return;
+    }
+    metrics_count(&s->metrics, conn_route(c), status);
+    conn_reply(c, status, "application/json", json->data, json->size);
+}
+
+void reply_problem(struct server *s, struct conn *c, const struct problem *p)
+{
+    struct buf out = { 0 };
+    problem_json(p, &out);
+    metrics_count(&s->metrics, conn_route(c), p->status);
+    conn_reply(c, p->status, "application/json", out.data, out.size);
+    buf_release(&out);
+}
+
+void reply_refusal(struct server *s, struct conn *c, int status, const char *code, const char *fmt, ...)
+{
+    struct problem p;
+    char text[500];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    problem_set(&p, status, NULL, code, "%s", text);
+    reply_problem(s, c, &p);
+}
+
+void reply_object(struct server *s, struct conn *c, int status, json_t *json)
+{
+    struct buf out = { 0 };
+    char *text = json ? json_dumps(json, JSON_COMPACT | JSON_REAL_PRECISION(9)) : NULL;
+    if (text)
+        buf_str(&out, text);
+    else
+        out.failed = 1;
+    reply_json(s, c, status, &out);
+    buf_release(&out);
+    free(text);
+    json_decref(json);
+}
+
+json_t *read_body(struct server *s, struct conn *c, enum body_kind kind, struct params *p)
+{
+    const struct http_request *r = conn_request(c);
+    struct problem pr;
+    struct err e;
+    json_t *body = js_parse("body", r->body.size ? r->body.data : "{}", r->body.size ? r->body.size : 2, &e);
+    if (!body)
+        problem_set(&pr, 400, NULL, "invalid_json", "%s", e.msg);
+    else if (fields_parse(body, kind, p, &pr) == 0)
+        return body;
+    reply_problem(s, c, &pr);
+    json_decref(body);
+    return NULL;
+}
+
+const char *client_address(const struct server *s, const struct conn *c, char out[64])
+{
+    const char *list = s->o.trust_proxy && conn_request(c) ? http_field(conn_request(c), "X-Forwarded-For") : NULL, *last = list ? strrchr(list, ',') : NULL;
+    if (!list)
+        return conn_peer(c);
+    list = last ? last + 1 : list;              /* what the proxy in front of us added; the rest is the client's word */
+    list += strspn(list, " ");
+    snprintf(out, 64, "%s", list);
+    return out;
+}
+
+/* ---- what the loop calls ---- */
+
+static void on_request(void *user, struct conn *c) { routes_request(user, c); }
+
+static void on_gone(void *user, struct conn *c)
+{
+    struct server *s = user;
+    struct exchange *x = conn_exchange(c);
+    if (x->kind == EXCHANGE_CALL) {
+        call_gone((struct call *)x);
+        return;
+    }
+    for (struct hosted *h = s->models; h; h = h->next)
+        if (h->waiter == c)
+            h->waiter = NULL;
+    free(x);
+}
+
+static void on_refused(void *user, struct conn *c, int status, const char *why)
+{
+    reply_refusal(user, c, status, NULL, "%s", why);
+}
+
+static void on_message(void *user, struct conn *c, const char *text, size_t size)
+{
+    if (conn_tag(c) == WS_TAG_CHAT)
+        ws_chat_message(user, c, text, size);
+}
+
+static void finish_draining(struct server *s)
+{
+    if (!s->draining)
+        return;
+    int busy = loop_n_busy(s->loop);
+    for (const struct hosted *h = s->models; h; h = h->next)
+        busy += h->n_calls;
+    if (busy == 0)
+        loop_quit(s->loop);
+}
+
+static void on_wake(void *user)
+{
+    struct server *s = user;
+    models_opened(s);
+    calls_events(s);
+    models_tick(s);
+    finish_draining(s);
+}
+
+static void on_second(void *user)
+{
+    struct server *s = user;
+    models_tick(s);
+    ws_stats_tick(s);
+    if (s->draining && clock_ns() > s->drain_by_ns)
+        for (struct hosted *h = s->models; h; h = h->next)
+            for (struct call *c = h->calls; c; c = c->next)
+                call_cancel(c);
+    if (s->draining && clock_ns() > s->drain_by_ns + 2000000000u)
+        loop_quit(s->loop);
+    finish_draining(s);
+}
+
+static void close_websocket(void *user, struct conn *c)
+{
+    (void)user;
+    if (!conn_exchange(c))
+        conn_websocket_close(c, 1001);
+}
+
+static void on_signal(void *user, int number)
+{
+    struct server *s = user;
+    if (number == SIGHUP) {
+        models_reload(s);
+        return;
+    }
+    if (s->draining) {
+        server_log(s, "stopping at once");
+        loop_quit(s->loop);
+        return;
+    }
+    s->draining = 1;
+    s->drain_by_ns = clock_ns() + (uint64_t)(s->o.drain_s * 1e9);
+    loop_stop_listening(s->loop);
+    loop_each_websocket(s->loop, close_websocket, NULL);
+    server_log(s, "stopping; %d requests run", loop_n_busy(s->loop));
+    finish_draining(s);
+}
+
+/* ---- opening ---- */
+
+void server_block_signals(void)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    for (int i = 0; i < N_SIGNALS; i++)
+        sigaddset(&set, signals[i]);
+    pthread_sigmask(SIG_BLOCK, &set, NULL);
+}
+
+static int is_loopback_name(const char *host)
+{
+    return strcmp(host, "localhost") == 0 || strcmp(host, "::1") == 0 || strncmp(host, "127.", 4) == 0;
+}
+
+static int listen_everywhere(struct server *s, struct err *e)
+{
+    const struct server_options *o = &s->o;
+    if (o->tls_cert && loop_tls(s->loop, o->tls_cert, o->tls_key, e) != 0)
+        return -1;
+    if (o->host) {
+        if (!o->allow_remote && !is_loopback_name(o->host))
+            return err_set(e, ERR_UNSUPPORTED, "--host %s reaches beyond this machine, and there are no keys: expected 127.0.0.1, ::1 or --no-auth", o->host);
+        s->port = o->port;
+        if (loop_listen(s->loop, o->host, &s->port, e) != 0)
+            return -1;
+    }
+    return o->socket_path ? loop_listen_unix(s->loop, o->socket_path, e) : 0;
+}
+
+struct server *server_open(const struct server_options *o, struct err *e)
+{
+    struct server *s = calloc(1, sizeof *s);
+    if (!s) {
+        err_nomem(e, "server");
+        return NULL;
+    }
+    const struct loop_options lo = { .http = { .head_bytes = 16 << 10, .body_bytes = o->max_body }, .max_connections = o->max_connections, .max_unsent = 16 << 20,
+                                     .head_s = 10, .body_s = 20, .idle_s = 75, .stalled_s = 30, .on_request = on_request, .on_gone = on_gone,
+                                     .on_refused = on_refused, .on_message = on_message, .on_wake = on_wake, .on_second = on_second, .on_signal = on_signal,
+                                     .user = s };
+    s->o = *o;
+    s->start_ns = clock_ns();
+    s->started = (int64_t)time(NULL);
+    if (getrandom(&s->ids.state, sizeof s->ids.state, 0) != (ssize_t)sizeof s->ids.state)
+        err_sys(e, "random numbers");
+    else if ((s->loop = loop_open(&lo, e)) && loop_signals(s->loop, signals, N_SIGNALS, e) == 0 && listen_everywhere(s, e) == 0 &&
+             models_start(s, e) == 0 && calls_open(s, e) == 0)
+        return s;
+    server_close(s);
+    return NULL;
+}
+
+void server_close(struct server *s)
+{
+    if (!s)
+        return;
+    if (s->loop)
+        loop_drop_all(s->loop);                 /* clients are gone; threads may still be busy with what they asked for */
+    calls_close(s);
+    models_stop(s);
+    loop_close(s->loop);
+    metrics_release(&s->metrics);
+    free(s);
+}
+
+int server_is_loading(const struct server *s) { return models_n(s, HOSTED_LOADING) > 0; }
+int server_port(const struct server *s) { return s->port; }
+
+int server_load(struct server *s, const char *path, const char *name, struct err *e)
+{
+    struct problem pr;
+    struct hosted *h = models_load(s, path, name, NULL, &pr);
+    if (!h)
+        return err_set(e, ERR_LIMIT, "%s", pr.message);
+    h->wanted = 1;
+    return 0;
+}
+
+int server_run(struct server *s, struct err *e)
+{
+    loop_run(s->loop);
+    if (s->failed && e)
+        *e = s->error;
+    return s->failed ? -1 : 0;
+}

@@ -1,0 +1,70 @@
+/* server.h - zse-serve as a library: models on the OpenAI API, over HTTP.
+ *
+ * Threads: one event loop (the caller of server_run; connections, answers, figures), one for each engine (worker.h), one that opens and closes
+ * models, one that parses large bodies.  A request goes loop -> (preparing) -> loop -> engine, its tokens come back through a queue.
+ *
+ *   conn, loop    sockets, TLS, time limits           http, websocket, buf   bytes to requests
+ *   routes        method and path to a handler        fields, problem        bodies to parameters, errors
+ *   calls         one API request that generates      chat, completions, embeddings, wschat   its four forms
+ *   models        what is loaded                      native, metrics, openapi, page, text    everything else */
+#ifndef ZSE_SERVE_SERVER_H
+#define ZSE_SERVE_SERVER_H
+
+#include <stdint.h>
+
+#include <jansson.h>
+
+#include "libcommon/base/err.h"
+#include "libcommon/engine/engine.h"
+#include "libcommon/model/model.h"
+#include "libcommon/token/tokenizer.h"
+
+/* A model with its engine, as the program opens it. */
+struct served_model {
+    const struct model *model;
+    const struct tokenizer *tokenizer;
+    const json_t *json;                 /* of the file */
+    struct engine *engine;
+    int max_len;                        /* tokens of a sequence */
+    const char *quantization;           /* what the weights are stored as, for people */
+    uint64_t file_bytes;
+    void *handle;                       /* the opener's */
+};
+struct model_opener {
+    int (*open)(void *user, const char *path, struct served_model *m, struct err *e);       /* from a thread of the server, one at a time */
+    void (*close)(void *user, struct served_model *m);
+    void *user;
+};
+
+struct server_options {
+    struct model_opener opener;
+    const char *host; int port;         /* host NULL: no TCP; port 0: any */
+    const char *socket_path;            /* NULL: none */
+    const char *tls_cert, *tls_key;     /* NULL: plain */
+    int allow_remote;                   /* listen beyond loopback without keys */
+    int trust_proxy;                    /* X-Forwarded-For names the client */
+    const char *const *origins; int n_origins;      /* browsers' pages that may use the API; "*": all */
+    const char *const *hosts; int n_hosts;          /* names besides localhost that a loopback listener answers to */
+    const char *admin_token;            /* NULL: no administration over HTTP */
+    int max_connections; size_t max_body;
+    double timeout_s;                   /* of a request; 0: none */
+    double drain_s;                     /* of a shutdown or unload: what runs may go on for so long */
+    uint64_t max_memory;                /* bytes of weights and private memory of all models; 0: no limit */
+    void (*log)(void *user, const char *text);
+    void *user;
+};
+
+struct server;
+/* Listens on return. */
+struct server *server_open(const struct server_options *o, struct err *e);
+void server_close(struct server *s);                    /* NULL is fine */
+int server_port(const struct server *s);                /* 0: no TCP */
+int server_is_loading(const struct server *s);          /* then server_close waits for the opener */
+/* Open in the background. name NULL: from the path. */
+int server_load(struct server *s, const char *path, const char *name, struct err *e);
+/* Blocks SIGTERM, SIGINT and SIGHUP; before any other thread is made. */
+void server_block_signals(void);
+/* Until SIGTERM or SIGINT: 0 after draining. -1 if a model that server_load was told of could not be opened at all and none other is there; *e says why. */
+int server_run(struct server *s, struct err *e);
+
+#endif

@@ -1,0 +1,150 @@
+/* server_impl.h - what the parts of the server know of each other.  Everything here belongs to the loop's thread unless it says otherwise. */
+#ifndef ZSE_SERVE_SERVER_IMPL_H
+#define ZSE_SERVE_SERVER_IMPL_H
+
+#include <pthread.h>
+
+#include "libcommon/base/rng.h"
+#include "libcommon/serve/conn.h"
+#include "libcommon/serve/fields.h"
+#include "libcommon/serve/metrics.h"
+#include "libcommon/serve/problem.h"
+#include "libcommon/serve/server.h"
+#include "libcommon/serve/worker.h"
+#include "libcommon/token/template.h"
+
+struct call;
+
+/* ---- models.c ---- */
+
+enum hosted_state { HOSTED_LOADING, HOSTED_READY, HOSTED_LEAVING, HOSTED_CLOSING };
+
+struct hosted {
+    struct hosted *next;                /* by time of loading */
+    struct server *s;
+    char *id, *path;                    /* owned */
+    enum hosted_state state;
+    int64_t created;                    /* seconds since 1970 */
+    uint64_t started_ns, used_ns, leave_by_ns;      /* load was asked for; last request; running requests end by then */
+    double load_s;
+    struct served_model m;
+    int opened;                         /* m is there */
+    int wanted;                         /* named when the server started: without it there is nothing to serve */
+    struct err error;                   /* why it could not be opened */
+    struct worker *worker;
+    struct tmpl *tmpl;                  /* owned */
+    char *bos, *eos;                    /* texts of the tokens; owned */
+    int thinks;                         /* its template knows <think> */
+    struct sampling sampling;           /* defaults of its requests */
+    uint64_t memory_bytes;
+    struct engine_limits limits;        /* as wished, batching on */
+    int most_running;                   /* as opened */
+    int batching;                       /* off: one request at a time */
+    int preparing;                      /* calls whose body is being parsed in another thread */
+    struct call *calls; int n_calls;    /* open ones */
+    struct hosted *replaces;            /* reload: leaves when this one is ready */
+    struct conn *waiter;                /* POST /api/models/load waits for it; NULL: nobody */
+    struct model_metrics metrics;
+};
+
+/* A ready model by id; NULL or "default": the first. NULL with *pr otherwise. */
+struct hosted *models_find(struct server *s, const char *id, struct problem *pr);
+/* Begin to open; NULL with *pr: the id is taken, no memory. */
+struct hosted *models_load(struct server *s, const char *path, const char *id, struct hosted *replaces, struct problem *pr);
+void models_unload(struct server *s, struct hosted *h);         /* no new requests; closes when the running ones have ended */
+void models_reload(struct server *s);                           /* SIGHUP */
+void models_opened(struct server *s);                           /* on_wake: what the opening thread has done */
+void models_tick(struct server *s);                             /* closes what has drained */
+int models_start(struct server *s, struct err *e);
+void models_stop(struct server *s);
+int models_n(const struct server *s, enum hosted_state state);
+char *models_default_id(const char *path);                      /* "tiny" of "models/tiny.zse"; malloc'd */
+void model_json(const struct hosted *h, struct buf *out);       /* an element of /v1/models */
+
+/* ---- the server ---- */
+
+struct server {
+    struct server_options o;
+    struct loop *loop;
+    int port, draining, failed;
+    uint64_t start_ns, drain_by_ns;
+    int64_t started;
+    struct rng ids;
+    struct err error;                   /* of server_run */
+    /* models */
+    struct hosted *models;
+    struct opening *opening;
+    /* bodies on their way through the preparing thread */
+    struct preparing *preparing;
+    struct metrics metrics;
+    unsigned long long cpu_total, cpu_idle;     /* of /proc/stat, when it was last read */
+    uint64_t ws_stats_ns;
+};
+
+void server_log(struct server *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+/* "PREFIX" and 24 hexadecimal digits. */
+void server_id(struct server *s, const char *prefix, char out[48]);
+
+/* Answers; each is counted for its route. */
+void reply_json(struct server *s, struct conn *c, int status, const struct buf *json);
+void reply_problem(struct server *s, struct conn *c, const struct problem *p);
+void reply_object(struct server *s, struct conn *c, int status, json_t *json);     /* takes the reference */
+void reply_refusal(struct server *s, struct conn *c, int status, const char *code, const char *fmt, ...) __attribute__((format(printf, 5, 6)));
+/* The body as an object, NULL after a 400 was sent. New reference. */
+json_t *read_body(struct server *s, struct conn *c, enum body_kind kind, struct params *p);
+const char *client_address(const struct server *s, const struct conn *c, char out[64]);
+
+/* ---- routes.c ---- */
+
+enum scope { SCOPE_PUBLIC, SCOPE_USE, SCOPE_READ, SCOPE_ADMIN };       /* what a key will need; administration needs the token now */
+enum route_kind { ROUTE_PLAIN, ROUTE_PREFIX, ROUTE_WEBSOCKET };         /* ROUTE_PREFIX: what follows the path is an id */
+
+struct route {
+    const char *method, *path;
+    enum route_kind kind;
+    enum scope scope;
+    void (*handle)(struct server *s, struct conn *c, const char *rest);
+    unsigned body;                      /* enum body_kind; 0: none */
+    const char *about, *answer;         /* for /openapi.json: one line; media type and what it is */
+};
+extern const struct route routes[];
+extern const int n_routes;
+void routes_request(struct server *s, struct conn *c);
+int conn_route(const struct conn *c);           /* index in routes, -1 */
+int route_of(void (*handle)(struct server *s, struct conn *c, const char *rest));
+
+/* handlers */
+void handle_chat(struct server *s, struct conn *c, const char *rest);
+void handle_completions(struct server *s, struct conn *c, const char *rest);
+void handle_embeddings(struct server *s, struct conn *c, const char *rest);
+void handle_models(struct server *s, struct conn *c, const char *rest);
+void handle_model(struct server *s, struct conn *c, const char *rest);
+void handle_tokenize(struct server *s, struct conn *c, const char *rest);
+void handle_detokenize(struct server *s, struct conn *c, const char *rest);
+void handle_template(struct server *s, struct conn *c, const char *rest);
+void handle_health(struct server *s, struct conn *c, const char *rest);
+void handle_root(struct server *s, struct conn *c, const char *rest);
+void handle_load(struct server *s, struct conn *c, const char *rest);
+void handle_unload(struct server *s, struct conn *c, const char *rest);
+void handle_stats(struct server *s, struct conn *c, const char *rest);
+void handle_stats_models(struct server *s, struct conn *c, const char *rest);
+void handle_stats_gpu(struct server *s, struct conn *c, const char *rest);
+void handle_analytics(struct server *s, struct conn *c, const char *rest);
+void handle_timeseries(struct server *s, struct conn *c, const char *rest);
+void handle_requests(struct server *s, struct conn *c, const char *rest);
+void handle_batching(struct server *s, struct conn *c, const char *rest);
+void handle_batching_set(struct server *s, struct conn *c, const char *rest);
+void handle_batching_enable(struct server *s, struct conn *c, const char *rest);
+void handle_batching_disable(struct server *s, struct conn *c, const char *rest);
+void handle_metrics(struct server *s, struct conn *c, const char *rest);
+void handle_openapi(struct server *s, struct conn *c, const char *rest);
+void handle_ws_chat(struct server *s, struct conn *c, const char *rest);
+void handle_ws_stats(struct server *s, struct conn *c, const char *rest);
+json_t *stats_object(struct server *s);
+json_t *analytics_object(struct server *s);
+void ws_chat_message(struct server *s, struct conn *c, const char *text, size_t size);
+void ws_stats_tick(struct server *s);
+enum { WS_TAG_CHAT = 1, WS_TAG_STATS = 2 };
+void page_reply(struct server *s, struct conn *c);
+
+#endif

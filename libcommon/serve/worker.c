@@ -1,0 +1,355 @@
+#include "libcommon/serve/worker.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum order_kind { ORDER_SUBMIT, ORDER_CANCEL, ORDER_LIMITS };
+
+struct order {
+    struct order *next;
+    enum order_kind kind;
+    struct request_params params;
+    struct job *jobs;
+    struct engine_limits limits;
+};
+
+struct worker {
+    struct engine *g;
+    void (*wake)(void *user);
+    void *user;
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t work;
+    /* under the lock */
+    struct order *first, **last;
+    struct events *out, **out_last, *spare;
+    int stop;
+    struct engine_stats stats;
+    struct engine_limits limits;
+    /* the thread's own */
+    struct events *batch;
+};
+
+/* ---- events ---- */
+
+static struct events *take_spare(struct worker *w)
+{
+    pthread_mutex_lock(&w->lock);
+    struct events *b = w->spare;
+    if (b)
+        w->spare = b->next;
+    pthread_mutex_unlock(&w->lock);
+    if (b)
+        b->next = NULL;
+    return b ? b : calloc(1, sizeof *b);
+}
+
+static struct event *add_event(struct worker *w, struct job *job)
+{
+    struct events *b = w->batch;
+    if (b->n_events == b->room) {
+        int room = b->room * 2 + 16;
+        struct event *p = realloc(b->event, (size_t)room * sizeof *p);
+        if (!p) {
+            b->lost = 1;
+            return NULL;
+        }
+        b->event = p;
+        b->room = room;
+    }
+    struct event *ev = &b->event[b->n_events++];
+    *ev = (struct event){ .job = job, .id = -1 };
+    return ev;
+}
+
+static size_t add_bytes(struct buf *b, const void *data, size_t n)
+{
+    static const char zero[8];
+    buf_add(b, zero, -b->size & 7);         /* floats are read where they lie */
+    size_t at = b->size;
+    buf_add(b, data, n);
+    return at;
+}
+
+static void hear(void *user, const struct token_event *t)
+{
+    struct job *job = user;
+    struct worker *w = job->worker;
+    struct event *ev = add_event(w, job);
+    struct buf *bytes = &w->batch->bytes;
+    if (t->finish != FINISH_NONE)
+        job->done = 1;
+    if (!ev)
+        return;
+    ev->id = t->id;
+    ev->finish = t->finish;
+    ev->last = t->finish != FINISH_NONE;
+    ev->is_prompt = t->is_prompt;
+    ev->text_size = t->size;
+    ev->text = t->size ? add_bytes(bytes, t->text, t->size) : 0;
+    ev->logprob = t->logprob;
+    ev->n_top = t->n_top;
+    if (t->n_top)
+        ev->top = add_bytes(bytes, t->top, (size_t)t->n_top * sizeof *t->top);
+    ev->n_embedding = t->n_embedding;
+    if (t->n_embedding)
+        ev->embedding = add_bytes(bytes, t->embedding, (size_t)t->n_embedding * sizeof *t->embedding);
+    if (t->error) {
+        ev->error = t->error->code;
+        ev->why = add_bytes(bytes, t->error->msg, strlen(t->error->msg) + 1);
+    }
+    if (ev->last && job->request)
+        request_stats(job->request, &ev->stats);
+    w->batch->lost |= bytes->failed;
+}
+
+static void refuse(struct worker *w, struct job *job, enum finish why, const struct err *e)
+{
+    struct event *ev = add_event(w, job);
+    job->done = 1;
+    if (!ev)
+        return;
+    ev->finish = why;
+    ev->last = ev->refused = 1;
+    ev->error = e ? e->code : ERR_NONE;
+    ev->why = e ? add_bytes(&w->batch->bytes, e->msg, strlen(e->msg) + 1) : 0;
+}
+
+static void submit(struct worker *w, struct order *o)
+{
+    struct err e;
+    int n = o->params.n > 1 ? o->params.n : 1, all_cancelled = 1;
+    void **users = calloc((size_t)n, sizeof *users);
+    struct request **requests = calloc((size_t)n, sizeof(struct request *));
+    for (int i = 0; i < n; i++)
+        all_cancelled &= o->jobs[i].cancelled;
+    int ok = users && requests;
+    for (int i = 0; ok && i < n; i++) {
+        users[i] = &o->jobs[i];
+        o->jobs[i].worker = w;
+    }
+    if (!ok)
+        err_nomem(&e, "request");
+    o->params.on_token = hear;
+    o->params.users = users;
+    o->params.requests = requests;
+    if (!ok || all_cancelled || !engine_submit(w->g, &o->params, &e))
+        for (int i = 0; i < n; i++)
+            refuse(w, &o->jobs[i], all_cancelled ? FINISH_CANCELLED : FINISH_ERROR, all_cancelled ? NULL : &e);
+    else
+        for (int i = 0; i < n; i++) {
+            o->jobs[i].request = requests[i];
+            if (o->jobs[i].cancelled)
+                engine_cancel(w->g, requests[i]);
+        }
+    free(users);
+    free(requests);
+}
+
+static void obey(struct worker *w, struct order *o)
+{
+    struct err ignored;
+    struct event *ev;
+    switch (o->kind) {
+    case ORDER_SUBMIT:
+        submit(w, o);
+        break;
+    case ORDER_CANCEL:
+        if (!o->jobs->cancelled && !o->jobs->done && o->jobs->request)
+            engine_cancel(w->g, o->jobs->request);
+        o->jobs->cancelled = 1;
+        if ((ev = add_event(w, o->jobs)))
+            ev->cancel_heard = 1;
+        break;
+    case ORDER_LIMITS:
+        engine_set_limits(w->g, &o->limits, &ignored);      /* checked by who gave the order */
+        break;
+    }
+}
+
+/* Hand the events over, and the figures. */
+static void deliver(struct worker *w)
+{
+    int any = w->batch->n_events > 0 || w->batch->lost;
+    struct engine_stats s;
+    struct engine_limits l;
+    engine_stats(w->g, &s);
+    engine_limits(w->g, &l);
+    pthread_mutex_lock(&w->lock);
+    w->stats = s;
+    w->limits = l;
+    if (any) {
+        *w->out_last = w->batch;
+        w->out_last = &w->batch->next;
+    }
+    pthread_mutex_unlock(&w->lock);
+    if (any) {
+        w->batch = NULL;
+        w->wake(w->user);
+    }
+}
+
+static void *work(void *arg)
+{
+    struct worker *w = arg;
+    struct err e;
+    int running = 0;
+    for (;;) {
+        pthread_mutex_lock(&w->lock);
+        while (!w->first && !running && !w->stop)
+            pthread_cond_wait(&w->work, &w->lock);
+        struct order *list = w->first;
+        int stop = w->stop;
+        w->first = NULL;
+        w->last = &w->first;
+        pthread_mutex_unlock(&w->lock);
+        if (stop) {
+            while (list) {
+                struct order *next = list->next;
+                free(list);
+                list = next;
+            }
+            return NULL;
+        }
+        while (!w->batch && !(w->batch = take_spare(w)))
+            ;                               /* a few hundred bytes: others must free some first */
+        while (list) {
+            struct order *next = list->next;
+            obey(w, list);
+            free(list);
+            list = next;
+        }
+        running = engine_step(w->g, &e);    /* a failure of the backend reaches each request's callback */
+        if (running < 0)
+            running = 1;
+        deliver(w);
+    }
+}
+
+/* ---- from the loop's thread ---- */
+
+struct worker *worker_open(struct engine *g, void (*wake)(void *user), void *user, struct err *e)
+{
+    struct worker *w = calloc(1, sizeof *w);
+    if (!w) {
+        err_nomem(e, "engine thread");
+        return NULL;
+    }
+    w->g = g;
+    w->wake = wake;
+    w->user = user;
+    w->last = &w->first;
+    w->out_last = &w->out;
+    engine_stats(g, &w->stats);
+    engine_limits(g, &w->limits);
+    pthread_mutex_init(&w->lock, NULL);
+    pthread_cond_init(&w->work, NULL);
+    int rc = pthread_create(&w->thread, NULL, work, w);
+    if (rc == 0)
+        return w;
+    err_set(e, ERR_IO, "engine thread: %s", strerror(rc));
+    pthread_cond_destroy(&w->work);
+    pthread_mutex_destroy(&w->lock);
+    free(w);
+    return NULL;
+}
+
+static void free_batches(struct events *b)
+{
+    while (b) {
+        struct events *next = b->next;
+        buf_release(&b->bytes);
+        free(b->event);
+        free(b);
+        b = next;
+    }
+}
+
+void worker_close(struct worker *w)
+{
+    if (!w)
+        return;
+    pthread_mutex_lock(&w->lock);
+    w->stop = 1;
+    pthread_cond_signal(&w->work);
+    pthread_mutex_unlock(&w->lock);
+    pthread_join(w->thread, NULL);
+    free_batches(w->out);
+    free_batches(w->spare);
+    free_batches(w->batch);
+    pthread_cond_destroy(&w->work);
+    pthread_mutex_destroy(&w->lock);
+    free(w);
+}
+
+static int give_order(struct worker *w, const struct order *what)
+{
+    struct order *o = malloc(sizeof *o);
+    if (!o)
+        return -1;
+    *o = *what;
+    o->next = NULL;
+    pthread_mutex_lock(&w->lock);
+    *w->last = o;
+    w->last = &o->next;
+    pthread_cond_signal(&w->work);
+    pthread_mutex_unlock(&w->lock);
+    return 0;
+}
+
+int worker_submit(struct worker *w, const struct request_params *p, struct job *jobs)
+{
+    return give_order(w, &(struct order){ .kind = ORDER_SUBMIT, .params = *p, .jobs = jobs });
+}
+
+int worker_cancel(struct worker *w, struct job *job)
+{
+    return give_order(w, &(struct order){ .kind = ORDER_CANCEL, .jobs = job });
+}
+
+void worker_limits(struct worker *w, const struct engine_limits *l)
+{
+    give_order(w, &(struct order){ .kind = ORDER_LIMITS, .limits = *l });
+}
+
+struct events *worker_take(struct worker *w)
+{
+    pthread_mutex_lock(&w->lock);
+    struct events *b = w->out;
+    w->out = NULL;
+    w->out_last = &w->out;
+    pthread_mutex_unlock(&w->lock);
+    return b;
+}
+
+void worker_give_back(struct worker *w, struct events *list)
+{
+    enum { KEEP_BYTES = 1 << 20 };
+    while (list) {
+        struct events *next = list->next;
+        list->n_events = list->lost = 0;
+        list->bytes.size = 0;
+        list->next = NULL;
+        if (list->bytes.room > KEEP_BYTES || list->bytes.failed) {
+            free_batches(list);
+        } else {
+            pthread_mutex_lock(&w->lock);
+            list->next = w->spare;
+            w->spare = list;
+            pthread_mutex_unlock(&w->lock);
+        }
+        list = next;
+    }
+}
+
+void worker_stats(struct worker *w, struct engine_stats *s, struct engine_limits *l)
+{
+    pthread_mutex_lock(&w->lock);
+    if (s)
+        *s = w->stats;
+    if (l)
+        *l = w->limits;
+    pthread_mutex_unlock(&w->lock);
+}
