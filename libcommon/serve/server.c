@@ -68,7 +68,7 @@ void reply_refusal(struct server *s, struct conn *c, int status, const char *cod
 void reply_object(struct server *s, struct conn *c, int status, json_t *json)
 {
     struct buf out = { 0 };
-    char *text = json ? json_dumps(json, JSON_COMPACT | JSON_REAL_PRECISION(9)) : NULL;
+    char *text = json ? json_dumps(json, JSON_COMPACT | JSON_REAL_PRECISION(13)) : NULL;
     if (text)
         buf_str(&out, text);
     else

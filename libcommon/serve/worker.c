@@ -133,9 +133,15 @@ static void submit(struct worker *w, struct order *o)
     if (!ok)
         err_nomem(&e, "request");
     o->params.on_token = hear;
-    o->params.users = users;
-    o->params.requests = requests;
-    if (!ok || all_cancelled || !engine_submit(w->g, &o->params, &e))
+    o->params.user = o->jobs;
+    if (n > 1) {
+        o->params.users = users;
+        o->params.requests = requests;
+    }
+    struct request *first = ok && !all_cancelled ? engine_submit(w->g, &o->params, &e) : NULL;
+    if (first)
+        requests[0] = first;
+    if (!first)
         for (int i = 0; i < n; i++)
             refuse(w, &o->jobs[i], all_cancelled ? FINISH_CANCELLED : FINISH_ERROR, all_cancelled ? NULL : &e);
     else

@@ -100,7 +100,7 @@ static void send_stats(void *user, struct conn *c)
 static void stats_text(struct server *s, struct buf *out)
 {
     json_t *j = json_pack("{s:s, s:o, s:o}", "type", "stats", "system", stats_object(s), "analytics", analytics_object(s));
-    char *text = j ? json_dumps(j, JSON_COMPACT | JSON_REAL_PRECISION(9)) : NULL;
+    char *text = j ? json_dumps(j, JSON_COMPACT | JSON_REAL_PRECISION(13)) : NULL;
     if (text)
         buf_str(out, text);
     free(text);

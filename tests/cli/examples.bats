@@ -2,6 +2,7 @@
 bats_require_minimum_version 1.5.0
 
 setup_file() {
+  export ZSE_HOME=$BATS_FILE_TMPDIR/home
   cd "$BATS_TEST_DIRNAME/../.." || exit 1
   local t=$BATS_FILE_TMPDIR
   zse-convert models/tiny -o "$t/m.zse" --quality fast
@@ -40,6 +41,8 @@ run_page() {
 @test "zse-chat(1): its examples" { run_page zse-chat.1; }
 
 @test "zse-bench(1): its examples" { run_page zse-bench.1; }
+
+@test "zse-serve(1): its examples" { run_page zse-serve.1; }
 
 @test "zse(5): its examples" { run_page zse.5; }
 
@@ -81,7 +84,7 @@ check_output() {
 # A page may say more than --help, but no other default.
 @test "the defaults that --help and the man page state are the same" {
   local p name default page
-  for p in zse-convert zse-info zse-chat zse-bench; do
+  for p in zse-convert zse-info zse-chat zse-serve zse-bench; do
     while read -r name default; do
       page=$(mandoc -Tascii -Owidth=300 "$ROOT/man/$p.1" | col -bx | sed -n "/^ *\(-[A-Za-z], \)\{0,1\}$name\( .*\)\{0,1\}$/,/^\$/p")
       [[ $page == *default*"$default"* ]] || { echo "$p $name: --help says $default, the man page: $page"; return 1; }

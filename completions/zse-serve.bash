@@ -1,0 +1,34 @@
+# bash completion of zse-serve
+_zse_serve() {
+  local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]}
+  case $prev in
+    --host) COMPREPLY=(); return ;;
+    --port) COMPREPLY=(); return ;;
+    --socket) COMPREPLY=($(compgen -f -- "$cur")); return ;;
+    --tls-cert) COMPREPLY=($(compgen -f -- "$cur")); return ;;
+    --tls-key) COMPREPLY=($(compgen -f -- "$cur")); return ;;
+    --cors-origin) COMPREPLY=(); return ;;
+    --allow-host) COMPREPLY=(); return ;;
+    --name) COMPREPLY=(); return ;;
+    --max-seqs) COMPREPLY=(); return ;;
+    --max-queue) COMPREPLY=(); return ;;
+    --kv-bytes) COMPREPLY=(); return ;;
+    --max-memory) COMPREPLY=(); return ;;
+    --timeout) COMPREPLY=(); return ;;
+    --drain) COMPREPLY=(); return ;;
+    --max-connections) COMPREPLY=(); return ;;
+    --max-body) COMPREPLY=(); return ;;
+    -q|--quantize) COMPREPLY=($(compgen -W "nl4 int4 int8 nf4 bf16 keep" -- "$cur")); return ;;
+    --threads) COMPREPLY=(); return ;;
+    --ctx) COMPREPLY=(); return ;;
+    --kv) COMPREPLY=($(compgen -W "f32 f16 i8" -- "$cur")); return ;;
+    --kernels) COMPREPLY=($(compgen -W "ref avx2 avx512" -- "$cur")); return ;;
+    --device) COMPREPLY=(); return ;;
+  esac
+  case $cur in
+    -*) COMPREPLY=($(compgen -W "--host --port --socket --tls-cert --tls-key --no-auth --trust-proxy --cors-origin --allow-host --name --max-seqs --max-queue --kv-bytes --max-memory --no-prefix-cache --timeout --drain --max-connections --max-body --quiet --quantize --threads --ctx --kv --exact --kernels --device --help --version" -- "$cur")) ;;
+    *) COMPREPLY=($(compgen -f -- "$cur"))
+       ;;
+  esac
+}
+complete -o filenames -F _zse_serve zse-serve
