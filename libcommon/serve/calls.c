@@ -51,6 +51,7 @@ static void call_free(struct call *c)
     }
     free(c->prompts);
     free(c->choices);
+    free(c->jobs);
     free(c->bias);
     buf_release(&c->body);
     buf_release(&c->head);
@@ -181,7 +182,7 @@ void call_cancel(struct call *c)
 {
     for (int i = 0; c->submitted && i < c->n_choices; i++) {
         struct choice *ch = &c->choices[i];
-        if (!ch->ended && !ch->cancel_sent && worker_cancel(c->h->worker, &ch->job) == 0)
+        if (!ch->ended && !ch->cancel_sent && worker_cancel(c->h->worker, ch->job) == 0)
             ch->cancel_sent = 1;
     }
 }
@@ -505,14 +506,17 @@ static int make_choices(struct call *c, struct problem *pr)
     if (c->n_prompts * n > MAX_CHOICES)
         return problem_set(pr, 400, "n", "out_of_range", "n: %d answers to %d prompts, expected at most %d together", n, c->n_prompts, MAX_CHOICES);
     c->n_choices = c->n_prompts * n;
-    if (!(c->choices = calloc((size_t)c->n_choices, sizeof *c->choices))) {
+    c->choices = calloc((size_t)c->n_choices, sizeof *c->choices);
+    c->jobs = calloc((size_t)c->n_choices, sizeof *c->jobs);
+    if (!c->choices || !c->jobs) {
         c->n_choices = 0;
         return problem_set(pr, 503, NULL, NULL, "out of memory");
     }
     for (int i = 0; i < c->n_choices; i++) {
         struct choice *ch = &c->choices[i];
         ch->call = c;
-        ch->job.user = ch;
+        ch->job = &c->jobs[i];
+        ch->job->user = ch;
         ch->index = i;
         ch->prompt = i / n;
         ch->split.state = !c->h->thinks ? SPLIT_ANSWER : c->starts_thinking ? SPLIT_REASONING : SPLIT_UNDECIDED;
@@ -539,7 +543,7 @@ static void submit(struct call *c)
     for (int i = 0; i < c->n_prompts; i++) {
         rp.ids = c->prompts[i].ids;
         rp.n_ids = c->prompts[i].n_ids;
-        if (worker_submit(c->h->worker, &rp, &c->choices[i * n].job) == 0)
+        if (worker_submit(c->h->worker, &rp, &c->jobs[i * n]) == 0)
             continue;
         for (int k = i * n; k < c->n_choices; k++) {
             c->choices[k].ended = 1;

@@ -21,7 +21,7 @@ struct splitter {
 };
 
 struct choice {
-    struct job job;
+    struct job *job;                    /* of call.jobs */
     struct call *call;
     int index, prompt;
     struct buf text, reasoning;         /* so far, where the answer is given whole */
@@ -69,6 +69,7 @@ struct call {
     const char *stop[MAX_STOP]; int n_stop;             /* borrowed from json */
     struct logit_bias *bias;            /* owned */
     struct prompt *prompts; int n_prompts;              /* owned */
+    struct job *jobs;                   /* [n_choices]; owned */
     struct choice *choices; int n_choices, n_open;      /* owned; n_open: jobs that have not ended */
     int submitted, stage, begun;
     int starts_thinking;                /* the prompt ends with <think> */

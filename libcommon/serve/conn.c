@@ -14,7 +14,7 @@
 #include "libcommon/base/clock.h"
 #include "libcommon/serve/conn_impl.h"
 
-enum { READ_SIZE = 1 << 16, MAX_AHEAD = 1 << 16, MAX_WS_MESSAGE = 4 << 20, LINGER_BYTES = 1 << 20 };
+enum { READ_SIZE = 1 << 16, MAX_AHEAD = 1 << 16, MAX_WS_MESSAGE = 4 << 20, LINGER_BYTES = 64 << 20 };
 static const double second = 1e9;
 
 static uint64_t after(double s) { return clock_ns() + (uint64_t)(s * second); }

@@ -59,7 +59,7 @@ int conn_route(const struct conn *c)
 {
     const struct http_request *r = conn_request(c);
     const char *rest;
-    for (int i = 0; r && i < n_routes; i++)
+    for (int i = 0; r && r->path && i < n_routes; i++)      /* a refused head may have none */
         if (matches(&routes[i], r->path, &rest) && method_fits(&routes[i], r->method))
             return i;
     return -1;

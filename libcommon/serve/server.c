@@ -234,7 +234,7 @@ struct server *server_open(const struct server_options *o, struct err *e)
         return NULL;
     }
     const struct loop_options lo = { .http = { .head_bytes = 16 << 10, .body_bytes = o->max_body }, .max_connections = o->max_connections, .max_unsent = 16 << 20,
-                                     .head_s = 10, .body_s = 20, .idle_s = 75, .stalled_s = 30, .on_request = on_request, .on_gone = on_gone,
+                                     .head_s = 10, .body_s = 10, .idle_s = 75, .stalled_s = 30, .on_request = on_request, .on_gone = on_gone,
                                      .on_refused = on_refused, .on_message = on_message, .on_wake = on_wake, .on_second = on_second, .on_signal = on_signal,
                                      .user = s };
     s->o = *o;

@@ -6,7 +6,7 @@ setup_file() {
   export ZSE_HOME=$BATS_FILE_TMPDIR/home T=$BATS_FILE_TMPDIR
   zse-convert models/tiny -o "$T/tiny.zse" --quality fast >/dev/null
   start "$T/main" "$T/tiny.zse" --port 0
-  export URL MAIN_PID=$PID
+  export URL MAIN_PID=$PID MAIN_PORT=${URL##*:}
   wait_ready "$URL"
 }
 
@@ -16,6 +16,10 @@ teardown_file() {
 }
 
 setup() { cd "$BATS_TEST_DIRNAME/../.." || exit 1; }
+teardown() {
+  local p
+  for p in $(jobs -p); do kill -KILL "$p" 2>/dev/null || true; done       # what a failed test left
+}
 
 # start LOG ARG...: a server; its address in URL, its process in PID.
 start() {
@@ -39,5 +43,197 @@ QUESTION='{"temperature":0,"messages":[{"role":"user","content":"What is 2+2?"}]
   run "$B/venv/bin/python" tests/serve/openai_client.py "$URL" zse-chat "$T/tiny.zse"
   echo "$output"
   [ "$status" = 0 ]
+  [ "$(grep -c '^ok ' <<<"$output")" = 14 ]
+}
+
+@test "HTTP and WebSocket, byte by byte" {
+  run python3 -B tests/serve/protocol.py "${URL##*:}"
+  echo "$output"
+  [ "$status" = 0 ]
   [ "$(grep -c '^ok ' <<<"$output")" = 16 ]
+}
+
+@test "curl: an answer, a stream, an error, the page, figures" {
+  [ "$(ask "$QUESTION" | jq -r '.choices[0].message.content')" = "2 + 2 = 4" ]
+  run curl -sN "$URL/v1/chat/completions" -d "${QUESTION/\{/\{\"stream\":true,}"
+  [ "$(sed -n 's/^data: {/{/p' <<<"$output" | jq -rj '.choices[0].delta.content // empty')" = "2 + 2 = 4" ]
+  [ "${lines[-1]}" = "data: [DONE]" ]
+  [ "$(ask '{"messages":' | jq -r .error.code)" = invalid_json ]
+  run curl -s -H 'Accept: text/html,*/*' "$URL/"
+  [[ $output == '<!doctype html>'* && $output != *http://* && $output != *https://* ]]
+  [[ $(curl -sI -H 'Accept: text/html' "$URL/") == *"Content-Security-Policy: default-src 'none'; script-src 'sha256-"* ]]
+  [ "$(curl -s "$URL/" | jq -r '.name, (.metrics | keys | join(" "))')" = "zse-serve
+active_requests throughput_tok_s total_requests total_tokens" ]
+  run curl -s "$URL/metrics"
+  [[ $output == *'zse_http_requests_total{method="POST",route="/v1/chat/completions",code="200"}'* ]]
+  grep -Eq '^zse_time_to_first_token_seconds_bucket\{model="tiny",le="\+Inf"\} [1-9]' <<<"$output"
+  grep -Eq '^zse_generated_tokens_total\{model="tiny"\} [1-9]' <<<"$output"
+  ! grep -vE '^(#.*|[a-z_]+(\{[a-z]+="[^"]*"(,[a-z]+="[^"]*")*\})? [-+0-9.e]+)$' <<<"$output"
+}
+
+@test "tokens and templates: what zse-info says" {
+  local text='Hello there, <|im_end|> é'
+  run curl -s "$URL/tokenize" -d "$(jq -nc --arg t "$text" '{content: $t}')"
+  [ "$(jq -c .tokens <<<"$output")" = "$(printf %s "$text" | zse-info tokenize "$T/tiny.zse" | tr -d ' ')" ] || { echo "$output"; return 1; }
+  [ "$(curl -s "$URL/detokenize" -d "$output" | jq -r .error.param)" = count ]
+  [ "$(curl -s "$URL/detokenize" -d "$(jq -c '{tokens}' <<<"$output")" | jq -r .content)" = "$text" ]
+  [ "$(curl -s "$URL/tokenize" -d '{"content":"Hi there","with_pieces":true}' | jq -rj '.tokens[].piece')" = "Hi there" ]
+  [ "$(curl -s "$URL/apply-template" -d '{"messages":[{"role":"user","content":"Hi"}]}' | jq .prompt)" = \
+    "$(echo '{"messages":[{"role":"user","content":"Hi"}],"add_generation_prompt":true}' | zse-info render "$T/tiny.zse" | jq .text)" ]
+}
+
+@test "openapi.json lists every route, and every route that it lists is there" {
+  curl -s "$URL/openapi.json" >"$BATS_TEST_TMPDIR/api"
+  [ "$(jq -r .openapi "$BATS_TEST_TMPDIR/api")" = 3.1.0 ]
+  local n=0 method path
+  while read -r method path; do
+    n=$((n + 1))
+    run curl -s -o /dev/null -w '%{http_code}' -X "${method^^}" "$URL${path//\{id\}/tiny}" -d '{}'
+    [[ $output != 404 && $output != 405 && $output != 000 ]] || { echo "$method $path: $output"; return 1; }
+  done < <(jq -r '.paths | to_entries[] | .key as $p | .value | keys[] | . + " " + $p' "$BATS_TEST_TMPDIR/api")
+  [ "$n" -ge 25 ]
+  # every path of the man page, and every field of the body of chat
+  while read -r path; do
+    jq -e --arg p "$path" '.paths[$p]' "$BATS_TEST_TMPDIR/api" >/dev/null || { echo "the man page has $path"; return 1; }
+  done < <(sed -n '/^\.Sh THE API/,/^\.Ss Fields/p' man/zse-serve.1 | grep '^\.It' | grep -oE '/[a-z0-9/_-]*' | sed 's|/models/$|/models/{id}|; s|^/api/analytics/requests.*|/api/analytics/requests|')
+  [ "$(jq '.paths["/v1/chat/completions"].post.requestBody.content["application/json"].schema.properties.temperature.maximum == 2' "$BATS_TEST_TMPDIR/api")" = true ]
+}
+
+@test "administration needs the token; models are loaded, named, unloaded; batching changes while running" {
+  [ "$(stat -c %a "$ZSE_HOME/admin.token")" = 600 ]
+  [ "$(status "$URL/api/models/load" -d '{"model_path":"models/tiny"}')" = 401 ]
+  [ "$(status "$URL/api/models/load" -H 'Authorization: Bearer wrong' -d '{"model_path":"models/tiny"}')" = 401 ]
+  [ "$(admin "$URL/api/models/load" -d '{"model_path":"/no/such.zse"}' | jq -r .error.code)" = load_failed ]
+  [ "$(admin "$URL/api/models/load" -d "{\"model_path\":\"$T/tiny.zse\"}" | jq -c '[.success, .load_time_sec == 0]')" = '[true,true]' ]
+  [ "$(admin "$URL/api/models/load" -d "{\"model_path\":\"$T/tiny.zse\",\"model_name\":\"second\"}" | jq -r .model_id)" = second ]
+  [ "$(curl -s "$URL/v1/models" | jq -r '[.data[].id] | join(" ")')" = "tiny second" ]
+  [ "$(ask "${QUESTION/\{/\{\"model\":\"second\",}" | jq -r .model)" = second ]
+  [ "$(ask "$QUESTION" | jq -r .model)" = tiny ]
+  # a stream that runs while its model leaves goes on to its end; new ones do not find it
+  curl -sN "$URL/v1/completions" -d '{"model":"second","prompt":"Once","max_tokens":1200,"ignore_eos":true,"temperature":0,"stream":true}' >"$BATS_TEST_TMPDIR/stream" &
+  local stream=$!
+  until [ -s "$BATS_TEST_TMPDIR/stream" ]; do sleep 0.01; done
+  [ "$(admin "$URL/api/models/unload" -d '{"model_id":"second"}' | jq -r .success)" = true ]
+  [ "$(status "$URL/v1/models/second")" = 404 ]
+  wait "$stream"
+  [ "$(tail -n 2 "$BATS_TEST_TMPDIR/stream" | head -n 1)" = "data: [DONE]" ]
+  [ "$(admin "$URL/api/models/unload" -d '{"model_id":"second"}' | jq -r .error.code)" = model_not_found ]
+  [ "$(admin "$URL/api/batching" -d '{"max_batch_size":2}' | jq .config.max_batch_size)" = 2 ]
+  [ "$(admin "$URL/api/batching" -d '{"max_batch_size":33}' | jq -r .error.code)" = out_of_range ]
+  [ "$(admin -X POST "$URL/api/batching/disable" | jq .enabled)" = false ]
+  [ "$(ask "$QUESTION" | jq -r '.choices[0].message.content')" = "2 + 2 = 4" ]
+  [ "$(curl -s "$URL/api/batching" | jq -c '[.enabled, .engines.tiny.config.max_batch_size]')" = '[false,1]' ]
+  [ "$(admin -X POST "$URL/api/batching/enable" | jq .enabled)" = true ]
+  [ "$(admin "$URL/api/batching" -d '{"max_batch_size":32}' | jq .success)" = true ]
+}
+
+@test "analytics count what ran" {
+  local before after
+  before=$(curl -s "$URL/api/analytics" | jq '[.total_requests, .failed_requests, .total_tokens_generated]')
+  ask "$QUESTION" >/dev/null
+  ask '{"messages":[]}' >/dev/null
+  after=$(curl -s "$URL/api/analytics" | jq '[.total_requests, .failed_requests, .total_tokens_generated]')
+  [ "$(jq -nc --argjson a "$after" --argjson b "$before" '[range(3)] | map($a[.] - $b[.])')" = '[2,1,8]' ]
+  [ "$(curl -s "$URL/api/analytics/requests?limit=2" | jq -c '[.requests[] | [.endpoint, .status, .total_tokens]]')" = \
+    '[["/v1/chat/completions",400,0],["/v1/chat/completions",200,23]]' ]
+  [ "$(status "$URL/api/analytics/requests?limit=0")" = 400 ]
+  [ "$(curl -s "$URL/api/analytics/timeseries" | jq -c '[.timestamps, .requests_per_minute, .tokens_per_second, .memory_usage_gb, .latency_ms] | map(length)')" = '[60,60,60,60,60]' ]
+  [ "$(curl -s "$URL/api/stats/models" | jq -r '.models[0].model_id')" = tiny ]
+}
+
+@test "it listens before the model is there, says loading, and fails when it cannot be opened" {
+  start "$BATS_TEST_TMPDIR/none" --port 0
+  [ "$(curl -s "$URL/health" | jq -c '[.status, .models_loaded]')" = '["healthy",0]' ]
+  [ "$(curl -s "$URL/v1/models" | jq -c .data)" = '[]' ]
+  [ "$(ask "$QUESTION" | jq -r .error.code)" = model_not_found ]
+  stop "$PID"
+  mkfifo "$BATS_TEST_TMPDIR/slow"          # a model that takes for ever: it waits for a writer
+  start "$BATS_TEST_TMPDIR/log" --port 0 "$BATS_TEST_TMPDIR/slow"
+  run curl -s -w ' %{http_code}' "$URL/health"
+  [[ $output == '{"status":"loading"} 503' || $output == *healthy* ]] || { echo "$output"; return 1; }
+  kill -TERM "$PID"; kill -KILL "$PID" 2>/dev/null || true
+  wait "$PID" || true
+  run --separate-stderr zse-serve --port 0 /no/such.zse
+  [ "$status" = 1 ]
+  [[ $stderr == *"/no/such.zse: No such file"* ]]
+}
+
+@test "SIGTERM lets streams end, SIGHUP opens the file again, kill -9 leaves nothing that hinders" {
+  local d=$BATS_TEST_TMPDIR stream
+  cp "$T/tiny.zse" "$d/m.zse"
+  start "$d/log" --socket "$d/s" --port 0 "$d/m.zse"
+  wait_ready "$URL"
+  [ "$(stat -c %a "$d/s")" = 600 ]
+  [ "$(curl -s --unix-socket "$d/s" http://localhost/v1/models | jq -r '.data[0].id')" = m ]
+  cp "$T/tiny.zse" "$d/new" && mv "$d/new" "$d/m.zse"
+  kill -HUP "$PID"
+  until grep -q 'm: closed' "$d/log.err"; do [ "$(ask "$QUESTION" | jq -r '.choices[0].message.content')" = "2 + 2 = 4" ]; done
+  rm "$d/m.zse"
+  kill -HUP "$PID"                          # it is not there any more: what is loaded stays
+  until grep -q 'No such file' "$d/log.err"; do sleep 0.02; done
+  [ "$(ask "$QUESTION" | jq -r '.choices[0].message.content')" = "2 + 2 = 4" ]
+  curl -sN "$URL/v1/completions" -d '{"prompt":"Once","max_tokens":1500,"ignore_eos":true,"temperature":0,"stream":true}' >"$d/stream" & stream=$!
+  until [ -s "$d/stream" ]; do sleep 0.01; done
+  stop "$PID"
+  wait "$stream"
+  [ "$(tail -n 2 "$d/stream" | head -n 1)" = "data: [DONE]" ]
+  [ ! -e "$d/s" ]
+  start "$d/log2" --socket "$d/s" --host 127.0.0.1 --port 0 "$T/tiny.zse"
+  wait_ready "$URL"
+  run --separate-stderr zse-serve --socket "$d/s"
+  [ "$status" = 1 ] && [[ $stderr == *"another program listens"* ]]
+  curl -sN "$URL/v1/completions" -d '{"prompt":"Once","max_tokens":1500,"ignore_eos":true,"stream":true}' >"$d/stream" & stream=$!
+  until [ -s "$d/stream" ]; do sleep 0.01; done
+  kill -KILL "$PID"
+  wait "$PID" || true
+  wait "$stream" || true
+  start "$d/log3" --socket "$d/s" "$T/tiny.zse"
+  curl -sf --retry 20 --retry-delay 0 --retry-all-errors --unix-socket "$d/s" http://localhost/health >/dev/null
+  stop "$PID"
+}
+
+@test "memory for one model: the least recently used leaves" {
+  local d=$BATS_TEST_TMPDIR one
+  one=$(curl -s "$URL/api/stats/models" | jq '.models[0].memory_bytes')
+  start "$d/log" --port 0 --max-memory $((one * 5 / 2)) --name a --name b "$T/tiny.zse" "$T/tiny.zse"
+  until [ "$(curl -s "$URL/v1/models" | jq '.data | length')" = 2 ]; do sleep 0.02; done
+  ask "${QUESTION/\{/\{\"model\":\"a\",}" >/dev/null
+  [ "$(admin "$URL/api/models/load" -d "{\"model_path\":\"$T/tiny.zse\",\"model_name\":\"c\"}" | jq -r .model_id)" = c ]
+  [ "$(curl -s "$URL/v1/models" | jq -r '[.data[].id] | join(" ")')" = "a c" ]
+  stop "$PID"
+  start "$d/log2" --port 0 --max-memory 1MB
+  run admin "$URL/api/models/load" -d "{\"model_path\":\"$T/tiny.zse\"}"
+  [ "$(jq -r .error.code <<<"$output")" = out_of_memory ] && [[ $output == *1000000* ]]
+  stop "$PID"
+}
+
+@test "HTTPS" {
+  command -v openssl >/dev/null || skip "no openssl command"
+  local d=$BATS_TEST_TMPDIR
+  openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout "$d/key" -out "$d/cert" -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost 2>/dev/null
+  start "$d/log" --port 0 --tls-cert "$d/cert" --tls-key "$d/key" "$T/tiny.zse"
+  URL=https://localhost:${URL##*:}
+  curl -sf --cacert "$d/cert" --retry 20 --retry-delay 0 --retry-all-errors "$URL/health" >/dev/null
+  [ "$(curl -sN --cacert "$d/cert" "$URL/v1/chat/completions" -d "${QUESTION/\{/\{\"stream\":true,}" | sed -n 's/^data: {/{/p' | jq -rj '.choices[0].delta.content // empty')" = "2 + 2 = 4" ]
+  head -c 200000 /dev/zero | tr '\0' a | jq -Rc '{content: .}' >"$d/large"
+  [ "$(curl -s --cacert "$d/cert" "$URL/tokenize" -d @"$d/large" | jq '.count > 1000')" = true ]
+  stop "$PID"
+  printf 'x' >"$d/cert"
+  run --separate-stderr zse-serve --port 0 --tls-cert "$d/cert" --tls-key "$d/key"
+  [ "$status" = 1 ] && [[ $stderr == *"$d/cert"* ]]
+}
+
+@test "what is refused on the command line" {
+  run --separate-stderr zse-serve --host 0.0.0.0 --port 0
+  [ "$status" = 1 ] && [[ $stderr == *0.0.0.0*--no-auth* ]]
+  start "$BATS_TEST_TMPDIR/log" --host 0.0.0.0 --port 0 --no-auth
+  stop "$PID"
+  run zse-serve --port 70000
+  [ "$status" = 2 ]
+  run zse-serve --tls-cert x
+  [ "$status" = 2 ]
+  run zse-serve --name a --name b "$T/tiny.zse"
+  [ "$status" = 2 ]
+  run --separate-stderr zse-serve --port "$MAIN_PORT" "$T/tiny.zse"
+  [ "$status" = 1 ] && [[ $stderr == *"in use"* ]]
 }
