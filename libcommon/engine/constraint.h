@@ -18,8 +18,9 @@ struct constraint {
     const uint32_t *(*mask)(void *state);
     /* This token comes next.  -1: it is not allowed, which is somebody's bug: the answer ends with FINISH_ERROR.  Else 0. */
     int (*accept)(void *state, int32_t id);
-    /* Tokens that must come next because no others could: up to `room` ids, returns how many (0: there is a choice).  Changes nothing: the engine
-     * calls accept for each.  They are computed in one step without sampling.  May be NULL. */
+    /* Tokens that come next without a choice, each allowed by the mask of its place: up to `room` ids, returns how many (0: there is a choice).  Changes nothing: the
+     * engine calls accept for each.  Asked for after every token of the answer and after the last of those forced; they are computed in one step without sampling
+     * (one by one where log probabilities are wanted).  May be NULL. */
     int (*forced)(void *state, int32_t *ids, int room);
     /* A copy of its own that goes on from here; NULL: out of memory.  Needed for n > 1. */
     void *(*fork)(void *state);

@@ -11,7 +11,10 @@
 enum state { PENDING, WAITING, RUNNING };
 enum which { BY_TURN, BY_DEADLINE };
 
-enum { PROMPT_ROWS = 32 };              /* logits of prompt tokens that a step makes for prompt_logprobs */
+enum {
+    PROMPT_ROWS = 32,                   /* logits of prompt tokens that a step makes for prompt_logprobs */
+    FORCED_AT_ONCE = 64,                /* tokens that a constraint is asked for */
+};
 
 struct request {
     enum state state;
@@ -26,6 +29,7 @@ struct request {
     struct answer_text text;
     int32_t *stop_ids; int n_stop_ids;  /* stop strings that are one special token: these never appear in the text */
     struct constraint constraint; int constrained;      /* state is owned */
+    int32_t forced[FORCED_AT_ONCE]; int n_forced, at_forced;    /* still to come, where each needs logits of its own */
     float *pooled;                      /* [hidden_size] sum of hidden states so far; only with embed */
     enum embed embed;
     int ignore_eos, priority, n_logprobs, prompt_logprobs, n_heard;     /* n_heard: tokens of the prompt that the callback has heard of */

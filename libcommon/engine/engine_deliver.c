@@ -5,8 +5,6 @@
 #include "libcommon/base/clock.h"
 #include "libcommon/engine/engine_core.h"
 
-enum { FORCED_AT_ONCE = 64 };
-
 static int ends_answer(const struct engine *g, const struct request *r, int32_t id)
 {
     for (int i = 0; i < r->n_stop_ids; i++)
@@ -65,17 +63,23 @@ static int add_token(struct engine *g, struct request *r, int32_t id, const stru
     return r->cancelled;
 }
 
-/* Tokens that need no choice. */
+static int forced_left(struct request *r)
+{
+    if (r->at_forced == r->n_forced && r->constrained && r->constraint.forced) {
+        r->at_forced = 0;
+        r->n_forced = r->constraint.forced(r->constraint.state, r->forced, FORCED_AT_ONCE);
+    }
+    return r->n_forced - r->at_forced;
+}
+
+/* Tokens that need no choice; where log probabilities are wanted they wait for their logits. */
 static void add_forced(struct engine *g, struct request *r)
 {
-    int32_t ids[FORCED_AT_ONCE];
-    int n;
-    while ((n = r->constraint.forced(r->constraint.state, ids, FORCED_AT_ONCE)) > 0)
-        for (int i = 0; i < n; i++) {
-            sampler_skip(r->sampler);
-            if (add_token(g, r, ids[i], NULL))
-                return;
-        }
+    while (forced_left(r) > 0 && r->n_logprobs < 0) {
+        sampler_skip(r->sampler);
+        if (add_token(g, r, r->forced[r->at_forced++], NULL))
+            return;
+    }
 }
 
 /* The next token from its logits, which are changed. */
@@ -91,13 +95,19 @@ static void choose(struct engine *g, struct request *r, float *logits)
         g->count.prompt_tokens += (uint64_t)r->n_prompt;
         g->count.cached_tokens += (uint64_t)r->n_cached;
     }
-    if (r->constrained)
-        allowed.bits = r->constraint.mask(r->constraint.state);
-    if (sampler_pick(r->sampler, logits, allowed.bits ? &allowed : NULL, &id, r->n_logprobs >= 0 ? &lp : NULL, &e) != 0) {
-        request_finish_early(g, r, FINISH_ERROR, &e);
-        return;
+    int rc;
+    if (r->at_forced < r->n_forced) {
+        id = r->forced[r->at_forced++];
+        sampler_skip(r->sampler);
+        rc = logprobs_of(logits, g->vocab_size, id, &lp, &e);
+    } else {
+        if (r->constrained)
+            allowed.bits = r->constraint.mask(r->constraint.state);
+        rc = sampler_pick(r->sampler, logits, allowed.bits ? &allowed : NULL, &id, r->n_logprobs >= 0 ? &lp : NULL, &e);
     }
-    if (!add_token(g, r, id, r->n_logprobs >= 0 ? &lp : NULL) && r->constrained && r->constraint.forced && r->n_logprobs < 0)
+    if (rc != 0)
+        request_finish_early(g, r, FINISH_ERROR, &e);
+    else if (!add_token(g, r, id, r->n_logprobs >= 0 ? &lp : NULL))
         add_forced(g, r);
 }
 
