@@ -204,7 +204,8 @@ static void hear(void *user, const struct token_event *ev)
     if (ev->is_prompt) {
         assert_int_equal(a->n, 0);
         assert_int_equal(ev->size, 0);
-        memcpy(a->prompt_top[a->n_prompt], ev->top, (size_t)ev->n_top * sizeof *ev->top);
+        if (ev->n_top)
+            memcpy(a->prompt_top[a->n_prompt], ev->top, (size_t)ev->n_top * sizeof *ev->top);
         a->prompt_logprob[a->n_prompt] = ev->logprob;
         a->prompt[a->n_prompt++] = ev->id;
         return;
