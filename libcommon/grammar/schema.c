@@ -852,6 +852,25 @@ static struct grammar *finish(struct schema *s, struct grammar *g, struct err *e
     return NULL;
 }
 
+uint32_t grammar_schema_expr(struct grammar *g, json_t *root, uint32_t *comma, uint32_t *colon, struct err *e)
+{
+    struct schema s;
+    uint32_t r = EXPR_NONE;
+    if (init(&s, g, e) == 0) {
+        struct member m = { root, 0 };
+        s.root = json_incref(root);
+        r = schema_compile(&s, &m, 1);
+        if (grammar_check_work(g, s.failed ? NULL : e) != 0)
+            r = EXPR_NONE;
+        else if (!s.failed && r == EXPR_NONE)
+            err_set(e, ERR_FORMAT, "schema: /: nothing can satisfy it");
+        *comma = s.comma;
+        *colon = s.colon;
+    }
+    release(&s);
+    return r;
+}
+
 static int is_word(const char *text, size_t size, const char *word)
 {
     while (size && strchr(" \t\r\n", *text) && *text)

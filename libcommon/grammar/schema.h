@@ -34,6 +34,9 @@ struct schema {
 
 enum { TYPE_NULL = 1, TYPE_BOOLEAN = 2, TYPE_INTEGER = 4, TYPE_FRACTION = 8, TYPE_STRING = 16, TYPE_ARRAY = 32, TYPE_OBJECT = 64, TYPE_ALL = 127 };
 
+/* A schema as a part of g; EXPR_NONE with *e set.  comma and colon: punctuation with its blanks. */
+uint32_t grammar_schema_expr(struct grammar *g, json_t *root, uint32_t *comma, uint32_t *colon, struct err *e);
+
 /* Members that must all hold, compiled.  EXPR_NONE: nothing satisfies them, or it failed. */
 uint32_t schema_compile(struct schema *s, const struct member *m, int n);
 /* Errors: "schema: /properties/a/pattern: ..."; all return EXPR_NONE and set failed. */

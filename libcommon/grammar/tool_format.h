@@ -1,0 +1,29 @@
+/* tool_format.h - how one family of models writes calls. */
+#ifndef ZSE_GRAMMAR_TOOL_FORMAT_H
+#define ZSE_GRAMMAR_TOOL_FORMAT_H
+
+#include "libcommon/grammar/tools.h"
+
+enum tool_style {
+    TOOL_JSON,                          /* {"name": ..., "arguments": {...}} */
+    TOOL_JSON_LIST,                     /* a list of them */
+    TOOL_NAMED,                         /* the name between markers, then the arguments as JSON */
+    TOOL_TAGS,                          /* the name, then each argument between tags */
+};
+
+/* An answer with calls: [section] call (between call)* [section_end], where a call is
+ *   JSON, LIST   open json close
+ *   NAMED        open name before_arguments json close
+ *   TAGS         open name before_arguments (key_open key key_close value_open value value_close)* close
+ * Blanks and line breaks around markers and JSON are skipped when reading.  "" where a family has no such marker. */
+struct tool_format {
+    const char *name;
+    const char *needles[3];             /* the template has all of them; NULL: end */
+    enum tool_style style;
+    const char *section, *open, *before_arguments, *close, *between, *section_end;
+    const char *arguments;              /* JSON: the key of the arguments */
+    const char *key_open, *key_close, *value_close;         /* TAGS; value_open is part of key_close */
+    const char *think, *think_end;      /* around reasoning; "" if the family has none of its own */
+};
+
+#endif

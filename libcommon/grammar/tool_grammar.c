@@ -1,0 +1,357 @@
+/* tool_grammar.c - grammars of answers that call functions, in each family's way. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "libcommon/grammar/grammar_impl.h"
+#include "libcommon/grammar/schema.h"
+#include "libcommon/grammar/tool_format.h"
+
+enum { MAX_TOOLS = 512 };
+
+struct maker {
+    struct grammar *g;
+    struct exprs *x;
+    const struct tool_format *f;
+    const struct tool_grammar_options *o;
+    uint32_t character, comma, colon;
+    struct err *e;
+    int failed;
+};
+
+static int is_eos(const struct grammar_vocab *v, int32_t id)
+{
+    for (int i = 0; i < v->n_eos; i++)
+        if (v->eos[i] == id)
+            return 1;
+    return 0;
+}
+
+/* The text, with special tokens of the vocabulary in it as themselves.  *first: the id of the token that it begins with, -1: text. */
+static uint32_t marker(struct maker *k, const char *text, int32_t *first)
+{
+    const struct grammar_vocab *v = k->g->v;
+    int32_t *ids = NULL, none;
+    size_t n_ids = 0, at = 0, n = strlen(text), size;
+    unsigned char name[VOCAB_NAME];
+    uint32_t r = EXPR_EPSILON;
+    if (!first)
+        first = &none;
+    *first = -1;
+    if (tokenizer_encode(v->t, text, n, TOKENIZE_PARSE_SPECIAL, &ids, &n_ids, k->e) != 0) {
+        k->failed = 1;
+        return EXPR_NONE;
+    }
+    for (size_t i = 0; i < n_ids; i++) {
+        const char *p = vocab_name(v, ids[i], name) == 0 ? tokenizer_token(v->t, ids[i], &size) : NULL;
+        const char *hit = p && size && !is_eos(v, ids[i]) ? memmem(text + at, n - at, p, size) : NULL;
+        if (!hit)
+            continue;
+        size_t before = (size_t)(hit - text) - at;
+        if (at == 0 && before == 0)
+            *first = ids[i];
+        r = expr_concat(k->x, r, expr_concat(k->x, expr_text(k->x, text + at, before), expr_text(k->x, name, sizeof name)));
+        at += before + size;
+    }
+    free(ids);
+    return expr_concat(k->x, r, expr_text(k->x, text + at, n - at));
+}
+
+/* Any text up to a marker, of which only the first line counts; special tokens may stand in it, except the one that the marker begins with. */
+static uint32_t text_before(struct maker *k, const char *stop, int specials)
+{
+    const struct grammar_vocab *v = k->g->v;
+    char line[128];
+    int32_t first = -1;
+    size_t n = strcspn(stop, "\n");
+    if (n >= sizeof line)
+        n = sizeof line - 1;
+    memcpy(line, stop, n);
+    line[n] = '\0';
+    uint32_t m = n ? marker(k, line, &first) : (uint32_t)EXPR_NONE, any = k->character;
+    if (specials) {
+        struct text *t = malloc(((size_t)v->size + 1) * sizeof *t);
+        unsigned char (*names)[VOCAB_NAME] = malloc(((size_t)v->size + 1) * sizeof *names);
+        size_t count = 0;
+        if (!t || !names)
+            k->x->failed = 1;
+        for (int32_t id = 0; t && names && id < v->size; id++)
+            if (id != first && !is_eos(v, id) && vocab_name(v, id, names[count]) == 0) {
+                t[count] = (struct text){ (const char *)names[count], VOCAB_NAME };
+                count++;
+            }
+        if (t && names && count)
+            any = expr_either(k->x, any, expr_texts(k->x, t, count));
+        free(t);
+        free(names);
+    }
+    uint32_t r = expr_repeat(k->x, any, 0, EXPR_MANY);
+    if (n && first < 0)                 /* plain text: it must not come about */
+        r = expr_both(k->x, r, expr_not(k->x, expr_concat(k->x, EXPR_ALL, expr_concat(k->x, m, EXPR_ALL))));
+    return r;
+}
+
+static uint32_t term(struct maker *k, uint32_t e) { return grammar_term(k->g, e); }
+
+static uint32_t literal(struct maker *k, const char *text) { return term(k, marker(k, text, NULL)); }
+
+/* The arguments of a function as JSON. */
+static uint32_t json_arguments(struct maker *k, const char *name, const json_t *tool)
+{
+    json_t *schema = json_object_get(tool, "parameters");
+    json_t *none = schema && !json_is_null(schema) ? NULL : json_pack("{s:s, s:{}, s:b}", "type", "object", "properties", "additionalProperties", 0);
+    uint32_t r;
+    if (!none && !json_is_object(schema)) {
+        k->failed = 1;
+        err_set(k->e, ERR_FORMAT, "function '%s': parameters: expected an object", name);
+        return EXPR_NONE;
+    }
+    if (!none && !json_object_get(schema, "type")) {    /* arguments are an object in any case */
+        json_t *typed = json_copy(schema);
+        json_object_set_new(typed, "type", json_string("object"));
+        r = grammar_schema_expr(k->g, typed, &k->comma, &k->colon, k->e);
+        json_decref(typed);
+    } else {
+        r = grammar_schema_expr(k->g, none ? none : schema, &k->comma, &k->colon, k->e);
+    }
+    json_decref(none);
+    if (r == EXPR_NONE) {
+        k->failed = 1;
+        err_prefix(k->e, "function '%s': parameters", name);
+    }
+    return r;
+}
+
+/* One argument that is written as text between tags. */
+static uint32_t tag_value(struct maker *k, const char *function, const char *key, const json_t *root, json_t *schema)
+{
+    static const char *const cannot[] = { "pattern", "format", "minLength", "maxLength", "anyOf", "oneOf", "allOf", "not", "if", "$ref" };
+    const char *type = json_string_value(json_object_get(schema, "type")), *end = k->f->value_close;
+    json_t *values = json_object_get(schema, "enum"), *one = json_object_get(schema, "const"), *v;
+    size_t i;
+    while (*end == '\n')
+        end++;
+    if (type && !strcmp(type, "string")) {
+        for (i = 0; i < sizeof cannot / sizeof *cannot; i++)
+            if (json_object_get(schema, cannot[i]) && !(i == 1 && !schema_format(json_string_value(json_object_get(schema, "format")) ? json_string_value(json_object_get(schema, "format")) : ""))) {
+                k->failed = 1;
+                err_set(k->e, ERR_UNSUPPORTED, "function '%s': parameters: schema: /properties/%s/%s: it cannot be enforced for strings that this model writes without quotation marks", function, key, cannot[i]);
+                return EXPR_NONE;
+            }
+        uint32_t r = EXPR_NONE;
+        if (json_is_string(one))
+            return term(k, expr_text(k->x, json_string_value(one), json_string_length(one)));
+        json_array_foreach(values, i, v)
+            if (json_is_string(v))
+                r = expr_either(k->x, r, expr_text(k->x, json_string_value(v), json_string_length(v)));
+        return term(k, values ? r : text_before(k, end, 0));
+    }
+    /* JSON; references go to the whole schema */
+    json_t *whole = json_is_object(schema) ? json_copy(schema) : json_object();
+    if (json_object_get(root, "$defs") && !json_object_get(whole, "$defs"))
+        json_object_set(whole, "$defs", json_object_get(root, "$defs"));
+    if (json_object_get(root, "definitions") && !json_object_get(whole, "definitions"))
+        json_object_set(whole, "definitions", json_object_get(root, "definitions"));
+    uint32_t r = grammar_schema_expr(k->g, whole, &k->comma, &k->colon, k->e);
+    json_decref(whole);
+    if (r == EXPR_NONE) {
+        k->failed = 1;
+        err_prefix(k->e, "function '%s': parameters: %s", function, key);
+    }
+    return r;
+}
+
+static int is_required(const json_t *schema, const char *key)
+{
+    json_t *v;
+    size_t i;
+    json_array_foreach(json_object_get(schema, "required"), i, v)
+        if (json_is_string(v) && !strcmp(json_string_value(v), key))
+            return 1;
+    return 0;
+}
+
+static uint32_t tag_arguments(struct maker *k, const char *name, const json_t *tool)
+{
+    static const char *const known[] = { "type", "properties", "required", "additionalProperties", "$defs", "definitions", "title", "description", "$schema", "strict" };
+    json_t *schema = json_object_get(tool, "parameters"), *v;
+    const char *key;
+    uint32_t r = EXPR_EPSILON;
+    json_object_foreach(schema, key, v) {
+        int ok = 0;
+        for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+            ok |= !strcmp(key, known[i]);
+        if (!ok) {
+            k->failed = 1;
+            err_set(k->e, ERR_UNSUPPORTED, "function '%s': parameters: schema: /%s: it cannot be enforced for arguments that this model writes as tags", name, key);
+            return EXPR_NONE;
+        }
+    }
+    json_object_foreach(json_object_get(schema, "properties"), key, v) {
+        uint32_t open = literal(k, k->f->key_open), after = literal(k, k->f->key_close), close = literal(k, k->f->value_close);
+        uint32_t one = expr_seq(k->x, open, expr_seq(k->x, term(k, expr_text(k->x, key, strlen(key))), expr_seq(k->x, after, expr_seq(k->x, tag_value(k, name, key, schema, v), close))));
+        if (!is_required(schema, key))
+            one = expr_any_of(k->x, (uint32_t[]){ EXPR_EPSILON, one }, 2);
+        r = expr_seq(k->x, r, one);
+        if (k->failed)
+            return EXPR_NONE;
+    }
+    return r;
+}
+
+/* One call of one function, without the opening marker of its family if `bare`. */
+static uint32_t call(struct maker *k, const json_t *tool, int bare)
+{
+    const struct tool_format *f = k->f;
+    const char *name = json_string_value(json_object_get(tool, "name"));
+    struct exprs *x = k->x;
+    uint32_t arguments = f->style == TOOL_TAGS ? tag_arguments(k, name, tool) : json_arguments(k, name, tool), head, tail = EXPR_EPSILON;
+    if (k->failed)
+        return EXPR_NONE;
+    if (f->style == TOOL_JSON || f->style == TOOL_JSON_LIST) {
+        json_t *text = json_string(name);
+        char *quoted = json_dumps(text, JSON_ENCODE_ANY);
+        json_decref(text);
+        if (!quoted) {
+            x->failed = 1;
+            return EXPR_NONE;
+        }
+        uint32_t key = expr_concat(x, expr_text(x, "\"", 1), expr_concat(x, expr_text(x, f->arguments, strlen(f->arguments)), expr_concat(x, expr_text(x, "\"", 1), k->colon)));
+        head = expr_concat(x, expr_text(x, "{\"name\"", 7), expr_concat(x, k->colon, expr_concat(x, expr_text(x, quoted, strlen(quoted)), expr_concat(x, k->comma, key))));
+        free(quoted);
+        if (f->style == TOOL_JSON && !bare)
+            head = expr_concat(x, marker(k, f->open, NULL), head);
+        tail = expr_text(x, "}", 1);
+        if (f->style == TOOL_JSON && !bare)
+            tail = expr_concat(x, tail, marker(k, f->close, NULL));
+    } else {
+        head = expr_text(x, name, strlen(name));
+        if (!bare)
+            head = expr_concat(x, marker(k, f->open, NULL), head);
+        if (!strcmp(f->name, "kimi-k2"))
+            head = expr_concat(x, head, expr_concat(x, expr_byte(x, ':', ':'), expr_repeat(x, expr_byte(x, '0', '9'), 1, 4)));
+        head = expr_concat(x, head, marker(k, f->before_arguments, NULL));
+        if (strcmp(f->name, "gpt-oss") != 0)            /* its <|call|> is an EOS */
+            tail = marker(k, f->close, NULL);
+    }
+    return expr_seq(x, term(k, head), expr_seq(x, arguments, term(k, tail)));
+}
+
+/* All calls of an answer. bare: the first one has no opening marker. */
+static uint32_t calls(struct maker *k, const json_t *const *tools, int n, int bare)
+{
+    const struct tool_format *f = k->f;
+    struct exprs *x = k->x;
+    uint32_t with[MAX_TOOLS], first[MAX_TOOLS], one, begin;
+    for (int i = 0; i < n && !k->failed; i++) {
+        with[i] = call(k, tools[i], 0);
+        first[i] = bare ? call(k, tools[i], 1) : with[i];
+    }
+    if (k->failed)
+        return EXPR_NONE;
+    one = expr_any_of(x, with, (uint32_t)n);
+    begin = expr_any_of(x, first, (uint32_t)n);
+    int parallel = k->o->parallel && strcmp(f->name, "gpt-oss") != 0 && !(f->style == TOOL_JSON && !*f->open);
+    if (f->style == TOOL_JSON_LIST) {
+        uint32_t list = begin;
+        if (parallel)
+            list = expr_seq(x, begin, expr_times(x, expr_seq(x, term(k, k->comma), one), 0, EXPR_MANY));
+        return expr_seq(x, literal(k, f->open), expr_seq(x, literal(k, "["), expr_seq(x, list, expr_seq(x, literal(k, "]"), literal(k, f->close)))));
+    }
+    uint32_t all = begin;
+    if (parallel && !(f->style == TOOL_JSON && bare))
+        all = expr_seq(x, begin, expr_times(x, expr_seq(x, literal(k, f->between), one), 0, EXPR_MANY));
+    if (*f->section)
+        all = expr_seq(x, literal(k, f->section), expr_seq(x, all, literal(k, f->section_end)));
+    return all;
+}
+
+/* What comes before: the rest of a thought, or one as a whole. */
+static uint32_t thought(struct maker *k)
+{
+    struct exprs *x = k->x;
+    const char *open = k->f->think ? k->f->think : "<think>", *close = k->f->think ? k->f->think_end : "</think>";
+    uint32_t after = expr_repeat(x, expr_either(x, expr_byte(x, '\n', '\n'), expr_byte(x, ' ', ' ')), 0, 4);
+    uint32_t rest = expr_seq(x, term(k, text_before(k, close, 0)), term(k, expr_concat(x, marker(k, close, NULL), after)));
+    if (k->o->reasoning)
+        return rest;
+    if (!strcmp(k->f->name, "gpt-oss"))
+        rest = expr_seq(x, rest, literal(k, "<|start|>assistant"));
+    return expr_any_of(x, (uint32_t[]){ EXPR_EPSILON, expr_seq(x, literal(k, open), rest) }, 2);
+}
+
+static uint32_t answer(struct maker *k, const json_t *const *tools, int n)
+{
+    const struct tool_format *f = k->f;
+    struct exprs *x = k->x;
+    int functionary = !strcmp(f->name, "functionary-3.2"), harmony = !strcmp(f->name, "gpt-oss"), bare = functionary || (f->style == TOOL_JSON && (!*f->open || !strcmp(f->name, "llama3")));
+    uint32_t all = calls(k, tools, n, bare);
+    if (k->failed)
+        return EXPR_NONE;
+    if (k->o->choice == TOOL_REQUIRED)
+        return expr_seq(x, thought(k), all);
+    if (harmony) {
+        uint32_t said = expr_seq(x, literal(k, "<|channel|>final<|message|>"), term(k, text_before(k, "", 0)));
+        return expr_seq(x, thought(k), expr_any_of(x, (uint32_t[]){ said, all }, 2));
+    }
+    if (functionary) {
+        uint32_t later = calls(k, tools, n, 0);
+        uint32_t said = expr_seq(x, literal(k, "all\n"), expr_seq(x, term(k, text_before(k, ">>>", 1)), expr_any_of(x, (uint32_t[]){ EXPR_EPSILON, later }, 2)));
+        return expr_any_of(x, (uint32_t[]){ said, all }, 2);
+    }
+    const char *trigger = *f->section ? f->section : f->open;
+    uint32_t before = k->o->reasoning ? thought(k) : (uint32_t)EXPR_EPSILON;
+    if (!*trigger || bare) {            /* JSON alone: it begins with a brace, other text does not; after <|python_tag|> only a call may come */
+        static const struct range no_brace[] = { { 0, 'z' }, { '|', 0x10FFFF } };
+        uint32_t said = expr_concat(x, expr_chars(x, no_brace, 2), text_before(k, trigger, 0));
+        uint32_t tagged = EXPR_NONE;
+        if (*trigger) {
+            uint32_t one[MAX_TOOLS];
+            for (int i = 0; i < n && !k->failed; i++)
+                one[i] = call(k, tools[i], 0);
+            tagged = expr_any_of(x, one, (uint32_t)n);
+        }
+        return expr_seq(x, before, expr_any_of(x, (uint32_t[]){ EXPR_EPSILON, term(k, said), all, tagged }, 4));
+    }
+    return expr_seq(x, before, expr_seq(x, term(k, text_before(k, trigger, 1)), expr_any_of(x, (uint32_t[]){ EXPR_EPSILON, all }, 2)));
+}
+
+struct grammar *tool_grammar_compile(const struct grammar_vocab *v, const struct tool_format *f, const struct tool_grammar_options *o, struct err *e)
+{
+    static const struct range every[] = { { 0, 0x10FFFF } };
+    const json_t *tools[MAX_TOOLS], *t;
+    int n = 0;
+    size_t i;
+    json_array_foreach(o->tools, i, t) {
+        const json_t *function = json_object_get(t, "function");
+        const char *name = json_string_value(json_object_get(function ? function : t, "name"));
+        if (!name || !*name) {
+            err_set(e, ERR_FORMAT, "tools: number %zu has no name", i + 1);
+            return NULL;
+        }
+        if (o->only && strcmp(o->only, name) != 0)
+            continue;
+        if (n == MAX_TOOLS) {
+            err_set(e, ERR_LIMIT, "tools: more than %d", MAX_TOOLS);
+            return NULL;
+        }
+        tools[n++] = function ? function : t;
+    }
+    if (n == 0) {
+        err_set(e, ERR_FORMAT, o->only ? "tool_choice: there is no function '%s'" : "tools: there are none%s", o->only ? o->only : "");
+        return NULL;
+    }
+    struct grammar *g = grammar_new(v, &o->grammar, e);
+    if (!g)
+        return NULL;
+    struct maker k = { .g = g, .x = &g->x, .f = f, .o = o, .e = e };
+    json_t *nothing = json_pack("{s:s}", "type", "null");
+    grammar_schema_expr(g, nothing, &k.comma, &k.colon, e);
+    json_decref(nothing);
+    k.character = expr_chars(k.x, every, 1);
+    uint32_t root = answer(&k, tools, n);
+    if (k.failed || grammar_finish(g, root, e) != 0) {
+        grammar_close(g);
+        return NULL;
+    }
+    return g;
+}

@@ -1,0 +1,702 @@
+#include "libcommon/grammar/tools.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "libcommon/base/rng.h"
+#include "libcommon/base/utf8.h"
+#include "libcommon/grammar/tool_format.h"
+
+/* In the order in which they are tried: the marker that says most comes first. */
+static const struct tool_format formats[] = {
+    { .name = "gpt-oss", .needles = { "<|channel|>", "<|message|>" }, .style = TOOL_NAMED, .section = "", .open = "<|channel|>commentary to=functions.",
+      .before_arguments = " <|constrain|>json<|message|>", .close = "<|call|>", .between = "<|start|>assistant", .section_end = "" , .think = "<|channel|>analysis<|message|>", .think_end = "<|end|>" },
+    { .name = "kimi-k2", .needles = { "<|tool_calls_section_begin|>" }, .style = TOOL_NAMED, .section = "<|tool_calls_section_begin|>", .open = "<|tool_call_begin|>functions.",
+      .before_arguments = "<|tool_call_argument_begin|>", .close = "<|tool_call_end|>", .between = "", .section_end = "<|tool_calls_section_end|>" },
+    { .name = "deepseek-r1", .needles = { "<｜tool▁calls▁begin｜>", "```json" }, .style = TOOL_NAMED, .section = "<｜tool▁calls▁begin｜>", .open = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+      .before_arguments = "\n```json\n", .close = "\n```<｜tool▁call▁end｜>", .between = "\n", .section_end = "<｜tool▁calls▁end｜>" },
+    { .name = "deepseek-v3.1", .needles = { "<｜tool▁calls▁begin｜>" }, .style = TOOL_NAMED, .section = "<｜tool▁calls▁begin｜>", .open = "<｜tool▁call▁begin｜>",
+      .before_arguments = "<｜tool▁sep｜>", .close = "<｜tool▁call▁end｜>", .between = "", .section_end = "<｜tool▁calls▁end｜>" },
+    { .name = "mistral-args", .needles = { "[TOOL_CALLS]", "[ARGS]" }, .style = TOOL_NAMED, .section = "", .open = "[TOOL_CALLS]", .before_arguments = "[ARGS]", .close = "", .between = "", .section_end = "",
+      .think = "[THINK]", .think_end = "[/THINK]" },
+    { .name = "mistral", .needles = { "[TOOL_CALLS]" }, .style = TOOL_JSON_LIST, .section = "", .open = "[TOOL_CALLS]", .close = "", .between = "", .section_end = "", .arguments = "arguments" },
+    { .name = "functionary-3.2", .needles = { ">>>all" }, .style = TOOL_NAMED, .section = "", .open = ">>>", .before_arguments = "\n", .close = "", .between = "", .section_end = "" },
+    { .name = "seed-oss", .needles = { "<seed:tool_call>", "<parameter=" }, .style = TOOL_TAGS, .section = "", .open = "<seed:tool_call>\n<function=", .before_arguments = ">\n", .close = "</function>\n</seed:tool_call>",
+      .between = "\n", .section_end = "", .key_open = "<parameter=", .key_close = ">", .value_close = "</parameter>\n", .think = "<seed:think>", .think_end = "</seed:think>" },
+    { .name = "qwen3-coder", .needles = { "<function=", "<parameter=" }, .style = TOOL_TAGS, .section = "", .open = "<tool_call>\n<function=", .before_arguments = ">\n", .close = "</function>\n</tool_call>",
+      .between = "\n", .section_end = "", .key_open = "<parameter=", .key_close = ">\n", .value_close = "\n</parameter>\n" },
+    { .name = "functionary-3.1", .needles = { "<function=" }, .style = TOOL_NAMED, .section = "", .open = "<function=", .before_arguments = ">", .close = "</function>", .between = "", .section_end = "" },
+    { .name = "glm", .needles = { "<arg_key>" }, .style = TOOL_TAGS, .section = "", .open = "<tool_call>", .before_arguments = "\n", .close = "</tool_call>", .between = "\n", .section_end = "",
+      .key_open = "<arg_key>", .key_close = "</arg_key>\n<arg_value>", .value_close = "</arg_value>\n" },
+    { .name = "granite-3", .needles = { "<|tool_call|>" }, .style = TOOL_JSON_LIST, .section = "", .open = "<|tool_call|>", .close = "", .between = "", .section_end = "", .arguments = "arguments" },
+    { .name = "nemotron", .needles = { "<TOOLCALL>" }, .style = TOOL_JSON_LIST, .section = "", .open = "<TOOLCALL>", .close = "</TOOLCALL>", .between = "", .section_end = "", .arguments = "arguments" },
+    { .name = "llama3", .needles = { "\"parameters\": ", "<|start_header_id|>" }, .style = TOOL_JSON, .section = "", .open = "<|python_tag|>", .close = "", .between = "; ", .section_end = "", .arguments = "parameters" },
+    { .name = "hermes", .needles = { "<tool_call>" }, .style = TOOL_JSON, .section = "", .open = "<tool_call>\n", .close = "\n</tool_call>", .between = "\n", .section_end = "", .arguments = "arguments" },
+    { .name = "json", .needles = { NULL }, .style = TOOL_JSON, .section = "", .open = "", .close = "", .between = "\n", .section_end = "", .arguments = "arguments" },
+};
+enum { N_FORMATS = sizeof formats / sizeof *formats };
+
+const struct tool_format *tool_format_detect(const char *text, size_t size)
+{
+    for (int i = 0; text && i < N_FORMATS; i++) {
+        int all = formats[i].needles[0] != NULL;
+        for (int k = 0; k < 3 && formats[i].needles[k]; k++)
+            all &= memmem(text, size, formats[i].needles[k], strlen(formats[i].needles[k])) != NULL;
+        /* the Hermes template for Llama 3 speaks of "parameters", too */
+        if (all && !strcmp(formats[i].name, "llama3") && memmem(text, size, "<tool_call>", 11))
+            all = 0;
+        if (all)
+            return &formats[i];
+    }
+    return &formats[N_FORMATS - 1];
+}
+
+const struct tool_format *tool_format_find(const char *name)
+{
+    for (int i = 0; i < N_FORMATS; i++)
+        if (!strcmp(formats[i].name, name))
+            return &formats[i];
+    return NULL;
+}
+
+const char *tool_format_name(const struct tool_format *f) { return f->name; }
+
+/* ---- reading ---- */
+
+struct tool_parser {
+    const struct tool_format *f;
+    struct tool_parser_options o;
+    struct rng rng;
+    char *text; size_t n, room, at;     /* text[at..n) has not been handed on */
+    int thinking, in_section, said, n_calls;
+    const char *think, *think_end;
+    char **ids;                         /* [n_calls], owned */
+    size_t shown;                       /* stream_arguments: bytes of the arguments of the call at `at` that were handed on */
+    int named;                          /* its TOOL_CALL was handed on */
+    int waiting;                        /* text[at] begins a call that is not complete */
+    int failed;
+};
+
+enum { MORE = 0, DONE = 1, BAD = -1 };
+
+/* Where the markers of one call lie, in text from `at` on. */
+struct call {
+    char *name, *arguments, *id;        /* owned; arguments is JSON */
+    const char *raw; size_t n_raw;      /* the arguments so far, if they stand in the text as JSON */
+    size_t end;                         /* bytes from at to behind it */
+};
+
+static void call_release(struct call *c)
+{
+    free(c->name);
+    free(c->arguments);
+    free(c->id);
+    memset(c, 0, sizeof *c);
+}
+
+struct cursor { const char *p, *end; };
+
+static void blanks(struct cursor *c)
+{
+    while (c->p < c->end && strchr(" \t\r\n", *c->p) && *c->p)
+        c->p++;
+}
+
+/* The marker, blanks in and around it loosely: DONE, MORE (it may come) or BAD. */
+static int marker(struct cursor *c, const char *m)
+{
+    blanks(c);
+    for (; *m; m++) {
+        if (strchr(" \t\r\n", *m)) {
+            blanks(c);
+            continue;
+        }
+        if (c->p == c->end)
+            return MORE;
+        if (*c->p != *m)
+            return BAD;
+        c->p++;
+    }
+    return DONE;
+}
+
+/* A JSON value as a whole: DONE with c behind it, MORE, or BAD where it cannot become one. */
+static int json_text(struct cursor *c, const char **from)
+{
+    int depth = 0, in_string = 0;
+    blanks(c);
+    *from = c->p;
+    if (c->p == c->end)
+        return MORE;
+    if (*c->p != '{' && *c->p != '[')
+        return BAD;
+    for (; c->p < c->end; c->p++) {
+        char x = *c->p;
+        if (in_string) {
+            if (x == '\\') {
+                if (c->p + 1 == c->end)
+                    return MORE;
+                c->p++;
+            } else if (x == '"') {
+                in_string = 0;
+            }
+        } else if (x == '"') {
+            in_string = 1;
+        } else if (x == '{' || x == '[') {
+            depth++;
+        } else if (x == '}' || x == ']') {
+            if (--depth == 0) {
+                c->p++;
+                return DONE;
+            }
+        }
+    }
+    return MORE;
+}
+
+static const json_t *tool_of(const struct tool_parser *p, const char *name)
+{
+    const json_t *t;
+    size_t i;
+    json_array_foreach(p->o.tools, i, t) {
+        const json_t *f = json_object_get(t, "function");
+        const char *n = json_string_value(json_object_get(f ? f : t, "name"));
+        if (n && !strcmp(n, name))
+            return f ? f : t;
+    }
+    return NULL;
+}
+
+static int known_name(const struct tool_parser *p, const char *name) { return *name && (!p->o.tools || tool_of(p, name)); }
+
+static char *copy(const char *s, size_t n)
+{
+    char *p = malloc(n + 1);
+    if (p) {
+        memcpy(p, s, n);
+        p[n] = '\0';
+    }
+    return p;
+}
+
+/* The text of an object's or array's member: of `key`, or number i.  v has been parsed, so that it is JSON. */
+static const char *raw_member(const char *text, size_t n, const char *key, size_t i, size_t *size)
+{
+    const char *end = text + n, *from = NULL;
+    int depth = 0, is_key = 0, in_key = 0;
+    size_t at = 0, m = key ? strlen(key) : 0;
+    for (const char *c = text; c < end; c++) {
+        if (depth == 1 && !from && !strchr(" \t\r\n:,{[", *c) && (!key || in_key) && (key ? is_key : at == i) && *c != '}' && *c != ']')
+            from = c;
+        if (from && depth == 1 && (*c == ',' || *c == '}' || *c == ']')) {
+            while (c > from && strchr(" \t\r\n", c[-1]))
+                c--;
+            *size = (size_t)(c - from);
+            return from;
+        }
+        if (*c == '"') {
+            const char *word = ++c;
+            while (c < end && *c != '"')
+                c += *c == '\\' ? 2 : 1;
+            if (key && depth == 1 && !in_key && !from)
+                is_key = (size_t)(c - word) == m && !memcmp(word, key, m);
+        } else if (*c == ':' && depth == 1) {
+            in_key = 1;
+        } else if (*c == '{' || *c == '[') {
+            if (depth == 1 && !from && (key ? in_key && is_key : at == i))
+                from = c;
+            depth++;
+        } else if (*c == '}' || *c == ']') {
+            depth--;
+        } else if (*c == ',' && depth == 1) {
+            in_key = is_key = 0;
+            at++;
+        }
+    }
+    return NULL;
+}
+
+/* One {"name", "arguments"} object. */
+static int object_call(const struct tool_parser *p, const char *text, size_t n, struct call *c)
+{
+    json_t *v = json_loadb(text, n, JSON_REJECT_DUPLICATES, NULL), *inside = v;
+    int rc = BAD;
+    if (json_is_object(json_object_get(v, "function")))
+        inside = json_object_get(v, "function");
+    const char *name = json_string_value(json_object_get(inside, "name"));
+    const char *key = json_object_get(inside, "arguments") ? "arguments" : "parameters";
+    json_t *a = json_object_get(inside, key), *id = json_object_get(v, "id");
+    const char *raw = text;             /* numbers stay as they were written */
+    if (json_is_object(a) && inside != v)
+        raw = raw_member(text, n, "function", 0, &n);
+    if (json_is_object(a) && raw)
+        raw = raw_member(raw, n, key, 0, &n);
+    if (name && known_name(p, name) && (!a || json_is_object(a) || json_is_string(a))) {
+        c->name = strdup(name);
+        c->arguments = !a ? strdup("{}") : json_is_string(a) ? strdup(json_string_value(a)) : raw ? copy(raw, n) : NULL;
+        c->id = json_is_string(id) ? strdup(json_string_value(id)) : NULL;
+        rc = c->name && c->arguments ? DONE : BAD;
+    }
+    json_decref(v);
+    return rc;
+}
+
+/* Up to the first `end`: DONE with the text between, MORE. */
+static int until(struct cursor *c, const char *end, const char **from, size_t *n)
+{
+    size_t m = strlen(end);
+    while (m && strchr(" \t\r\n", end[m - 1]))
+        m--;                            /* blanks at its end are read loosely */
+    const char *hit = memmem(c->p, (size_t)(c->end - c->p), end, m);
+    if (!hit)
+        return MORE;
+    *from = c->p;
+    *n = (size_t)(hit - c->p);
+    c->p = hit + m;
+    return DONE;
+}
+
+/* An argument that was written as text: a string where the schema says so, else JSON if it is. */
+static json_t *tag_value(const json_t *tool, const char *key, const char *text, size_t n)
+{
+    const json_t *type = json_object_get(json_object_get(json_object_get(json_object_get(tool, "parameters"), "properties"), key), "type");
+    const char *name = json_string_value(type);
+    json_t *v = NULL;
+    if (!(name && !strcmp(name, "string")))
+        v = json_loadb(text, n, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, NULL);
+    if (!v)
+        v = json_stringn(text, n);
+    return v;
+}
+
+static int read_tags(const struct tool_parser *p, struct cursor *c, struct call *call)
+{
+    const struct tool_format *f = p->f;
+    json_t *args = json_object();
+    const json_t *tool = tool_of(p, call->name);
+    int rc;
+    for (;;) {
+        struct cursor try = *c;
+        const char *key, *value;
+        size_t n_key, n_value;
+        if ((rc = marker(&try, f->close)) == DONE) {
+            *c = try;
+            call->arguments = json_dumps(args, JSON_COMPACT);
+            rc = call->arguments ? DONE : BAD;
+            break;
+        }
+        struct cursor k = *c;
+        int rk = marker(&k, f->key_open);
+        if (rk != DONE) {
+            rc = rc == MORE || rk == MORE ? MORE : BAD;
+            break;
+        }
+        /* </arg_key>\n<arg_value>: what comes between key and value, up to the last '>' */
+        char first[32];
+        size_t n = strcspn(f->key_close, ">") + 1;
+        memcpy(first, f->key_close, n);
+        first[n] = '\0';
+        if ((rc = until(&k, first, &key, &n_key)) != DONE)
+            break;
+        if (strchr(f->key_close + n, '<') && (rc = marker(&k, strchr(f->key_close + n, '<'))) != DONE)
+            break;
+        const char *end = f->value_close;
+        while (*end == '\n')
+            end++;
+        if ((rc = until(&k, end, &value, &n_value)) != DONE)
+            break;
+        if (strchr(f->key_close, '\n') && !strchr(f->key_close + n, '<') && n_value && value[0] == '\n')
+            value++, n_value--;         /* values on lines of their own */
+        if (f->value_close[0] == '\n' && n_value && value[n_value - 1] == '\n')
+            n_value--;
+        char *name = copy(key, n_key);
+        json_t *v = tag_value(tool, name ? name : "", value, n_value);
+        if (!name || !v || utf8_valid(name, n_key) != n_key) {
+            free(name);
+            json_decref(v);
+            rc = BAD;
+            break;
+        }
+        json_object_set_new(args, name, v);
+        free(name);
+        *c = k;
+    }
+    json_decref(args);
+    return rc;
+}
+
+/* A call in text[at..n), which begins with the opening marker. `end`: no more text comes. */
+static int read_call(struct tool_parser *p, struct call *c, int end)
+{
+    const struct tool_format *f = p->f;
+    struct cursor k = { p->text + p->at, p->text + p->n };
+    const char *from;
+    size_t n;
+    int rc, bare = f->style == TOOL_JSON && k.p < k.end && *k.p == '{';
+    memset(c, 0, sizeof *c);
+    if (f->style == TOOL_JSON) {
+        if (!bare && (rc = marker(&k, f->open)) != DONE)
+            return rc;
+        if ((rc = json_text(&k, &from)) != DONE)
+            return rc;
+        if (object_call(p, from, (size_t)(k.p - from), c) != DONE)
+            return BAD;
+        if (!bare && *f->close) {
+            struct cursor close = k;
+            rc = marker(&close, f->close);
+            if (rc == DONE)
+                k = close;
+            else if (rc == MORE && !end)
+                return MORE;
+            else if (rc == BAD)
+                return BAD;
+        }
+    } else if (f->style == TOOL_TAGS || f->style == TOOL_NAMED) {
+        if ((rc = marker(&k, f->open)) != DONE)
+            return rc;
+        /* the name ends where its characters do */
+        from = k.p;
+        while (k.p < k.end && (strchr("_-.", *k.p) ? *k.p != '\0' : (*k.p >= '0' && *k.p <= '9') || ((*k.p | 32) >= 'a' && (*k.p | 32) <= 'z')))
+            k.p++;
+        n = (size_t)(k.p - from);
+        if (k.p == k.end && !end)
+            return n > 256 ? BAD : MORE;
+        c->name = copy(from, n);
+        if (!c->name || !known_name(p, c->name))
+            return BAD;
+        if (!strcmp(f->name, "kimi-k2") && k.p < k.end && *k.p == ':')      /* functions.name:0 */
+            for (k.p++; k.p < k.end && *k.p >= '0' && *k.p <= '9'; k.p++)
+                ;
+        if (!strcmp(f->name, "mistral-args")) {
+            struct cursor id = k;
+            if ((rc = marker(&id, "[CALL_ID]")) == DONE) {
+                const char *word = id.p;
+                while (id.p < id.end && *id.p != '[')
+                    id.p++;
+                if (id.p == id.end)
+                    return end ? BAD : MORE;
+                c->id = copy(word, (size_t)(id.p - word));
+                k = id;
+            } else if (rc == MORE && !end) {
+                return MORE;
+            }
+        }
+        if (!strcmp(f->name, "gpt-oss")) {      /* " <|constrain|>json<|message|>" or only "<|message|>" */
+            const char *hit = memmem(k.p, (size_t)(k.end - k.p), "<|message|>", 11);
+            if (!hit)
+                return end || k.end - k.p > 64 ? BAD : MORE;
+            k.p = hit + 11;
+        } else if ((rc = marker(&k, f->before_arguments)) != DONE) {
+            return f->style == TOOL_TAGS && rc == BAD ? BAD : rc;
+        }
+        if (f->style == TOOL_TAGS) {
+            if ((rc = read_tags(p, &k, c)) != DONE)
+                return rc;
+        } else {
+            rc = json_text(&k, &from);
+            c->raw = from;
+            c->n_raw = (size_t)(k.p - from);
+            if (rc != DONE)
+                return rc;
+            json_t *v = json_loadb(from, c->n_raw, 0, NULL);
+            json_decref(v);
+            if (!v)
+                return BAD;
+            c->arguments = copy(from, c->n_raw);
+            if (*f->close) {
+                struct cursor close = k;
+                rc = marker(&close, f->close);
+                if (rc == DONE)
+                    k = close;
+                else if (rc == MORE && !end)
+                    return MORE;
+                else if (rc == BAD)
+                    return BAD;
+            }
+        }
+    }
+    c->end = (size_t)(k.p - (p->text + p->at));
+    return DONE;
+}
+
+static void hand_on(struct tool_parser *p, enum tool_event_kind kind, const char *text, size_t n, const char *id)
+{
+    const struct tool_event ev = { kind, text, n, kind == TOOL_CALL || kind == TOOL_ARGUMENTS ? p->n_calls - 1 : 0, id };
+    if (n || kind == TOOL_CALL)
+        p->o.on_event(p->o.user, &ev);
+}
+
+static void begin_call(struct tool_parser *p, const char *name, const char *id)
+{
+    char **ids = realloc(p->ids, ((size_t)p->n_calls + 1) * sizeof *ids), *own = NULL;
+    if (ids) {
+        p->ids = ids;
+        if (id)
+            own = strdup(id);
+        else if (asprintf(&own, "call_%016llx%08llx", (unsigned long long)rng_u64(&p->rng), (unsigned long long)(rng_u64(&p->rng) & 0xFFFFFFFF)) < 0)
+            own = NULL;
+        ids[p->n_calls] = own;
+        p->n_calls++;
+    }
+    p->failed |= !own;
+    if (own)
+        hand_on(p, TOOL_CALL, name, strlen(name), own);
+}
+
+/* All calls of a list. */
+static int read_list(struct tool_parser *p, int end, size_t *used)
+{
+    struct cursor k = { p->text + p->at, p->text + p->n };
+    const char *from;
+    int rc;
+    if ((rc = marker(&k, p->f->open)) != DONE || (rc = json_text(&k, &from)) != DONE)
+        return rc;
+    size_t n = (size_t)(k.p - from);
+    if (*p->f->close) {
+        struct cursor close = k;
+        rc = marker(&close, p->f->close);
+        if (rc == DONE)
+            k = close;
+        else if (rc == MORE && !end)
+            return MORE;
+    }
+    json_t *list = json_loadb(from, n, JSON_REJECT_DUPLICATES, NULL);
+    size_t count = json_array_size(list);
+    int ok = count > 0;
+    json_decref(list);
+    for (int pass = 0; pass < 2; pass++)        /* all are calls, or none */
+        for (size_t i = 0; i < count && ok; i++) {
+            struct call c = { 0 };
+            size_t size = 0;
+            const char *one = raw_member(from, n, NULL, i, &size);
+            ok = one && object_call(p, one, size, &c) == DONE;
+            if (ok && pass) {
+                begin_call(p, c.name, c.id);
+                hand_on(p, TOOL_ARGUMENTS, c.arguments, strlen(c.arguments), NULL);
+            }
+            call_release(&c);
+        }
+    if (!ok)
+        return BAD;
+    *used = (size_t)(k.p - (p->text + p->at));
+    return DONE;
+}
+
+/* Offset of the first marker (as far as blanks in it do not matter: its first line) at or after `from`; n - what may be a beginning of it. */
+static size_t find_marker(const struct tool_parser *p, size_t from, const char *m, int *found)
+{
+    size_t len = strcspn(m, "\n");
+    *found = 0;
+    if (!len)
+        return p->n;
+    const char *hit = memmem(p->text + from, p->n - from, m, len);
+    if (hit) {
+        *found = 1;
+        return (size_t)(hit - p->text);
+    }
+    size_t k = len - 1 < p->n - from ? len - 1 : p->n - from;
+    while (k && memcmp(p->text + p->n - k, m, k) != 0)
+        k--;
+    return p->n - k;
+}
+
+/* Markers without a meaning of their own between parts of an answer. */
+static const char *const channel_noise[] = { "<|channel|>final<|message|>", "<|channel|>commentary<|message|>", "<|start|>assistant", "<|end|>", "<|return|>", "<|call|>" };
+
+static void content(struct tool_parser *p, size_t to)
+{
+    const char *s = p->text + p->at;
+    size_t n = to - p->at;
+    if (!p->said)                       /* blanks before the first word are none of it */
+        while (n && strchr(" \t\r\n", *s) && *s && (p->n_calls || p->think))
+            s++, n--;
+    p->said |= n > 0;
+    hand_on(p, TOOL_CONTENT, s, n, NULL);
+    p->at = to;
+}
+
+/* Take one step; 0: it needs more text. */
+static int step(struct tool_parser *p, int end)
+{
+    const struct tool_format *f = p->f;
+    size_t best = p->n, at;
+    int found, which = 0;               /* 1 think, 2 call, 3 section, 4 section end, 5+ noise */
+    size_t noise = 0;
+    if (p->at == p->n)
+        return 0;
+    if (p->thinking) {
+        at = find_marker(p, p->at, p->think_end, &found);
+        hand_on(p, TOOL_REASONING, p->text + p->at, (end && !found ? p->n : at) - p->at, NULL);
+        p->at = end && !found ? p->n : at;
+        if (!found)
+            return 0;
+        p->at += strlen(p->think_end);
+        p->thinking = 0;
+        p->said = 0;
+        return 1;
+    }
+    const char *marks[4 + 6] = { p->think, p->o.no_calls ? "" : f->open, p->o.no_calls ? "" : f->section, p->o.no_calls ? "" : f->section_end };
+    int n_marks = 4;
+    if (!strcmp(f->name, "gpt-oss"))
+        for (size_t i = 0; i < 6; i++)
+            marks[n_marks++] = channel_noise[i];
+    for (int i = 0; i < n_marks; i++) {
+        if (!marks[i] || !*marks[i])
+            continue;
+        at = find_marker(p, p->at, marks[i], &found);
+        if (at < best || (at == best && found && !which)) {
+            best = at;
+            which = found ? i + 1 : 0;
+            noise = strlen(marks[i]);
+        }
+    }
+    /* JSON alone: only as the whole answer, or after another one; functionary's first call has its >>> in the prompt */
+    struct cursor k = { p->text + p->at, p->text + p->n };
+    blanks(&k);
+    int bare = !p->o.no_calls && f->style == TOOL_JSON && !p->said && k.p < k.end && *k.p == '{' && (!strcmp(f->name, "json") || !strcmp(f->name, "llama3"));
+    if (bare) {
+        best = (size_t)(k.p - p->text);
+        which = 2;
+    }
+    if (p->n_calls && best > p->at && which && best - p->at <= 4) {         /* between two calls */
+        struct cursor b = { p->text + p->at, p->text + best };
+        while (b.p < b.end && strchr(" \t\r\n;,", *b.p) && *b.p)
+            b.p++;
+        if (b.p == b.end)
+            p->at = best;
+    }
+    if (best > p->at) {
+        if (!which && !end) {           /* blanks may turn out to stand between calls */
+            size_t last = best;
+            while (last > p->at && strchr(" \t\r\n;", p->text[last - 1]) && p->text[last - 1])
+                last--;
+            if (last == p->at)
+                return 0;
+            best = last;
+        }
+        if (end && !which)
+            best = p->n;
+        content(p, best);
+    }
+    if (!which) {
+        if (end && p->at < p->n)
+            content(p, p->n);
+        return 0;
+    }
+    if (which == 1) {
+        p->at += strlen(p->think);
+        p->thinking = 1;
+        return 1;
+    }
+    if (which == 3 || which == 4 || which >= 5) {
+        p->at += noise;
+        return 1;
+    }
+    struct call c = { 0 };
+    size_t used = 0;
+    int list = f->style == TOOL_JSON_LIST, rc = list ? read_list(p, end, &used) : read_call(p, &c, end);
+    if (!list && p->o.stream_arguments && f->style == TOOL_NAMED && c.name && c.raw && rc != BAD) {
+        if (!p->named)
+            begin_call(p, c.name, c.id);
+        p->named = 1;
+        if (c.n_raw > p->shown) {
+            hand_on(p, TOOL_ARGUMENTS, c.raw + p->shown, c.n_raw - p->shown, NULL);
+            p->shown = c.n_raw;
+        }
+    }
+    if (rc == MORE && !end) {
+        call_release(&c);
+        p->waiting = 1;
+        return 0;
+    }
+    if (rc == DONE) {
+        if (!list && !p->named) {
+            begin_call(p, c.name, c.id);
+            hand_on(p, TOOL_ARGUMENTS, c.arguments, strlen(c.arguments), NULL);
+        }
+        p->at += list ? used : c.end;
+    } else if (!p->named) {             /* text after all: at least the first byte, up to the next marker */
+        content(p, p->at + 1 <= p->n ? p->at + 1 : p->n);
+    } else {
+        p->at = p->n;                   /* its beginning was handed on: nothing to add */
+    }
+    if (rc != MORE) {
+        p->named = 0;
+        p->shown = 0;
+    }
+    call_release(&c);
+    return 1;
+}
+
+struct tool_parser *tool_parser_open(const struct tool_format *f, const struct tool_parser_options *o, struct err *e)
+{
+    struct tool_parser *p = calloc(1, sizeof *p);
+    if (!p) {
+        err_nomem(e, "a parser of tool calls");
+        return NULL;
+    }
+    p->f = f;
+    p->o = *o;
+    p->rng.state = o->seed;
+    p->think = f->think ? f->think : "<think>";
+    p->think_end = f->think ? f->think_end : "</think>";
+    p->thinking = o->reasoning;
+    if (!strcmp(f->name, "functionary-3.2") && !o->no_calls && tool_parser_push(p, ">>>", 3, e) != 0) {
+        tool_parser_close(p);
+        return NULL;
+    }
+    return p;
+}
+
+static int has_end(const char *s, size_t n) { return memchr(s, '}', n) || memchr(s, ']', n) || memchr(s, '>', n); }
+
+int tool_parser_push(struct tool_parser *p, const char *text, size_t size, struct err *e)
+{
+    if (p->at > 65536) {
+        memmove(p->text, p->text + p->at, p->n - p->at);
+        p->n -= p->at;
+        p->at = 0;
+    }
+    if (p->n + size + 1 > p->room) {
+        size_t room = 2 * p->room + size + 256;
+        char *t = realloc(p->text, room);
+        if (!t)
+            return err_nomem(e, "a parser of tool calls");
+        p->text = t;
+        p->room = room;
+    }
+    memcpy(p->text + p->n, text, size);
+    p->n += size;
+    p->text[p->n] = '\0';
+    /* functionary: "all" is the recipient of plain text */
+    if (!strcmp(p->f->name, "functionary-3.2") && !p->said && p->n - p->at >= 7 && !memcmp(p->text + p->at, ">>>all\n", 7))
+        p->at += 7;
+    /* a call that is waited for cannot end with these bytes: do not read it again from its beginning */
+    if (p->waiting && !p->o.stream_arguments && !has_end(text, size))
+        return 0;
+    p->waiting = 0;
+    while (step(p, 0))
+        ;
+    return p->failed ? err_nomem(e, "a parser of tool calls") : 0;
+}
+
+int tool_parser_finish(struct tool_parser *p, struct err *e)
+{
+    while (p->at < p->n && step(p, 1))
+        ;
+    return p->failed ? err_nomem(e, "a parser of tool calls") : 0;
+}
+
+int tool_parser_calls(const struct tool_parser *p) { return p->n_calls; }
+
+void tool_parser_close(struct tool_parser *p)
+{
+    if (!p)
+        return;
+    for (int i = 0; i < p->n_calls; i++)
+        free(p->ids[i]);
+    free(p->ids);
+    free(p->text);
+    free(p);
+}

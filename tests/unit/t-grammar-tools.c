@@ -1,0 +1,314 @@
+/* t-grammar-tools.c - forms of function calls: told by the templates, read in any pieces, malformed ones as text, and made well-formed by grammars. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <jansson.h>
+
+#include "libcommon/base/file.h"
+#include "libcommon/base/rng.h"
+#include "libcommon/convert/tokenizer_source.h"
+#include "libcommon/grammar/tools.h"
+
+static const char tools_text[] =
+    "[{\"type\":\"function\",\"function\":{\"name\":\"get_weather\",\"parameters\":{\"type\":\"object\",\"properties\":{\"city\":{\"type\":\"string\"},\"days\":{\"type\":\"integer\"}},\"required\":[\"city\"]}}},"
+    "{\"type\":\"function\",\"function\":{\"name\":\"now\",\"parameters\":{\"type\":\"object\",\"properties\":{}}}}]";
+static json_t *tools;
+
+static const struct sample { const char *format, *text, *want; int reasoning; } samples[] = {
+    { "hermes", "Let me see.\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Z\xC3\xBCrich\", \"days\": 2}}\n</tool_call>\n<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>",
+      "text(Let me see.\n) call(get_weather){\"city\": \"Z\xC3\xBCrich\", \"days\": 2} call(now){}", 0 },
+    { "hermes", "<think>\nthe user </tool wants\n</think>\n\n<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>", "reasoning(\nthe user </tool wants\n) call(now){}", 0 },
+    { "hermes", "so it is</think>Yes.", "reasoning(so it is) text(Yes.)", 1 },
+    { "hermes", "<tool_call>{\"name\":\"now\",\"arguments\":\"{}\"}</tool_call>", "call(now){}", 0 },
+    { "hermes", "no <call> at <tool all", "text(no <call> at <tool all)", 0 },
+    { "hermes", "<tool_call>\n{\"name\": \"unknown\", \"arguments\": {}}\n</tool_call>", "text(<tool_call>\n{\"name\": \"unknown\", \"arguments\": {}}\n</tool_call>)", 0 },
+    { "hermes", "<tool_call>\n{\"name\": \"now\", \"argum", "text(<tool_call>\n{\"name\": \"now\", \"argum)", 0 },
+    { "hermes", "<tool_call>\n{\"name\": \"now\" \"arguments\": {}}\n</tool_call> and", "text(<tool_call>\n{\"name\": \"now\" \"arguments\": {}}\n</tool_call> and)", 0 },
+    { "llama3", "{\"name\": \"get_weather\", \"parameters\": {\"city\": \"Rome\"}}", "call(get_weather){\"city\": \"Rome\"}", 0 },
+    { "llama3", "<|python_tag|>{\"name\": \"now\", \"parameters\": {}}", "call(now){}", 0 },
+    { "llama3", "The set {1, 2}", "text(The set {1, 2})", 0 },
+    { "llama3", "{\"temperature\": 3}", "text({\"temperature\": 3})", 0 },
+    { "mistral", "[TOOL_CALLS][{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Rome\"}}, {\"name\": \"now\", \"arguments\": {}, \"id\": \"abcdefghi\"}]", "call(get_weather){\"city\": \"Rome\"} call(now){}", 0 },
+    { "mistral-args", "Well.[TOOL_CALLS]get_weather[ARGS]{\"city\": \"a}b\\\"\"}[TOOL_CALLS]now[CALL_ID]123456789[ARGS]{}", "text(Well.) call(get_weather){\"city\": \"a}b\\\"\"} call(now){}", 0 },
+    { "deepseek-r1", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n{\"city\": \"Rome\"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+      "call(get_weather){\"city\": \"Rome\"} call(now){}", 0 },
+    { "deepseek-v3.1", "I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>", "text(I look.) call(now){} call(now){}", 0 },
+    { "kimi-k2", "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{\"city\": \"Rome\"}<|tool_call_end|><|tool_calls_section_end|>", "call(get_weather){\"city\": \"Rome\"}", 0 },
+    { "functionary-3.1", "<function=get_weather>{\"city\": \"Rome\"}</function>", "call(get_weather){\"city\": \"Rome\"}", 0 },
+    { "functionary-3.2", "get_weather\n{\"city\": \"Rome\"}>>>now\n{}", "call(get_weather){\"city\": \"Rome\"} call(now){}", 0 },
+    { "functionary-3.2", "all\nHello there.", "text(Hello there.)", 0 },
+    { "granite-3", "<|tool_call|>[{\"name\": \"now\", \"arguments\": {}}]", "call(now){}", 0 },
+    { "nemotron", "<TOOLCALL>[{\"name\": \"now\", \"arguments\": {}}]</TOOLCALL>", "call(now){}", 0 },
+    { "qwen3-coder", "<tool_call>\n<function=get_weather>\n<parameter=city>\nNew\nYork\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
+      "call(get_weather){\"city\":\"New\\nYork\",\"days\":3} call(now){}", 0 },
+    { "seed-oss", "<seed:think>hm</seed:think><seed:tool_call>\n<function=get_weather>\n<parameter=city>Rome</parameter>\n</function>\n</seed:tool_call>", "reasoning(hm) call(get_weather){\"city\":\"Rome\"}", 0 },
+    { "glm", "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>12</arg_value>\n<arg_key>days</arg_key>\n<arg_value>12</arg_value>\n</tool_call>", "call(get_weather){\"city\":\"12\",\"days\":12}", 0 },
+    { "gpt-oss", "<|channel|>analysis<|message|>I must look<|end|><|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{\"city\": \"Rome\"}<|call|>",
+      "reasoning(I must look) call(get_weather){\"city\": \"Rome\"}", 0 },
+    { "gpt-oss", "<|channel|>analysis<|message|>easy<|end|><|start|>assistant<|channel|>final<|message|>Hello<|return|>", "reasoning(easy) text(Hello)", 0 },
+    { "json", "{\"name\": \"now\", \"arguments\": {}}", "call(now){}", 0 },
+    { "json", " {\"function\": {\"name\": \"now\", \"arguments\": {\"x\" : [1.50, \"}\\\"\"] } }, \"arguments\": 1}", "call(now){\"x\" : [1.50, \"}\\\"\"] }", 0 },
+    { "json", "{\"answer\": 42}", "text({\"answer\": 42})", 0 },
+};
+
+struct heard { char text[4096]; size_t n; int last, n_calls; char id[2][64]; };
+
+static void hear(void *user, const struct tool_event *ev)
+{
+    static const char *const names[] = { "text(", "reasoning(", "call(", "" };
+    struct heard *h = user;
+    if (ev->kind == TOOL_CALL || (int)ev->kind != h->last) {
+        if (h->last == TOOL_CONTENT || h->last == TOOL_REASONING)
+            h->n += (size_t)sprintf(h->text + h->n, ")");
+        if (h->n && ev->kind != TOOL_ARGUMENTS)
+            h->n += (size_t)sprintf(h->text + h->n, " ");
+        h->n += (size_t)sprintf(h->text + h->n, "%s", names[ev->kind]);
+    }
+    memcpy(h->text + h->n, ev->text, ev->size);
+    h->n += ev->size;
+    h->text[h->n] = '\0';
+    if (ev->kind == TOOL_CALL) {
+        assert_int_equal(ev->index, h->n_calls);
+        if (h->n_calls < 2)
+            snprintf(h->id[h->n_calls], sizeof h->id[0], "%s", ev->id);
+        h->n_calls++;
+        h->n += (size_t)sprintf(h->text + h->n, ")");
+    }
+    h->last = (int)ev->kind;
+}
+
+static void read_in_pieces(const struct sample *s, size_t piece, int stream, struct heard *h)
+{
+    memset(h, 0, sizeof *h);
+    h->last = -1;
+    struct tool_parser_options o = { .tools = tools, .reasoning = s->reasoning, .stream_arguments = stream, .seed = 5, .on_event = hear, .user = h };
+    struct tool_parser *p = tool_parser_open(tool_format_find(s->format), &o, NULL);
+    size_t n = strlen(s->text);
+    for (size_t i = 0; i < n; i += piece) {
+        char *exact = malloc(piece);    /* a sanitizer sees every byte too far */
+        size_t k = n - i < piece ? n - i : piece;
+        memcpy(exact, s->text + i, k);
+        assert_int_equal(tool_parser_push(p, exact, k, NULL), 0);
+        free(exact);
+    }
+    assert_int_equal(tool_parser_finish(p, NULL), 0);
+    assert_int_equal(tool_parser_calls(p), h->n_calls);
+    tool_parser_close(p);
+    if (h->last == TOOL_CONTENT || h->last == TOOL_REASONING)
+        strcat(h->text, ")");
+}
+
+static void reading(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof samples / sizeof *samples; i++)
+        for (size_t piece = 1; piece < 400; piece += piece < 12 ? 1 : 97)
+            for (int stream = 0; stream < 2; stream++) {
+                struct heard h;
+                read_in_pieces(&samples[i], piece, stream, &h);
+                if (strcmp(h.text, samples[i].want) != 0)
+                    fail_msg("%s in pieces of %zu%s:\n  %s\n  gives %s\n  not   %s", samples[i].format, piece, stream ? ", streamed" : "", samples[i].text, h.text, samples[i].want);
+            }
+    struct heard h;
+    read_in_pieces(&samples[12], 7, 0, &h);
+    assert_true(strlen(h.id[0]) == 29 && !strncmp(h.id[0], "call_", 5));
+    assert_string_equal(h.id[1], "abcdefghi");
+}
+
+/* Cut anywhere, or with any byte changed, it is read as something, and no text is lost under another name. */
+static void damage(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof samples / sizeof *samples; i++) {
+        size_t n = strlen(samples[i].text);
+        char *text = strdup(samples[i].text);
+        for (size_t k = 0; k < n; k++) {
+            struct sample s = samples[i];
+            struct heard h;
+            s.text = text;
+            text[k] = (char)(text[k] ^ 4);
+            read_in_pieces(&s, 5, 0, &h);
+            text[k] = (char)(text[k] ^ 4);
+            char c = text[k];
+            text[k] = '\0';
+            read_in_pieces(&s, 3, 0, &h);
+            text[k] = c;
+        }
+        free(text);
+    }
+}
+
+static void detection(void **state)
+{
+    static const char *const table[][2] = {
+        { "Qwen-Qwen2.5-7B-Instruct", "hermes" }, { "Qwen-Qwen3-0.6B", "hermes" }, { "Qwen-QwQ-32B", "hermes" }, { "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use", "hermes" }, { "ibm-granite-granite-4.0", "hermes" },
+        { "Qwen3-Coder", "qwen3-coder" }, { "Qwen3.5-4B", "qwen3-coder" }, { "ByteDance-Seed-OSS", "seed-oss" }, { "GLM-4.6", "glm" }, { "GLM-4.7-Flash", "glm" }, { "meta-llama-Llama-3.1-8B-Instruct", "llama3" },
+        { "meta-llama-Llama-3.2-3B-Instruct", "llama3" }, { "meta-llama-Llama-3.3-70B-Instruct", "llama3" }, { "mistralai-Mistral-Nemo-Instruct-2407", "mistral" }, { "Mistral-Small-3.2-24B-Instruct-2506", "mistral-args" },
+        { "mistralai-Ministral-3-14B-Reasoning-2512", "mistral-args" }, { "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", "deepseek-r1" }, { "llama-cpp-deepseek-r1", "deepseek-r1" }, { "deepseek-ai-DeepSeek-V3.1", "deepseek-v3.1" },
+        { "Kimi-K2-Instruct", "kimi-k2" }, { "Kimi-K2-Thinking", "kimi-k2" }, { "meetkai-functionary-medium-v3.1", "functionary-3.1" }, { "meetkai-functionary-medium-v3.2", "functionary-3.2" },
+        { "ibm-granite-granite-3.3-2B-Instruct", "granite-3" }, { "NVIDIA-Nemotron-Nano-v2", "nemotron" }, { "openai-gpt-oss-120b", "gpt-oss" }, { "google-gemma-2-2b-it", "json" },
+    };
+    const char *oracles = getenv("ZSE_ORACLES");
+    char path[4096];
+    (void)state;
+    assert_string_equal(tool_format_name(tool_format_detect(NULL, 0)), "json");
+    snprintf(path, sizeof path, "%s/chat-templates", oracles ? oracles : "../shared/oracles");
+    if (access(path, R_OK) != 0) {
+        print_message("# SKIP no %s\n", path);
+        skip();
+    }
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        struct err e;
+        size_t n;
+        snprintf(path, sizeof path, "%s/chat-templates/%s.jinja", oracles ? oracles : "../shared/oracles", table[i][0]);
+        char *text = file_read(path, 1 << 20, &n, &e);
+        if (!text)
+            fail_msg("%s", e.msg);
+        if (strcmp(tool_format_name(tool_format_detect(text, n)), table[i][1]) != 0)
+            fail_msg("%s is called %s", table[i][0], tool_format_name(tool_format_detect(text, n)));
+        free(text);
+    }
+}
+
+/* ---- grammars, over the vocabulary of the tiny model ---- */
+
+static struct tokenizer *tokenizer;
+static struct grammar_vocab *vocab;
+static void *blob;
+
+static int setup(void **state)
+{
+    struct err e;
+    size_t size;
+    (void)state;
+    tools = json_loads(tools_text, 0, NULL);
+    if (!tools || tokenizer_from_path("models/tiny", &blob, &size, &e) != 0)
+        return -1;
+    tokenizer = tokenizer_open(blob, size, &e);
+    vocab = tokenizer ? grammar_vocab_open(tokenizer, 0, &e) : NULL;
+    return vocab ? 0 : -1;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    json_decref(tools);
+    grammar_vocab_close(vocab);
+    tokenizer_close(tokenizer);
+    free(blob);
+    return 0;
+}
+
+static int takes(struct grammar *g, const char *text)
+{
+    struct matcher *m = matcher_open(g, NULL);
+    int ok = matcher_accept_bytes(m, text, strlen(text)) == 0 && matcher_complete(m);
+    matcher_close(m);
+    return ok;
+}
+
+/* What a required call's grammar lets through is read as calls of known functions with valid arguments; samples of well-formed answers pass under auto. */
+static void enforcing(void **state)
+{
+    static const char *const names[] = { "hermes", "llama3", "mistral", "mistral-args", "deepseek-r1", "deepseek-v3.1", "kimi-k2", "functionary-3.1", "functionary-3.2", "granite-3", "nemotron", "qwen3-coder", "seed-oss", "glm", "gpt-oss", "json" };
+    (void)state;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        struct err e = { .msg = "" };
+        const struct tool_format *f = tool_format_find(names[i]);
+        struct tool_grammar_options o = { .tools = tools, .choice = TOOL_REQUIRED, .parallel = 1 };
+        struct grammar *g = tool_grammar_compile(vocab, f, &o, &e);
+        if (!g)
+            fail_msg("%s: %s", names[i], e.msg);
+        assert_false(takes(g, "Hello."));
+        struct rng r = { i };
+        int complete = 0;
+        for (int k = 0; k < 30; k++) {
+            struct matcher *m = matcher_open(g, &e);
+            char text[8192];
+            size_t n = 0, size;
+            int ended = 0;
+            for (int step = 0; step < 400 && n < 8000 && !ended; step++) {
+                const uint32_t *mask = matcher_mask(m);
+                int32_t id = -1, quote = tokenizer_find(tokenizer, step % 2 ? "\"" : "}", 1), less = tokenizer_find(tokenizer, "<", 1);
+                if (matcher_complete(m) && rng_u64(&r) % 2) {
+                    ended = 1;
+                    break;
+                }
+                if (rng_u64(&r) % 4 == 0 && quote >= 0 && mask[quote >> 5] >> (quote & 31) & 1)
+                    id = quote;
+                if (id < 0 && rng_u64(&r) % 4 == 0 && less >= 0 && mask[less >> 5] >> (less & 31) & 1)
+                    id = less;
+                for (int tries = 0; id < 0 && tries < 100000; tries++) {
+                    int32_t one = (int32_t)(rng_u64(&r) % (uint64_t)tokenizer_vocab_size(tokenizer));
+                    if (mask[one >> 5] >> (one & 31) & 1 && grammar_vocab_bytes(vocab, one, &size))
+                        id = one;
+                }
+                if (id < 0)
+                    break;
+                const char *p = grammar_vocab_bytes(vocab, id, &size);
+                assert_int_equal(matcher_accept(m, id), 0);
+                memcpy(text + n, p, size);
+                n += size;
+            }
+            text[n] = '\0';
+            if (ended) {
+                struct heard h;
+                struct sample s = { names[i], text, NULL, 0 };
+                for (int stream = 0; stream < 2 && n < 2000; stream++) {
+                    read_in_pieces(&s, 9, stream, &h);
+                    if (h.n_calls == 0 || strstr(h.text, "text("))
+                        fail_msg("%s: %s is read as %s", names[i], text, h.text);
+                }
+                complete++;
+            }
+            matcher_close(m);
+        }
+        assert_true(complete > 0);
+        grammar_close(g);
+        o.choice = TOOL_AUTO;
+        g = tool_grammar_compile(vocab, f, &o, &e);
+        if (!g)
+            fail_msg("%s: %s", names[i], e.msg);
+        if (strcmp(names[i], "gpt-oss") != 0 && strcmp(names[i], "functionary-3.2") != 0)
+            assert_true(takes(g, "Hello, \xC3\xA9 < [ 3."));
+        grammar_close(g);
+        o.only = "nothing";
+        assert_null(tool_grammar_compile(vocab, f, &o, &e));
+        o.only = "now";
+        o.choice = TOOL_REQUIRED;
+        g = tool_grammar_compile(vocab, f, &o, &e);
+        assert_non_null(g);
+        grammar_close(g);
+    }
+    struct err e;
+    struct tool_grammar_options o = { .tools = tools, .choice = TOOL_AUTO, .parallel = 1 };
+    struct grammar *g = tool_grammar_compile(vocab, tool_format_find("hermes"), &o, &e);
+    assert_true(takes(g, "I look.\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Rome\"}}\n</tool_call>"));
+    assert_false(takes(g, "<tool_call>\n{\"name\": \"get_weathers\", \"arguments\": {\"city\": \"Rome\"}}\n</tool_call>"));
+    assert_false(takes(g, "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"days\": 1}}\n</tool_call>"));
+    assert_false(takes(g, "<tool_call>"));
+    grammar_close(g);
+    o.parallel = 0;
+    g = tool_grammar_compile(vocab, tool_format_find("hermes"), &o, &e);
+    assert_false(takes(g, "<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>\n<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>"));
+    grammar_close(g);
+    json_t *bad = json_loads("[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"array\",\"items\":{\"type\":\"string\"},\"uniqueItems\":true}}}}}]", 0, NULL);
+    o.tools = bad;
+    assert_null(tool_grammar_compile(vocab, tool_format_find("hermes"), &o, &e));
+    assert_non_null(strstr(e.msg, "function 'f': parameters: schema: /properties/a/uniqueItems: "));
+    json_decref(bad);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(reading), cmocka_unit_test(damage), cmocka_unit_test(detection), cmocka_unit_test(enforcing) };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
