@@ -47,7 +47,7 @@ struct queue { struct request **r; int n, room; enum which which; };
 struct pace {
     float *alone_ns;                    /* [max_seqs + 1] of a step in which so many requests decode and nothing else happens; 0: not known */
     float median;                       /* of how many times as long steps are */
-    float chunk;                        /* prompt tokens beside answers; 0: nothing is known yet */
+    float token_ns;                     /* what a token of a prompt adds; 0: not known */
     int n_decoding, n_prompt;           /* of this step */
 };
 

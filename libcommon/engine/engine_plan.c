@@ -33,12 +33,18 @@ static float alone_ns(const struct engine *g, int n)
 
 static int chunk_tokens(const struct engine *g, int n_decoding)
 {
+    const struct pace *p = &g->pace;
     if (n_decoding == 0)
         return g->max_tokens;
     if (g->limits.chunk)
         return g->limits.chunk;
-    return g->pace.chunk > 0 ? (int)g->pace.chunk : FIRST_CHUNK;
+    const float alone = alone_ns(g, n_decoding), stretch = STRETCH * p->median < MOST_STRETCH ? STRETCH * p->median : MOST_STRETCH;
+    const float n = alone > 0 && p->token_ns > 0 ? (stretch - 1) * alone / p->token_ns : FIRST_CHUNK;
+    return n < LEAST_CHUNK ? LEAST_CHUNK : n > (float)g->max_tokens ? g->max_tokens : (int)n;
 }
+
+/* Towards what was measured; a step that somebody else held up counts little. */
+static void follow(float *mean, float sample, float weight) { *mean += *mean > 0 ? ((sample < 2 * *mean ? sample : 2 * *mean) - *mean) * weight : sample; }
 
 void pace_learn(struct engine *g, uint64_t step_ns)
 {
@@ -47,24 +53,13 @@ void pace_learn(struct engine *g, uint64_t step_ns)
     if (p->n_decoding == 0 || g->limits.chunk)
         return;
     /* The median follows by small steps up and down, as many of the one as of the other. */
-    p->median *= ns > p->median * alone_ns(g, p->n_decoding) ? 1.02f : 1 / 1.02f;
+    const float alone = alone_ns(g, p->n_decoding);
+    p->median *= ns > p->median * alone ? 1.02f : 1 / 1.02f;
     p->median = p->median < 1 ? 1 : p->median > MOST_STRETCH ? MOST_STRETCH : p->median;
-    if (p->n_prompt == 0) {
-        float *t = &p->alone_ns[p->n_decoding];
-        *t = *t > 0 ? *t + (ns < 2 * *t ? ns - *t : *t) / 8 : ns;       /* one step that somebody else held up counts little */
-        return;
-    }
-    const float stretch = STRETCH * p->median < MOST_STRETCH ? STRETCH * p->median : MOST_STRETCH;
-    const float alone = alone_ns(g, p->n_decoding), wanted = (stretch - 1) * alone, now = (float)chunk_tokens(g, p->n_decoding);
-    const float extra = (ns - alone) * now / (float)p->n_prompt;
-    if (alone <= 0 || (float)p->n_prompt < now / 2)
-        return;                         /* too few to tell */
-    const float factor = extra > 0 ? wanted / extra : 2;
-    p->chunk = now * (1 + ((factor < 0.5f ? 0.5f : factor > 2 ? 2 : factor) - 1) / 2);
-    if (p->chunk < LEAST_CHUNK)
-        p->chunk = LEAST_CHUNK;
-    if (p->chunk > (float)g->max_tokens)
-        p->chunk = (float)g->max_tokens;
+    if (p->n_prompt == 0)
+        follow(&p->alone_ns[p->n_decoding], ns, 1 / 8.0f);
+    else if (alone > 0 && p->n_prompt >= chunk_tokens(g, p->n_decoding) / 2)           /* fewer tokens cost more each */
+        follow(&p->token_ns, ns > alone ? (ns - alone) / (float)p->n_prompt : p->token_ns / 2, 1 / 4.0f);
 }
 
 /* ---- prefixes ---- */
