@@ -1,6 +1,7 @@
-/* best.c - a layer quantized with error feedback, on the inputs that the quantized layers before it produce (gptq.h says how).
+/* best.c - a layer quantized with error feedback (gptq.h says how): good, on the inputs of the float model, in few directions; best, on the inputs that
+ * the quantized layers before it produce.
  *
- * The inputs of o, of gate and up, and of down depend on what was quantized just before within the layer, so the layer runs four times up to
+ * best: the inputs of o, of gate and up, and of down depend on what was quantized just before within the layer, so the layer runs four times up to
  * the matrix in question, and a fifth time to its end. */
 #include <math.h>
 #include <stdlib.h>
@@ -11,7 +12,7 @@
 #include "libcommon/convert/calibrate.h"
 #include "libcommon/convert/gptq.h"
 
-static const float alpha = 0.25f;
+static const float alpha_good = 0.5f, alpha_best = 0.25f;
 
 /* ---- what does not need feedback: into memory as encode.c makes it ---- */
 
@@ -278,23 +279,68 @@ static int advance(struct job *j, struct calibration *c, int layer, struct err *
     return 0;
 }
 
-int best_layer(struct job *j, struct calibration *c, int layer, struct err *e)
+/* Run the float model's layer, keeping its inputs: kept, to be freed with big_free in any case.  Its weights stay loaded. */
+static int run_layer(struct job *j, struct calibration *c, int layer, struct inputs kept[N_INPUTS], struct err *e)
 {
     const struct config *f = &j->config;
     const int width[N_INPUTS] = { f->hidden_size, f->n_heads * f->head_dim, f->hidden_size, f->intermediate_size };
-    struct inputs kept[N_INPUTS] = { { 0 } };
     size_t n_tokens = (size_t)c->n_windows * (size_t)c->window_len;
-    int rc = calibrate_load(j, c, layer, e);
-    for (int i = 0; i < N_INPUTS && rc == 0; i++) {
+    if (calibrate_load(j, c, layer, e))
+        return -1;
+    for (int i = 0; i < N_INPUTS; i++) {
         kept[i] = (struct inputs){ .n = width[i], .ld = linalg_pad(width[i]) };
         kept[i].x = big_alloc(n_tokens * (size_t)kept[i].ld * sizeof *kept[i].x);
         if (!kept[i].x)
-            rc = err_nomem(e, "the inputs of a layer");
+            return err_nomem(e, "the inputs of a layer");
     }
+    return calibrate_layer(j, c, layer, kept, e);
+}
+
+/* All matrices that read one input, whose channels are divided by their scales here. */
+static int quantize_low(struct job *j, struct calibration *c, int layer, int input, const struct inputs *kept, struct err *e)
+{
+    const float *s = j->calib[layer].scale[input];
+    int n_tokens = c->n_windows * c->window_len, any = 0, rc = 0;
+    struct gptq g;
+    for (int i = 0; i < j->n_plans; i++)
+        any |= wants(&j->plans[i], layer, input);
+    if (!any)
+        return 0;
+    for (int t = 0; s && t < n_tokens; t++)
+        for (int k = 0; k < kept->n; k++)
+            kept->x[(size_t)t * (size_t)kept->ld + (size_t)k] /= s[k];
+    if (gptq_init_low(&g, c->ops, j->pool, kept->n, kept->x, (size_t)kept->ld, n_tokens, GOOD_RANK, e))
+        return -1;
+    for (int i = 0; i < j->n_plans && rc == 0; i++)
+        if (wants(&j->plans[i], layer, input))
+            rc = quantize_matrix(j, c, &g, &j->plans[i], e);
+    gptq_release(&g);
+    return rc;
+}
+
+int good_layer(struct job *j, struct calibration *c, int layer, struct err *e)
+{
+    struct inputs kept[N_INPUTS] = { { 0 } };
+    int rc = run_layer(j, c, layer, kept, e);
+    calibrate_unload(c);
     if (rc == 0)
-        rc = calibrate_layer(j, c, layer, kept, e);
+        rc = fold_layer(j, layer, alpha_good, e);
     if (rc == 0)
-        rc = fold_layer(j, layer, alpha, e);
+        rc = plan_activations(j, e);
+    for (int i = 0; i < N_INPUTS; i++) {
+        if (rc == 0)
+            rc = quantize_low(j, c, layer, i, &kept[i], e);
+        big_free(kept[i].x);
+    }
+    return rc;
+}
+
+int best_layer(struct job *j, struct calibration *c, int layer, struct err *e)
+{
+    struct inputs kept[N_INPUTS] = { { 0 } };
+    int rc = run_layer(j, c, layer, kept, e);
+    if (rc == 0)
+        rc = fold_layer(j, layer, alpha_best, e);
     if (rc == 0)
         rc = plan_activations(j, e);
     c->q.layers[layer] = c->m.layers[layer];            /* what is not quantized yet */

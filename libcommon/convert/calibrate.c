@@ -7,6 +7,7 @@
 #include "libcommon/base/file.h"
 #include "libcommon/convert/assemble.h"
 #include "libcommon/convert/big.h"
+#include "libcommon/convert/gptq.h"
 #include "libcommon/convert/tokenizer_source.h"
 #include "libcommon/quant/ggml.h"
 #include "libcommon/quant/quantize.h"
@@ -354,13 +355,14 @@ int calibrate_layer(struct job *j, struct calibration *c, int index, struct inpu
 }
 
 /* Strengths of the head's inputs: the final norm over the end of the stream. */
-static int head_strength(struct job *j, struct calibration *c, struct err *e)
+int calibrate_head(struct job *j, struct calibration *c, struct err *e)
 {
     const struct config *f = &j->config;
     const struct kernels *k = cpu_layers_kernels(c->run);
     int n = c->n_windows * c->window_len, hidden = f->hidden_size, rc = 0;
     float *y = malloc((size_t)hidden * sizeof *y);
     double *sum = calloc((size_t)hidden, sizeof *sum);
+    free(j->head_strength);
     j->head_strength = calloc((size_t)hidden, sizeof *j->head_strength);
     if (!y || !sum || !j->head_strength)
         rc = err_nomem(e, "calibration");
@@ -390,11 +392,10 @@ static int head_strength(struct job *j, struct calibration *c, struct err *e)
 int calibrate_run(struct job *j, struct calibration *c, struct err *e)
 {
     size_t bytes = (size_t)c->n_windows * (size_t)c->window_len * (size_t)j->config.hidden_size * sizeof *c->x;
-    float *first = j->effort == CONVERT_BEST ? malloc(bytes) : NULL;        /* what best_layer begins with, layer by layer */
-    if (j->effort == CONVERT_BEST && !first)
+    float *first = malloc(bytes);           /* what the quantization begins with, layer by layer */
+    if (!first)
         return err_nomem(e, "calibration");
-    if (first)
-        memcpy(first, c->x, bytes);
+    memcpy(first, c->x, bytes);
     int rc = 0;
     for (int i = 0; i < j->config.n_layers && rc == 0; i++) {
         rc = calibrate_load(j, c, i, e);
@@ -405,9 +406,8 @@ int calibrate_run(struct job *j, struct calibration *c, struct err *e)
             rc = fold_layer(j, i, 0.5f, e);
     }
     if (rc == 0)
-        rc = head_strength(j, c, e);
-    if (first)
-        memcpy(c->x, first, bytes);
+        rc = calibrate_head(j, c, e);
+    memcpy(c->x, first, bytes);
     free(first);
     return rc;
 }
@@ -431,7 +431,7 @@ static uint64_t memory_needed(const struct job *j, const struct calibration *c)
     }
     uint64_t window = (uint64_t)c->window_len * (2 * (uint64_t)f->hidden_size + 2 * most + (uint64_t)f->n_heads * (uint64_t)f->head_dim * 3) * 4;
     if (j->effort != CONVERT_BEST)
-        return layer + tokens * (uint64_t)f->hidden_size * 4 + window;
+        return layer + tokens * ((uint64_t)f->hidden_size + width + GOOD_RANK) * 4 + window + most * GOOD_RANK * 24;
     return 2 * layer + 2 * tokens * (uint64_t)f->hidden_size * 4 + window + tokens * width * 4 + 3 * most * most * 4;
 }
 

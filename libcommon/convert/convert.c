@@ -270,7 +270,9 @@ static int write_tensors(struct job *j, struct zwriter *w, struct calibration *c
         struct plan *p = &j->plans[i];
         int layer = p->spec->layer;
         if (layer != group) {
-            if (layer >= 0 && j->effort == CONVERT_BEST && best_layer(j, c, layer, e))
+            if (layer >= 0 && j->effort != CONVERT_FAST && (j->effort == CONVERT_BEST ? best_layer : good_layer)(j, c, layer, e))
+                return -1;
+            if (layer < 0 && seen_layers && j->effort != CONVERT_FAST && !j->config.tied && calibrate_head(j, c, e))
                 return -1;
             if (zwriter_group(w, layer >= 0 ? "layer" : seen_layers ? "head" : "embed", layer, e))
                 return -1;
@@ -325,12 +327,10 @@ static int calibrate(struct job *j, struct calibration **c, struct err *e)
         return err_nomem(e, "calibration");
     if (calibrate_open(j, c, e))
         return -1;
-    if ((j->effort != CONVERT_BEST || j->report->type.kind == CONVERT_MIXED) && calibrate_run(j, *c, e))
-        return -1;
-    if (j->report->type.kind == CONVERT_MIXED && mixed_assign(j, e))
+    if (j->report->type.kind == CONVERT_MIXED && (calibrate_run(j, *c, e) || mixed_assign(j, e)))
         return -1;
     j->report->calibration_seconds = clock_s() - start;
-    return j->effort == CONVERT_BEST ? 0 : plan_activations(j, e);
+    return 0;
 }
 
 int job_open(struct job *j, const struct convert_options *o, struct convert_report *r, struct err *e)

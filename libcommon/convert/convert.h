@@ -1,13 +1,14 @@
 /* convert.h - a Hugging Face folder or a GGUF file becomes one .zse file.
  *
  * Tensors stream from the source's mapping through a few rows of memory into the new file, which appears whole or not at all.  The bytes of
- * the result depend on the source and the options alone: not on the number of threads, the time or the paths.  (best: also on
+ * the result depend on the source and the options alone: not on the number of threads, the time or the paths.  (good and best: also on
  * whether the processor multiplies and adds in one rounding, as every one with AVX2 does.)
  *
  * How it is quantized (effort):
  *   fast   no model run: for every group the best of some 19 scales, all weights alike
- *   good   one float pass over about 3000 tokens of text, layer by layer, measures how strong each input channel of each linear layer is;
- *          channels are scaled into the layer before (alpha 0.5), scales are searched for the least error weighted by those strengths
+ *   good   one float pass over about 3000 tokens of text, layer by layer, measures how strong each input channel of each linear layer is and
+ *          the 64 directions that hold most of its inputs; channels are scaled into the layer before (alpha 0.5), scales are searched for the
+ *          least error weighted by those strengths, codes chosen with error feedback (GPTQ) along those directions, then coordinate descent
  *   best   the same over about 16000 tokens with alpha 0.25; then layer by layer, on the inputs that the already quantized layers produce:
  *          a half-way correction towards the float model's outputs, error feedback (GPTQ) in order of falling strength, coordinate descent */
 #ifndef ZSE_CONVERT_CONVERT_H

@@ -102,6 +102,8 @@ void gptq_release(struct gptq *g)
     free(g->c);
     free(g->linv);
     free(g->order);
+    free(g->diag);
+    free(g->u);
     *g = (struct gptq){ 0 };
 }
 
@@ -242,6 +244,51 @@ static void descend(const struct gptq *g, const struct linalg_ops *o, const stru
             break;
 }
 
+/* ---- H = D + UU': s = U'(W - Q) [rank][PANEL] takes the place of R ---- */
+
+static void feed_back_low(const struct gptq *g, const struct linalg_ops *o, const struct mat *m, const struct grid *grid, const struct panels *s)
+{
+    float x[PANEL], left[PANEL];
+    memset(s->t, 0, (size_t)g->rank * PANEL * sizeof *s->t);
+    for (int i = g->n - 1; i >= 0; i--) {
+        int j = g->order[i];
+        const float *w = s->w + (size_t)j * PANEL;
+        memcpy(x, w, sizeof x);
+        o->panel(x, PANEL, 1, g->p + (size_t)j * (size_t)g->rank, 1, 0, s->t, PANEL, g->rank, 1);
+        round_column(o, m, grid, s, j, x, left);
+        for (int r = 0; r < PANEL; r++)
+            left[r] = w[r] - s->q[(size_t)j * PANEL + (size_t)r];
+        o->panel(s->t, PANEL, g->rank, g->u + (size_t)j * (size_t)g->rank, 0, 1, left, PANEL, 1, 1);
+    }
+}
+
+static void descend_low(const struct gptq *g, const struct linalg_ops *o, const struct mat *m, const struct grid *grid, const struct panels *s)
+{
+    float x[PANEL], left[PANEL], old[PANEL];
+    for (int i = 0, changed = 1; i < g->sweeps && changed; i++) {
+        changed = 0;
+        for (int j = 0; j < g->n; j++) {
+            const float *w = s->w + (size_t)j * PANEL, *u = g->u + (size_t)j * (size_t)g->rank;
+            float *q = s->q + (size_t)j * PANEL;
+            for (int r = 0; r < PANEL; r++)
+                x[r] = g->d[j] * (w[r] - q[r]);
+            o->panel(x, PANEL, 1, u, 1, 0, s->t, PANEL, g->rank, 1);
+            for (int r = 0; r < PANEL; r++)
+                x[r] = q[r] + x[r] / g->diag[j];
+            memcpy(old, q, sizeof old);
+            round_column(o, m, grid, s, j, x, left);
+            int any = 0;
+            for (int r = 0; r < PANEL; r++) {
+                left[r] = old[r] - q[r];
+                any |= left[r] != 0;
+            }
+            if (any)
+                o->panel(s->t, PANEL, g->rank, u, 0, 1, left, PANEL, 1, 1);
+            changed += any;
+        }
+    }
+}
+
 /* Scales of row r from its corrected weights. x [n] is scratch. */
 static void row_scales(const struct gptq *g, const struct mat *m, const struct panels *s, int r, const float *importance, float *x, struct qrow *q)
 {
@@ -288,13 +335,18 @@ void gptq_tile(const struct gptq *g, const struct linalg_ops *o, const struct ma
     if (g->c && g->correction != 0)
         correct(g, o, &s);
     for (size_t j = 0; j < n; j++)
-        s.t[j] = g->h[j * N + j];
+        s.t[j] = g->diag ? g->diag[j] : g->h[j * N + j];
     for (int r = 0; r < rows; r++)
         row_scales(g, m, &s, r, s.t, s.t + N, q);
     memset(s.q, 0, N * PANEL * sizeof *s.q);
-    feed_back(g, o, m, grid, &s);
-    if (g->sweeps)
-        descend(g, o, m, grid, &s);
+    if (g->diag) {
+        feed_back_low(g, o, m, grid, &s);
+        descend_low(g, o, m, grid, &s);
+    } else {
+        feed_back(g, o, m, grid, &s);
+        if (g->sweeps)
+            descend(g, o, m, grid, &s);
+    }
     tile_clear(m, out);
     for (int r = 0; r < rows; r++) {
         put_row(g, m, &s, r, q, out);

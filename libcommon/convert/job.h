@@ -96,7 +96,11 @@ int calibrate_open(struct job *j, struct calibration **c, struct err *e);      /
 void calibrate_close(struct calibration *c);
 /* One float pass through all layers: strengths (and scales) of every layer. */
 int calibrate_run(struct job *j, struct calibration *c, struct err *e);
-/* Quantize layer `index` with error feedback: fills data of its plans, strengths and scales; advances both streams. */
+/* What a model run shows about the inputs of the head, once all layers are done. */
+int calibrate_head(struct job *j, struct calibration *c, struct err *e);
+/* Quantize layer `index` with error feedback: fills data of its plans, strengths and scales.  good: on the float model's inputs, described by few
+ * directions; best: on those behind the quantized layers, in full. */
+int good_layer(struct job *j, struct calibration *c, int index, struct err *e);
 int best_layer(struct job *j, struct calibration *c, int index, struct err *e);
 
 /* ---- mixed.c ---- */

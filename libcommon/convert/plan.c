@@ -116,11 +116,6 @@ int plan_set(struct plan *p, enum qtype type, int group_size, struct err *e)
     return mat_init(&p->m, type, group_size, 32, s->rows, s->cols, e);
 }
 
-/* nl4 gives some matrices more than 4 bits.  k and v are small, at least where heads share them, and an error in them reaches every token that looks
- * back; what the first layers get wrong all others build on.  SmolLM2-135M, best, KL divergence on GPL-3 and size of the weights:
- *     4 bits everywhere 0.056, 86.4 MB;  k and v 6 bits 0.049, 88.0 MB;  and the first two layers 5 bits 0.045, 88.8 MB */
-enum { FINER_LAYERS = 2 };
-
 static int set_keep(struct plan *p, struct err *e)
 {
     const struct weight_spec *s = p->spec;
@@ -178,10 +173,6 @@ static int plan_tensor(struct job *j, struct plan *p, struct convert_type type, 
     int ends = part == PART_EMBEDDINGS || part == PART_LM_HEAD, group;
     if (ends && type.kind == CONVERT_TYPE && qtype_info(type.qtype)->bits < 8)      /* 8 bits, or the source's own grid where a type holds it */
         return !is_float(p->source->type) && ggml_exact_type(p->source->type, &group) >= 0 ? set_keep(p, e) : plan_set(p, QT_I8, 0, e);
-    if (type.kind == CONVERT_TYPE && type.qtype == QT_NL4 && (p->spec->role == ROLE_K || p->spec->role == ROLE_V))
-        return plan_set(p, QT_M6, 0, e);
-    if (type.kind == CONVERT_TYPE && type.qtype == QT_NL4 && p->spec->layer >= 0 && p->spec->layer < FINER_LAYERS)
-        return plan_set(p, QT_M5, 0, e);
     return set_type(j, p, type, e);
 }
 
@@ -193,12 +184,60 @@ uint64_t plan_bytes(const struct job *j)
     return sum;
 }
 
+/* nl4 is a size: what a token reads, that is layers and head, takes at most 4 % more bytes than 4 bits in the layers and 8 in the head would.
+ * Within it the head (and the embedding) has 6 bits, and what that saves goes, in this order, where an error moved the output of a model most for
+ * its bytes: k and v, which are small where heads share them and reach every token that looks back; the first two layers, on which all others
+ * build; then down, up and gate, from the first layer on. */
+static const struct { unsigned roles; int first_layers; enum qtype type; } finer[] = {
+    { 1u << ROLE_K | 1u << ROLE_V, 0, QT_M6 }, { ~0u, 2, QT_M5 }, { 1u << ROLE_DOWN, 0, QT_M5 }, { 1u << ROLE_UP, 0, QT_M5 }, { 1u << ROLE_GATE, 0, QT_M5 },
+};
+
+static int is_head(const struct job *j, const struct plan *p)
+{
+    return p->spec->role == ROLE_HEAD || (p->spec->role == ROLE_EMBED && j->config.tied);
+}
+
+static int is_end(const struct plan *p)
+{
+    return plan_part(p->spec) == PART_EMBEDDINGS || plan_part(p->spec) == PART_LM_HEAD;
+}
+
+static int plan_finer(struct job *j, struct err *e)
+{
+    uint64_t limit = 0, used = 0;
+    for (int i = 0; i < j->n_plans; i++) {
+        struct plan *p = &j->plans[i];
+        if (p->make != MAKE_QUANT || p->fixed)
+            continue;
+        limit += !is_end(p) || is_head(j, p) ? p->m.size : 0;
+        if (is_end(p) && plan_set(p, QT_M6, 0, e))
+            return -1;
+        used += !is_end(p) || is_head(j, p) ? p->m.size : 0;
+    }
+    limit += limit / 25;
+    for (size_t k = 0; k < sizeof finer / sizeof *finer; k++)
+        for (int i = 0; i < j->n_plans; i++) {
+            struct plan *p = &j->plans[i];
+            struct mat m;
+            if (p->make != MAKE_QUANT || p->fixed || is_end(p) || p->m.type != QT_NL4 || !(finer[k].roles >> p->spec->role & 1) ||
+                (finer[k].first_layers && p->spec->layer >= finer[k].first_layers))
+                continue;
+            if (mat_init(&m, finer[k].type, 32, p->m.act_group, p->spec->rows, p->spec->cols, e))
+                return -1;
+            if (used + (m.size - p->m.size) > limit)
+                continue;
+            used += m.size - p->m.size;
+            p->m = m;
+        }
+    return 0;
+}
+
 static int plan_all(struct job *j, struct convert_type type, struct err *e)
 {
     for (int i = 0; i < j->n_plans; i++)
         if (plan_tensor(j, &j->plans[i], type, e))
             return err_prefix(e, "tensor %s", j->plans[i].source->name);
-    return 0;
+    return type.kind == CONVERT_TYPE && type.qtype == QT_NL4 ? plan_finer(j, e) : 0;
 }
 
 /* The floats in which most of the source's weights are stored. */

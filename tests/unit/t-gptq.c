@@ -200,6 +200,58 @@ static double output_error(const struct mat *m, const float *w, const float *h, 
     return err / size;
 }
 
+/* H = D + UU' against H itself: all of it where the directions suffice, and the same for any number of threads and any shape. */
+static void directions(void **state)
+{
+    (void)state;
+    enum { RANK = 32, T = 300 };
+    struct pool *one = pool_open(1, NULL), *two = pool_open(2, NULL);
+    for (int s = 0; s < (int)(sizeof sizes / sizeof *sizes); s++) {
+        int n = sizes[s], N = linalg_pad(n);
+        float *x = room((size_t)T * (size_t)N);
+        struct rng r = { 3 };
+        struct gptq a, b;
+        memset(x, 0, (size_t)T * (size_t)N * 4);
+        float mix[8][257];                                      /* 8 directions, strong, and noise in every channel */
+        for (int i = 0; i < 8 * 257; i++)
+            mix[i / 257][i % 257] = (float)gauss(&r);
+        for (int t = 0; t < T; t++) {
+            double z[8];
+            for (int d = 0; d < 8; d++)
+                z[d] = gauss(&r) * (8 - d);
+            for (int k = 0; k < n; k++) {
+                double v = 0.1 * gauss(&r);
+                for (int d = 0; d < 8; d++)
+                    v += z[d] * (double)mix[d][k];
+                x[(size_t)t * (size_t)N + (size_t)k] = (float)v;
+            }
+        }
+        assert_int_equal(gptq_init_low(&a, linalg_pick(), one, n, x, (size_t)N, T, RANK, NULL), 0);
+        assert_int_equal(gptq_init_low(&b, linalg_pick(), two, n, x, (size_t)N, T, RANK, NULL), 0);
+        assert_int_equal(a.rank, n < RANK ? 0 : RANK);
+        assert_memory_equal(a.u, b.u, (size_t)n * (size_t)a.rank * 4);
+        assert_memory_equal(a.p, b.p, (size_t)n * (size_t)a.rank * 4);
+        double wrong = 0, size = 0;
+        for (int i = 0; i < n; i++)
+            for (int k = 0; k < n; k++) {
+                double h = 0, low = i == k ? (double)a.d[i] : 0;
+                for (int t = 0; t < T; t++)
+                    h += (double)x[(size_t)t * (size_t)N + (size_t)i] * (double)x[(size_t)t * (size_t)N + (size_t)k];
+                for (int c = 0; c < a.rank; c++)
+                    low += (double)a.u[i * a.rank + c] * (double)a.u[k * a.rank + c];
+                wrong += i == k ? 0 : (h - low) * (h - low);
+                size += h * h;
+            }
+        /* noise of 0.1 in each of n channels against sum of (1..8)^2 = 204: less than a hundredth of H is outside the directions */
+        assert_true(a.rank == 0 || sqrt(wrong / size) < 0.01);
+        gptq_release(&a);
+        gptq_release(&b);
+        free(x);
+    }
+    pool_close(one);
+    pool_close(two);
+}
+
 static void feedback(void **state)
 {
     (void)state;
@@ -256,6 +308,18 @@ static void feedback(void **state)
             assert_true(fed < 0.7 * nearest);
         }
         gptq_release(&g);
+        for (int rank = 32; rank <= 512; rank *= 4) {           /* 512: as many as there are */
+            assert_int_equal(gptq_init_low(&g, linalg_pick(), p, COLS, x, (size_t)N, T, rank, NULL), 0);
+            for (int t = 0; t < m.n_tiles; t++) {
+                int rows = ROWS - t * TILE_ROWS < TILE_ROWS ? ROWS - t * TILE_ROWS : TILE_ROWS;
+                gptq_tile(&g, linalg_pick(), &m, &grid, copy + t * TILE_ROWS * COLS, COLS, rows, &q, out + (size_t)t * m.tile_bytes, scratch);
+            }
+            double fed = output_error(&m, w, plain, N);
+            print_message("# %-4s output error: fed back along %d directions %.3e\n", qtype_info(types[i])->name, g.rank, fed);
+            /* 32 of 200 directions take away a third or more, 128 nearly what all do. */
+            assert_true(fed < (rank == 32 ? 0.65 : 0.5) * nearest);
+            gptq_release(&g);
+        }
         qrow_release(&q);
         free(plain), free(out), free(rounded), free(scratch);
     }
@@ -340,7 +404,7 @@ static void degenerate(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(products), cmocka_unit_test(cholesky), cmocka_unit_test(nearest_level), cmocka_unit_test(feedback),
+        cmocka_unit_test(products), cmocka_unit_test(cholesky), cmocka_unit_test(nearest_level), cmocka_unit_test(directions), cmocka_unit_test(feedback),
         cmocka_unit_test(correction), cmocka_unit_test(degenerate),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
