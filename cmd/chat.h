@@ -9,6 +9,7 @@
 
 #include "cmd/open_model.h"
 #include "libcommon/engine/engine.h"
+#include "libcommon/grammar/grammar.h"
 #include "libcommon/token/template.h"
 
 /* ---- chat_options.c ---- */
@@ -20,6 +21,9 @@ struct chat_options {
     unsigned given;                     /* bits: sampling options of the command line */
     const char **stop; int n_stop;      /* owned */
     struct logit_bias *bias;            /* owned */
+    const char *schema_file, *grammar_file, *regex;     /* what the answer must look like: at most one */
+    struct grammar_vocab *vocab;        /* owned; NULL without one of them */
+    struct grammar *grammar;            /* owned */
     struct run_options run;
 };
 /* -1: go on; else the exit code. */
@@ -27,6 +31,10 @@ int chat_options_parse(struct chat_options *o, int argc, char **argv);
 void chat_options_release(struct chat_options *o);
 /* What was not given on the command line: from the model's generation_config, else sampling_defaults; a random seed. */
 int chat_options_complete(struct chat_options *o, const struct opened_model *m, struct err *e);
+
+/* ---- chat_grammar.c ---- */
+int chat_grammar_open(struct chat_options *o, const struct opened_model *m, struct err *e);
+void chat_grammar_close(struct chat_options *o);
 
 /* ---- chat_prompt.c ---- */
 struct prompter {
@@ -63,6 +71,8 @@ int answer_start(struct answer *a, struct engine *g, const struct chat_options *
 void answer_release(struct answer *a);
 /* When zse-chat came by: clock_ns(), which all processes share.  0: not yet. */
 struct chat_marks { uint64_t main, mapped, opened, tokenized, ready; };
+/* With a grammar: is the answer a whole one?  It is not if it was cut off. */
+int answer_complete(const struct answer *a, const struct chat_options *o);
 json_t *answer_json(const struct answer *a, const struct chat_options *o, const struct chat_marks *marks);
 const char *finish_name(enum finish f);
 /* To standard output; a terminal gets no control characters but tab and newline. */

@@ -1,4 +1,5 @@
 #include "cmd/chat.h"
+#include "cmd/constrain.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -80,9 +81,15 @@ static void hear(void *user, const struct token_event *ev)
 
 int answer_start(struct answer *a, struct engine *g, const struct chat_options *o, const int32_t *ids, int n, struct err *e)
 {
+    struct constraint c = { .state = NULL };
+    if (o->grammar && constrain(&c, o->grammar, e) != 0)
+        return -1;
     const struct request_params p = { .ids = ids, .n_ids = n, .sampling = o->sampling, .max_tokens = o->max_tokens, .stop = o->stop, .n_stop = o->n_stop,
-                                      .ignore_eos = o->ignore_eos, .n_logprobs = -1, .on_token = hear, .user = a };
-    return (a->request = engine_submit(g, &p, e)) ? 0 : -1;
+                                      .ignore_eos = o->ignore_eos, .n_logprobs = -1, .constraint = o->grammar ? &c : NULL, .on_token = hear, .user = a };
+    if ((a->request = engine_submit(g, &p, e)))
+        return 0;
+    matcher_close(c.state);
+    return -1;
 }
 
 void answer_release(struct answer *a)
@@ -112,6 +119,8 @@ json_t *answer_json(const struct answer *a, const struct chat_options *o, const 
                                                 "decode_tokens_per_s", rate(s->n_generated - 1, s->decode_s)));
     if (marks->ready)
         json_object_set_new(json_object_get(j, "timings"), "marks_ns", marks_json(marks, a->first_ns));
+    if (o->grammar)
+        json_object_set_new(j, "complete", json_boolean(answer_complete(a, o)));
     if (o->ids) {
         json_t *ids = json_array();
         for (int i = 0; i < a->n_ids; i++)

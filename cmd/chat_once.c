@@ -89,6 +89,8 @@ static int run_one(const struct chat_options *o, const struct opened_model *m, s
     } else if (rc == 0 && a.nomem) {
         rc = err_nomem(e, "answer");
     }
+    if (rc == 0 && o->grammar && a.finish == FINISH_LENGTH)
+        cli_note(prog, "the answer was cut off at %d tokens: it is not complete", a.stats.n_generated);
     if (rc == 0 && o->json)
         print_json(answer_json(&a, o, marks));
     else if (rc == 0 && o->ids)
@@ -166,6 +168,8 @@ static void print_line(struct line *l, const struct chat_options *o, int number,
         print_ids(a);
     else
         print_escaped(a->text, a->size);
+    if (o->grammar && a->finish == FINISH_LENGTH)
+        cli_note(prog, "an answer was cut off at %d tokens: it is not complete", a->stats.n_generated);
     fflush(stdout);
     answer_release(a);
 }

@@ -22,6 +22,9 @@ static const char usage[] =
     "      --raw                  the prompt as it is, without the chat template\n"
     "      --template FILE        another chat template (Jinja)\n"
     "      --no-think             ask the template for an answer without thinking (enable_thinking = false)\n"
+    "      --json-schema FILE     the answer is a JSON document of this schema\n"
+    "      --grammar FILE         the answer follows the rules of this grammar (GBNF)\n"
+    "      --regex RE             the answer matches this regular expression as a whole\n"
     "      --json                 a JSON object instead of text\n"
     "      --ids                  the ids of the answer's tokens as a JSON array; with --json: as well\n"
     "\n"
@@ -47,7 +50,7 @@ static const char usage[] =
     "  -V, --version              show the version\n"
     "In a conversation: /help lists the commands, \\ at the end of a line continues it, Ctrl-C stops an answer.\n";
 
-enum { OPT_BATCH = 300, OPT_PARALLEL, OPT_RAW, OPT_TEMPLATE, OPT_NO_THINK, OPT_JSON, OPT_IDS, OPT_BIAS, OPT_SEED, OPT_STOP, OPT_IGNORE_EOS, OPT_SAMPLING };
+enum { OPT_BATCH = 300, OPT_PARALLEL, OPT_RAW, OPT_TEMPLATE, OPT_NO_THINK, OPT_JSON, OPT_IDS, OPT_BIAS, OPT_SEED, OPT_STOP, OPT_IGNORE_EOS, OPT_SCHEMA, OPT_GRAMMAR, OPT_REGEX, OPT_SAMPLING };
 
 /* Sampling options that are one number: how they are called here and in generation_config.json. */
 static const struct number {
@@ -68,7 +71,8 @@ enum { N_NUMBERS = sizeof numbers / sizeof *numbers, SEED_GIVEN = 1 << N_NUMBERS
 static const struct option options[] = {
     { "prompt", required_argument, NULL, 'p' }, { "batch", required_argument, NULL, OPT_BATCH }, { "parallel", required_argument, NULL, OPT_PARALLEL },
     { "system", required_argument, NULL, 's' }, { "raw", no_argument, NULL, OPT_RAW }, { "template", required_argument, NULL, OPT_TEMPLATE },
-    { "no-think", no_argument, NULL, OPT_NO_THINK }, { "json", no_argument, NULL, OPT_JSON }, { "ids", no_argument, NULL, OPT_IDS },
+    { "no-think", no_argument, NULL, OPT_NO_THINK }, { "json-schema", required_argument, NULL, OPT_SCHEMA },
+    { "grammar", required_argument, NULL, OPT_GRAMMAR }, { "regex", required_argument, NULL, OPT_REGEX }, { "json", no_argument, NULL, OPT_JSON }, { "ids", no_argument, NULL, OPT_IDS },
     { "max-tokens", required_argument, NULL, 'n' }, { "temp", required_argument, NULL, OPT_SAMPLING }, { "top-k", required_argument, NULL, OPT_SAMPLING + 1 },
     { "top-p", required_argument, NULL, OPT_SAMPLING + 2 }, { "min-p", required_argument, NULL, OPT_SAMPLING + 3 }, { "typical-p", required_argument, NULL, OPT_SAMPLING + 4 },
     { "repeat-penalty", required_argument, NULL, OPT_SAMPLING + 5 }, { "repeat-last-n", required_argument, NULL, OPT_SAMPLING + 6 },
@@ -145,6 +149,9 @@ static int take(struct chat_options *o, int c, const char *arg)
     case OPT_RAW: o->raw = 1; return 0;
     case OPT_TEMPLATE: o->template_file = arg; return 0;
     case OPT_NO_THINK: o->no_think = 1; return 0;
+    case OPT_SCHEMA: o->schema_file = arg; return 0;
+    case OPT_GRAMMAR: o->grammar_file = arg; return 0;
+    case OPT_REGEX: o->regex = arg; return 0;
     case OPT_JSON: o->json = 1; return 0;
     case OPT_IDS: o->ids = 1; return 0;
     case OPT_BIAS: return parse_bias(o, arg);
@@ -161,6 +168,10 @@ static int check(struct chat_options *o)
         return cli_wrong(prog, "-p and --batch exclude each other");
     if (o->raw && (o->system || o->template_file || o->no_think))
         return cli_wrong(prog, "--raw takes the prompt as it is: --system, --template and --no-think need the chat template");
+    if ((o->schema_file != NULL) + (o->grammar_file != NULL) + (o->regex != NULL) > 1)
+        return cli_wrong(prog, "--json-schema, --grammar and --regex exclude each other");
+    if (o->ignore_eos && (o->schema_file || o->grammar_file || o->regex))
+        return cli_wrong(prog, "--ignore-eos goes on after the end, which --json-schema, --grammar and --regex give");
     return run_options_check(prog, &o->run);
 }
 
@@ -197,6 +208,7 @@ void chat_options_release(struct chat_options *o)
 {
     free(o->stop);
     free(o->bias);
+    chat_grammar_close(o);
 }
 
 int chat_options_complete(struct chat_options *o, const struct opened_model *m, struct err *e)

@@ -201,7 +201,7 @@ static int run(struct chat_options *o, uint64_t main_ns)
     if (open_model("zse-chat", o->model, &o->run, &m, &e) != 0)
         return cli_fail("zse-chat", &e);
     struct chat_marks marks = { .main = main_ns, .mapped = m.mapped_ns, .opened = clock_ns() };
-    if (chat_options_complete(o, &m, &e) != 0)
+    if (chat_options_complete(o, &m, &e) != 0 || chat_grammar_open(o, &m, &e) != 0)
         rc = cli_fail("zse-chat", &e);
     else if (interactive)
         rc = talk(o, &m);

@@ -7,6 +7,9 @@ _zse_chat() {
     --parallel) COMPREPLY=(); return ;;
     -s|--system) COMPREPLY=(); return ;;
     --template) COMPREPLY=($(compgen -f -- "$cur")); return ;;
+    --json-schema) COMPREPLY=($(compgen -f -- "$cur")); return ;;
+    --grammar) COMPREPLY=($(compgen -f -- "$cur")); return ;;
+    --regex) COMPREPLY=(); return ;;
     -n|--max-tokens) COMPREPLY=(); return ;;
     --temp) COMPREPLY=(); return ;;
     --top-k) COMPREPLY=(); return ;;
@@ -28,7 +31,7 @@ _zse_chat() {
     --device) COMPREPLY=(); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--prompt --batch --parallel --system --raw --template --no-think --json --ids --max-tokens --temp --top-k --top-p --min-p --typical-p --repeat-penalty --repeat-last-n --presence-penalty --frequency-penalty --logit-bias --seed --stop --ignore-eos --quantize --threads --ctx --kv --exact --kernels --device --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--prompt --batch --parallel --system --raw --template --no-think --json-schema --grammar --regex --json --ids --max-tokens --temp --top-k --top-p --min-p --typical-p --repeat-penalty --repeat-last-n --presence-penalty --frequency-penalty --logit-bias --seed --stop --ignore-eos --quantize --threads --ctx --kv --exact --kernels --device --help --version" -- "$cur")) ;;
     *) COMPREPLY=($(compgen -f -- "$cur"))
        ;;
   esac
