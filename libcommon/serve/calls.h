@@ -5,6 +5,7 @@
 #define ZSE_SERVE_CALLS_H
 
 #include "libcommon/serve/server_impl.h"
+#include "libcommon/serve/splitter.h"
 
 enum { MAX_STOP = 16, MAX_CHOICES = 256, INLINE_BODY = 32 << 10 };
 
@@ -12,13 +13,6 @@ struct call;
 
 enum exchange_kind { EXCHANGE_CALL, EXCHANGE_LOAD };
 struct exchange { enum exchange_kind kind; };           /* what conn_exchange points to begins with this */
-
-/* Reasoning and answer of a thinking model, told apart as the text comes: <think> ... </think>. */
-struct splitter {
-    enum { SPLIT_UNDECIDED, SPLIT_REASONING, SPLIT_ANSWER } state;
-    int strip;                          /* blank lines between the two do not count */
-    char held[16]; size_t n_held;       /* may be the beginning of a tag */
-};
 
 struct choice {
     struct job *job;                    /* of call.jobs */

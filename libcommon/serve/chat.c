@@ -5,76 +5,6 @@
 #include "libcommon/base/json.h"
 #include "libcommon/serve/calls.h"
 
-static const char open_tag[] = "<think>", close_tag[] = "</think>";
-
-/* ---- reasoning ---- */
-
-static int is_blank(char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; }
-
-/* How many of the last bytes of text begin the tag. */
-static size_t tag_begins(const char *text, size_t n, const char *tag)
-{
-    size_t most = strlen(tag) - 1;
-    for (size_t k = n < most ? n : most; k > 0; k--)
-        if (memcmp(text + n - k, tag, k) == 0)
-            return k;
-    return 0;
-}
-
-/* Text so far undecided: is it <think>?  Everything it is given is held until that is known. */
-static void decide(struct splitter *s, struct buf *text)
-{
-    size_t blanks = 0, n = strlen(open_tag);
-    while (blanks < text->size && is_blank(text->data[blanks]))
-        blanks++;
-    size_t rest = text->size - blanks, same = rest < n ? rest : n;
-    if (memcmp(text->data + blanks, open_tag, same) != 0) {
-        s->state = SPLIT_ANSWER;
-    } else if (rest >= n) {
-        buf_drop(text, blanks + n);
-        s->state = SPLIT_REASONING;
-        s->strip = 1;
-    }
-}
-
-/* New text of a choice: what of it is reasoning and what is answer.  Both may grow; last: nothing follows. */
-static void split(struct splitter *s, const char *text, size_t size, int last, struct buf *reasoning, struct buf *answer)
-{
-    struct buf all = { 0 };
-    buf_add(&all, s->held, s->n_held);
-    buf_add(&all, text, size);
-    s->n_held = 0;
-    if (s->state == SPLIT_UNDECIDED && all.size)
-        decide(s, &all);
-    if (s->state == SPLIT_REASONING) {
-        const char *end = all.size ? memmem(all.data, all.size, close_tag, strlen(close_tag)) : NULL;
-        size_t keep = end || last ? 0 : tag_begins(all.data, all.size, close_tag), n = end ? (size_t)(end - all.data) : all.size - keep, from = 0;
-        while (s->strip && from < n && is_blank(all.data[from]))
-            from++;
-        s->strip = s->strip && from == n;
-        buf_add(reasoning, all.data + from, n - from);
-        buf_drop(&all, end ? n + strlen(close_tag) : n);
-        if (end) {
-            s->state = SPLIT_ANSWER;
-            s->strip = 1;
-        }
-    }
-    if (s->state == SPLIT_ANSWER && all.size) {
-        size_t from = 0;
-        while (s->strip && from < all.size && is_blank(all.data[from]))
-            from++;
-        s->strip = s->strip && from == all.size;
-        buf_add(answer, all.data + from, all.size - from);
-    } else if (all.size && !last && all.size <= sizeof s->held) {
-        memcpy(s->held, all.data, all.size);
-        s->n_held = all.size;
-    } else if (all.size) {                      /* blanks without end before a tag that does not come */
-        s->state = SPLIT_ANSWER;
-        buf_add(answer, all.data, all.size);
-    }
-    buf_release(&all);
-}
-
 /* ---- parts of the answer ---- */
 
 static void token_entry(const struct tokenizer *t, int32_t id, float logprob, struct buf *out)
@@ -167,7 +97,7 @@ static void on_event(struct call *c, struct choice *ch, const struct events *b, 
     struct buf reasoning = { 0 }, text = { 0 }, entry = { 0 };
     const char *piece = ev->text_size ? b->bytes.data + ev->text : "";
     int thinking = ch->split.state != SPLIT_ANSWER;
-    split(&ch->split, piece, ev->text_size, ev->last, &reasoning, &text);
+    splitter_push(&ch->split, piece, ev->text_size, ev->last, &reasoning, &text);
     if (c->h->thinks && ev->id >= 0 && thinking && (ch->split.state == SPLIT_REASONING || ch->n_reasoning))
         ch->n_reasoning++;
     if (c->n_logprobs >= 0 && ev->id >= 0)
@@ -242,20 +172,13 @@ static void end(struct call *c)
     buf_release(&out);
 }
 
-static int ends_with_think(const char *text, size_t n)
-{
-    while (n && is_blank(text[n - 1]))
-        n--;
-    return n >= strlen(open_tag) && memcmp(text + n - strlen(open_tag), open_tag, strlen(open_tag)) == 0;
-}
-
 static int prepare(struct call *c, struct problem *pr)
 {
     char *text;
     size_t size;
     if (call_prompts(c, 1, pr) != 0 || call_render(c->h, c->json, 1, &text, &size, pr) != 0)
         return -1;
-    c->starts_thinking = c->h->thinks && ends_with_think(text, size);
+    c->starts_thinking = c->h->thinks && splitter_begun(text, size);
     int rc = call_tokenize(c, 0, text, size, 1, 0, pr, "messages");
     free(text);
     return rc;

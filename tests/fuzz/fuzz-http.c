@@ -1,0 +1,85 @@
+/* fuzz-http.c - any bytes as HTTP requests, whole and in pieces of which the result must not depend; their bodies as bodies of the API; any bytes
+ * as WebSocket frames. */
+#include "tests/fuzz/fuzz.h"
+
+#include <string.h>
+
+#include "libcommon/base/json.h"
+#include "libcommon/serve/fields.h"
+#include "libcommon/serve/http.h"
+#include "libcommon/serve/websocket.h"
+
+static const struct http_limits limits = { 4096, 16384 };
+
+/* All requests of data, given in pieces of `step` bytes: a hash of what came out. */
+static uint64_t requests(const uint8_t *data, size_t size, size_t step)
+{
+    struct http_parser p = { 0 };
+    struct buf in = { 0 };
+    uint64_t h = 14695981039346656037u;
+    for (size_t at = 0; at < size; at += step) {
+        buf_add(&in, data + at, size - at < step ? size - at : step);
+        enum http_answer a;
+        while ((a = http_parse(&p, &in, &limits)) == HTTP_DONE) {
+            for (size_t i = 0; i < p.req->body.size; i++)
+                h = (h ^ (uint8_t)p.req->body.data[i]) * 1099511628211u;
+            h = (h ^ (uint64_t)p.req->n_fields ^ strlen(p.req->path) << 8 ^ strlen(p.req->query) << 32) * 1099511628211u;
+            http_has_token(http_field(p.req, "Connection"), "close");
+            http_reset(&p);
+        }
+        if (a == HTTP_REFUSED) {
+            h = (h ^ (uint64_t)p.status) * 1099511628211u;
+            break;
+        }
+    }
+    http_reset(&p);
+    buf_release(&in);
+    return h;
+}
+
+static void bodies(const uint8_t *data, size_t size)
+{
+    struct err e;
+    json_t *j = js_parse("body", data, size, &e);
+    for (int kind = BODY_CHAT; j && kind <= BODY_BATCHING; kind *= 2) {
+        struct params p = { 0 };
+        struct problem pr;
+        struct buf out = { 0 };
+        if (fields_parse(j, (enum body_kind)kind, &p, &pr) != 0)
+            problem_json(&pr, &out);
+        json_t *said = out.size ? json_loadb(out.data, out.size, 0, NULL) : NULL;
+        if (out.size && !said)
+            abort();                    /* an error that is no JSON */
+        json_decref(said);
+        buf_release(&out);
+    }
+    json_decref(j);
+}
+
+static void frames(const uint8_t *data, size_t size)
+{
+    struct ws_parser p = { 0 };
+    struct buf in = { 0 };
+    char pong[125];
+    size_t n;
+    int status;
+    buf_add(&in, data, size);
+    for (;;) {
+        enum ws_event e = ws_parse(&p, &in, 4096, pong, &n, &status);
+        if (e == WS_MESSAGE)
+            ws_next(&p);
+        else if (e == WS_MORE || e == WS_BAD || e == WS_GOT_CLOSE)
+            break;
+    }
+    ws_next(&p);
+    buf_release(&in);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    if (requests(data, size, size ? size : 1) != requests(data, size, 1) && size < 4096)
+        abort();
+    bodies(data, size);
+    frames(data, size);
+    return 0;
+}

@@ -1,0 +1,205 @@
+/* t-serve.c - what the server parses, without sockets: HTTP cut at every byte, WebSocket frames, the table of fields, JSON text, reasoning. */
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "libcommon/base/json.h"
+#include "libcommon/serve/fields.h"
+#include "libcommon/serve/http.h"
+#include "libcommon/serve/splitter.h"
+#include "libcommon/serve/websocket.h"
+
+static const struct http_limits limits = { 4096, 1000 };
+
+static void test_http_cut_at_every_byte(void **state)
+{
+    static const char text[] = "POST /a%20b?x=1&y=%41+b HTTP/1.1\r\nHost: h\r\nX-Y:  z \r\nTransfer-Encoding: chunked\r\nConnection: keep-alive, close\r\n\r\n"
+                               "5\r\nhello\r\n006;a=b\r\n world\r\n0\r\nT: t\r\n\r\nGET / HTTP/1.0\r\n\r\n";
+    const size_t first = strstr(text, "GET /") - text;
+    (void)state;
+    for (size_t cut = 0; cut <= first; cut++) {
+        struct http_parser p = { 0 };
+        struct buf in = { 0 };
+        char value[16];
+        buf_add(&in, text, cut);
+        assert_int_equal(http_parse(&p, &in, &limits), cut == first ? HTTP_DONE : HTTP_MORE);
+        buf_add(&in, text + cut, sizeof text - 1 - cut);
+        assert_int_equal(http_parse(&p, &in, &limits), HTTP_DONE);
+        assert_string_equal(p.req->method, "POST");
+        assert_string_equal(p.req->path, "/a b");
+        assert_string_equal(http_query(p.req, "y", value, sizeof value), "A b");
+        assert_null(http_query(p.req, "y", value, 3));
+        assert_null(http_query(p.req, "z", value, sizeof value));
+        assert_string_equal(http_field(p.req, "x-y"), "z");
+        assert_int_equal(p.req->body.size, 11);
+        assert_string_equal(p.req->body.data, "hello world");
+        assert_false(p.req->keep_alive);
+        http_reset(&p);
+        assert_int_equal(http_parse(&p, &in, &limits), HTTP_DONE);
+        assert_string_equal(p.req->method, "GET");
+        assert_int_equal(p.req->minor, 0);
+        assert_false(p.req->keep_alive);
+        assert_int_equal(in.size, 0);
+        http_reset(&p);
+        buf_release(&in);
+    }
+}
+
+static void test_http_limits(void **state)
+{
+    static const struct { const char *text; int status; } bad[] = {
+        { "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 1001\r\n\r\n", 413 }, { "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n3e9\r\n", 413 },
+        { "GET / HTTP/1.1\r\n\r\n", 400 }, { "GET / HTTP/3.0\r\nHost: h\r\n\r\n", 505 }, { "GET /%2 HTTP/1.1\r\nHost: h\r\n\r\n", 400 },
+        { "GET / HTTP/1.1\r\nHost: h\r\nA\r\n\r\n", 400 }, { "GET http: HTTP/1.1\r\nHost: h\r\n\r\n", 400 },
+        { "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n", 400 },
+        { "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nab\r\n", 400 },
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        struct http_parser p = { 0 };
+        struct buf in = { 0 };
+        buf_add(&in, bad[i].text, strlen(bad[i].text));
+        assert_int_equal(http_parse(&p, &in, &limits), HTTP_REFUSED);
+        assert_int_equal(p.status, bad[i].status);
+        assert_true(*p.why);
+        http_reset(&p);
+        buf_release(&in);
+    }
+}
+
+static void test_websocket(void **state)
+{
+    static const unsigned char frames[] = { 0x01, 0x82, 1, 2, 3, 4, 'h' ^ 1, 'e' ^ 2, 0x89, 0x81, 0, 0, 0, 0, 'p', 0x80, 0x83, 1, 1, 1, 1, 'l' ^ 1, 'l' ^ 1, 'o' ^ 1,
+                                            0x88, 0x82, 0, 0, 0, 0, 0x03, 0xE9 };
+    static const enum ws_event expected[] = { WS_FRAGMENT, WS_GOT_PING, WS_MESSAGE, WS_GOT_CLOSE };
+    struct ws_parser p = { 0 };
+    struct buf in = { 0 }, out = { 0 };
+    char data[125], accept[29];
+    size_t size;
+    int status = 0, k = 0;
+    (void)state;
+    for (size_t i = 0; i < sizeof frames; i++) {
+        buf_add(&in, frames + i, 1);
+        enum ws_event e = ws_parse(&p, &in, 100, data, &size, &status);
+        if (e == WS_MORE)
+            continue;
+        assert_true(k < 4);
+        assert_int_equal(e, expected[k++]);
+        if (e == WS_GOT_PING)
+            assert_true(size == 1 && data[0] == 'p');
+        if (e == WS_MESSAGE) {
+            assert_int_equal(p.message.size, 5);
+            assert_memory_equal(p.message.data, "hello", 5);
+            ws_next(&p);
+        }
+    }
+    assert_int_equal(k, 4);
+    assert_int_equal(status, 1001);
+    buf_release(&in);
+    char large[70000] = { 0 };
+    ws_frame(&out, WS_TEXT, large, 125);
+    ws_frame(&out, WS_TEXT, large, 126);
+    ws_frame(&out, WS_TEXT, large, 70000);
+    assert_int_equal(out.size, 2 + 125 + 4 + 126 + 10 + 70000);
+    assert_memory_equal(out.data + 127, "\x81\x7e\x00\x7e", 4);
+    assert_memory_equal(out.data + 257, "\x81\x7f\0\0\0\0\0\1\x11\x70", 10);
+    buf_release(&out);
+    assert_int_equal(ws_accept("dGhlIHNhbXBsZSBub25jZQ==", accept), 0);
+    assert_string_equal(accept, "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
+    assert_int_equal(ws_accept("x", accept), -1);
+}
+
+static void test_fields(void **state)
+{
+    struct problem pr;
+    struct err e;
+    (void)state;
+    for (int i = 0; i < n_fields; i++) {
+        assert_true(*fields[i].about);
+        for (int k = 0; k < i; k++)
+            assert_false(strcmp(fields[i].name, fields[k].name) == 0 && fields[i].bodies & fields[k].bodies);
+        if (fields[i].schema) {
+            json_t *j = js_parse(fields[i].name, fields[i].schema, strlen(fields[i].schema), &e);
+            assert_non_null(j);
+            json_decref(j);
+        }
+    }
+    /* every number: its bounds are taken, what lies beyond is refused by name */
+    for (int i = 0; i < n_fields; i++) {
+        const struct field *f = &fields[i];
+        if (f->type != FIELD_INT && f->type != FIELD_REAL)
+            continue;
+        const double values[] = { f->min, f->max, f->min - 1 - 2 * (f->min < 0 ? -f->min : f->min), f->max * 2 + 1 };
+        for (int k = 0; k < 4; k++) {
+            struct params p = { 0 };
+            json_t *body = json_pack("{s:f}", f->name, values[k]);
+            enum body_kind kind = (enum body_kind)(f->bodies & -f->bodies);
+            assert_int_equal(fields_parse(body, kind, &p, &pr), k < 2 ? 0 : -1);
+            if (k >= 2)
+                assert_string_equal(pr.param, f->name);
+            json_decref(body);
+        }
+    }
+    struct params p = { 0 };
+    json_t *body = json_pack("{s:n, s:[], s:s}", "temperature", "tools", "tool_choice", "none");
+    assert_int_equal(fields_parse(body, BODY_CHAT, &p, &pr), 0);
+    assert_int_equal(fields_parse(body, BODY_COMPLETION, &p, &pr), -1);
+    assert_string_equal(pr.code, "unknown_parameter");
+    json_decref(body);
+}
+
+static void test_json_text(void **state)
+{
+    static const char text[] = "a\"\\\n\x01\x7f\xc3\xa9\xff\xe2\x82";
+    struct buf b = { 0 };
+    (void)state;
+    buf_json(&b, text, sizeof text);            /* with its zero byte */
+    buf_add(&b, "", 1);
+    assert_string_equal(b.data, "\"a\\\"\\\\\\n\\u0001\\u007f\xc3\xa9\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\\u0000\"");
+    buf_release(&b);
+}
+
+/* Whole, and in pieces of every size. */
+static void split_as(const char *text, int begin, const char *reasoning, const char *answer)
+{
+    const size_t n = strlen(text);
+    for (size_t step = 1; step <= n + 1; step++) {
+        struct splitter s = { .state = begin };
+        struct buf r = { 0 }, a = { 0 };
+        for (size_t at = 0; at < n; at += step)
+            splitter_push(&s, text + at, n - at < step ? n - at : step, 0, &r, &a);
+        splitter_push(&s, "", 0, 1, &r, &a);
+        buf_add(&r, "", 1);
+        buf_add(&a, "", 1);
+        assert_string_equal(r.data, reasoning);
+        assert_string_equal(a.data, answer);
+        buf_release(&r);
+        buf_release(&a);
+    }
+}
+
+static void test_reasoning(void **state)
+{
+    (void)state;
+    split_as("<think>\nhm, 2 < 3\n</think>\n\n4", SPLIT_UNDECIDED, "hm, 2 < 3\n", "4");
+    split_as("hm</think>4 </think> 5", SPLIT_REASONING, "hm", "4 </think> 5");
+    split_as("no tags, 2 < 3", SPLIT_UNDECIDED, "", "no tags, 2 < 3");
+    split_as("  <thin", SPLIT_UNDECIDED, "", "  <thin");
+    split_as("\n\n<think></think>x", SPLIT_UNDECIDED, "", "x");
+    split_as("cut off </thi", SPLIT_REASONING, "cut off </thi", "");
+    split_as("<think>a</think>b", SPLIT_ANSWER, "", "<think>a</think>b");
+    assert_true(splitter_begun("<|im_start|>assistant\n<think>\n", 30));
+    assert_false(splitter_begun("think>", 6));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_http_cut_at_every_byte), cmocka_unit_test(test_http_limits), cmocka_unit_test(test_websocket),
+        cmocka_unit_test(test_fields), cmocka_unit_test(test_json_text), cmocka_unit_test(test_reasoning),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
