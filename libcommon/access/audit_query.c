@@ -388,7 +388,7 @@ json_t *audit_summary(const char *folder, double hours, int64_t now_ms, struct e
     if (audit_scan(folder, &f, sum_up, s, &scan, e) == 0) {
         json_t *codes = json_object();
         for (int i = 0; i < 600; i++) {
-            char code[8];
+            char code[12];
             snprintf(code, sizeof code, "%d", i);
             if (s->status[i])
                 json_object_set_new(codes, code, json_integer((json_int_t)s->status[i]));
