@@ -166,7 +166,8 @@ static void conclude(struct call *c)
     } else {
         c->status = 499;                        /* as nginx calls it: the client closed */
     }
-    record(c);
+    if (c->form->event)
+        record(c);
     call_free(c);
 }
 
@@ -490,12 +491,13 @@ static int bind(struct call *c, struct problem *pr)
     h->calls = c;
     h->n_calls++;
     h->used_ns = clock_ns();
-    c->params = (struct params){ .sampling = h->sampling, .n = 1, .max_tokens = c->form->body == BODY_COMPLETION ? 16 : 0 };
+    c->params = (struct params){ .sampling = h->sampling, .n = 1, .max_tokens = c->form->body == BODY_COMPLETION ? 16 : 0,
+                                  .parse_special = 1, .add_generation_prompt = 1 };
     if (!h->m.tokenizer)
         return problem_set(pr, 400, "model", NULL, "model: %s has no tokenizer", h->id);
     if (fields_parse(c->json, c->form->body, &c->params, pr) != 0)
         return -1;
-    if (c->form->body == BODY_EMBEDDING)
+    if (c->form->body & (BODY_EMBEDDING | BODY_TOKENIZE | BODY_DETOKENIZE | BODY_TEMPLATE))
         return 0;
     return check_params(c, pr) || parse_stop(c, pr) || parse_bias(c, pr) || parse_stream_options(c, pr) ? -1 : 0;
 }
@@ -595,6 +597,8 @@ static void advance(struct call *c, int large)
             work_on(c, &c->problem);
         } else {
             c->stage = STAGE_READY;
+            if (!c->form->event)
+                break;
             submit(c);
             return;
         }

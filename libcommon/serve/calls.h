@@ -39,7 +39,7 @@ struct call_form {
     /* From c->json to c->prompts. Any thread: only c->json, c->params and what cannot change of the model. */
     int (*prepare)(struct call *c, struct problem *pr);
     void (*begin)(struct call *c);      /* a stream's first bytes */
-    /* A token, or the end, of one choice. */
+    /* A token, or the end, of one choice. NULL: no engine is needed, what prepare made is the answer. */
     void (*event)(struct call *c, struct choice *ch, const struct events *b, const struct event *ev);
     void (*end)(struct call *c);        /* every choice has ended: the answer, or the end of the stream */
     void (*fail)(struct call *c, const struct problem *p);      /* instead of end */

@@ -49,6 +49,7 @@ static void begin(struct call *c)
 {
     stream_head(c, "chat.completion.chunk");
     conn_add_header(c->conn, "Cache-Control", "no-cache");
+    conn_add_header(c->conn, "X-Accel-Buffering", "no");        /* nginx would collect events */
     conn_begin(c->conn, 200, "text/event-stream; charset=utf-8");
     metrics_count(&c->s->metrics, c->route, 200);
 }

@@ -68,6 +68,7 @@ static void begin(struct call *c)
     buf_json(&c->head, c->h->id, strlen(c->h->id));
     buf_str(&c->head, ",\"system_fingerprint\":\"zse-" ZSE_VERSION "\",\"choices\":[");
     conn_add_header(c->conn, "Cache-Control", "no-cache");
+    conn_add_header(c->conn, "X-Accel-Buffering", "no");        /* nginx would collect events */
     conn_begin(c->conn, 200, "text/event-stream; charset=utf-8");
     metrics_count(&c->s->metrics, c->route, 200);
 }

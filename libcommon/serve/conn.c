@@ -157,6 +157,7 @@ static void linger(struct conn *c)
 }
 
 static void next_request(struct conn *c);
+static void on_readable(struct conn *c);
 
 static void response_complete(struct conn *c)
 {
@@ -203,6 +204,8 @@ void conn_flush(struct conn *c)
         linger(c);
     if (!c->dead && !c->busy && c->mode != CONN_LINGER)
         next_request(c);
+    if (!c->dead && !c->busy && c->ssl && SSL_pending(c->ssl) > 0 && !c->eof)
+        on_readable(c);
     if (!c->dead)
         watch(c);
 }
@@ -304,7 +307,7 @@ static void next_request(struct conn *c)
 static void on_readable(struct conn *c)
 {
     char bytes[READ_SIZE];
-    for (int round = 0; round < 16; round++) {
+    for (int round = 0; round < 16 || (c->ssl && SSL_pending(c->ssl) > 0); round++) {       /* epoll does not know what OpenSSL has taken already */
         long n = receive(c, bytes, sizeof bytes);
         if (n == -1)
             break;

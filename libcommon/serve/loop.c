@@ -146,7 +146,7 @@ static int port_of(const struct sockaddr_storage *a)
     return ntohs(a->ss_family == AF_INET ? ((const struct sockaddr_in *)a)->sin_port : ((const struct sockaddr_in6 *)a)->sin6_port);
 }
 
-int loop_listen(struct loop *l, const char *host, int *port, struct err *e)
+int loop_listen(struct loop *l, const char *host, int *port, int local_only, struct err *e)
 {
     struct addrinfo hints = { .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_ADDRCONFIG }, *list;
     struct sockaddr_storage bound;
@@ -159,6 +159,10 @@ int loop_listen(struct loop *l, const char *host, int *port, struct err *e)
     int rc = getaddrinfo(host, service, &hints, &list);
     if (rc != 0)
         return err_set(e, ERR_IO, "--host %s: %s", host, gai_strerror(rc));
+    if (local_only && !is_loopback(list->ai_addr)) {
+        freeaddrinfo(list);
+        return err_set(e, ERR_UNSUPPORTED, "--host %s reaches beyond this machine, and nobody has to show a key: expected 127.0.0.1, ::1 or --no-auth", host);
+    }
     int fd = socket(list->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd >= 0) {
         setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);

@@ -206,21 +206,14 @@ void server_block_signals(void)
     pthread_sigmask(SIG_BLOCK, &set, NULL);
 }
 
-static int is_loopback_name(const char *host)
-{
-    return strcmp(host, "localhost") == 0 || strcmp(host, "::1") == 0 || strncmp(host, "127.", 4) == 0;
-}
-
 static int listen_everywhere(struct server *s, struct err *e)
 {
     const struct server_options *o = &s->o;
     if (o->tls_cert && loop_tls(s->loop, o->tls_cert, o->tls_key, e) != 0)
         return -1;
     if (o->host) {
-        if (!o->allow_remote && !is_loopback_name(o->host))
-            return err_set(e, ERR_UNSUPPORTED, "--host %s reaches beyond this machine, and there are no keys: expected 127.0.0.1, ::1 or --no-auth", o->host);
         s->port = o->port;
-        if (loop_listen(s->loop, o->host, &s->port, e) != 0)
+        if (loop_listen(s->loop, o->host, &s->port, !o->allow_remote, e) != 0)
             return -1;
     }
     return o->socket_path ? loop_listen_unix(s->loop, o->socket_path, e) : 0;

@@ -1,4 +1,4 @@
-/* text.c - /v1/models, /tokenize, /detokenize, /apply-template: what needs a tokenizer but no engine. */
+/* text.c - /v1/models, /tokenize, /detokenize, /apply-template: what needs a tokenizer at most, and no engine. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -35,22 +35,6 @@ void handle_model(struct server *s, struct conn *c, const char *rest)
     buf_release(&out);
 }
 
-/* The body and the model it names; NULL after an answer was sent. */
-static struct hosted *body_and_model(struct server *s, struct conn *c, enum body_kind kind, struct params *p, json_t **body)
-{
-    struct problem pr;
-    if (!(*body = read_body(s, c, kind, p)))
-        return NULL;
-    struct hosted *h = models_find(s, p->model, &pr);
-    if (h && h->m.tokenizer)
-        return h;
-    if (h)
-        problem_set(&pr, 400, "model", NULL, "model: %s has no tokenizer", h->id);
-    reply_problem(s, c, &pr);
-    json_decref(*body);
-    return NULL;
-}
-
 static void tokens_json(const struct tokenizer *t, const int32_t *ids, size_t n, int pieces, struct buf *out)
 {
     buf_str(out, "{\"tokens\":[");
@@ -69,96 +53,89 @@ static void tokens_json(const struct tokenizer *t, const int32_t *ids, size_t n,
     buf_printf(out, "],\"count\":%zu}", n);
 }
 
-void handle_tokenize(struct server *s, struct conn *c, const char *rest)
+static int tokenize(struct call *c, struct problem *pr)
 {
-    struct params p = { .parse_special = 1 };
-    struct buf out = { 0 };
+    const json_t *text = js_get(c->json, "content");
+    unsigned flags = (c->params.add_special ? TOKENIZE_ADD_SPECIAL : 0) | (c->params.parse_special ? TOKENIZE_PARSE_SPECIAL : 0);
     struct err e;
-    json_t *body;
     int32_t *ids;
     size_t n;
-    (void)rest;
-    struct hosted *h = body_and_model(s, c, BODY_TOKENIZE, &p, &body);
-    if (!h)
-        return;
-    const json_t *text = js_get(body, "content");
-    unsigned flags = (p.add_special ? TOKENIZE_ADD_SPECIAL : 0) | (p.parse_special ? TOKENIZE_PARSE_SPECIAL : 0);
-    if (!json_is_string(text)) {
-        reply_refusal(s, c, 400, "invalid_type", "content: %s, expected text", text ? js_kind(text) : "missing");
-    } else if (tokenizer_encode(h->m.tokenizer, json_string_value(text), json_string_length(text), flags, &ids, &n, &e) != 0) {
-        reply_refusal(s, c, 400, NULL, "content: %s", e.msg);
-    } else {
-        tokens_json(h->m.tokenizer, ids, n, p.with_pieces, &out);
-        reply_json(s, c, 200, &out);
-        free(ids);
+    if (!json_is_string(text))
+        return problem_set(pr, 400, "content", text ? "invalid_type" : "missing", text ? "content: found %s, expected text" : "content: %s", text ? js_kind(text) : "missing");
+    if (tokenizer_encode(c->h->m.tokenizer, json_string_value(text), json_string_length(text), flags, &ids, &n, &e) != 0)
+        return problem_set(pr, 400, "content", NULL, "content: %s", e.msg);
+    tokens_json(c->h->m.tokenizer, ids, n, c->params.with_pieces, &c->line);
+    free(ids);
+    return 0;
+}
+
+static int detokenize(struct call *c, struct problem *pr)
+{
+    const json_t *list = js_get(c->json, "tokens");
+    size_t n = json_array_size(list), size;
+    int vocab = tokenizer_vocab_size(c->h->m.tokenizer);
+    struct err e;
+    char *text;
+    if (!json_is_array(list))
+        return problem_set(pr, 400, "tokens", list ? "invalid_type" : "missing", list ? "tokens: found %s, expected a list of token ids" : "tokens: %s", list ? js_kind(list) : "missing");
+    int32_t *ids = malloc((n + 1) * sizeof *ids);
+    if (!ids)
+        return problem_set(pr, 503, NULL, NULL, "out of memory");
+    for (size_t i = 0; i < n; i++) {
+        const json_t *v = json_array_get(list, i);
+        if (!json_is_integer(v) || json_integer_value(v) < 0 || json_integer_value(v) >= vocab) {
+            free(ids);
+            return problem_set(pr, 400, "tokens", "out_of_range", "tokens: number %zu is no token id from 0 to %d", i, vocab - 1);
+        }
+        ids[i] = (int32_t)json_integer_value(v);
     }
-    buf_release(&out);
-    json_decref(body);
+    int rc = tokenizer_decode(c->h->m.tokenizer, ids, n, 0, &text, &size, &e);
+    free(ids);
+    if (rc != 0)
+        return problem_set(pr, 400, "tokens", NULL, "tokens: %s", e.msg);
+    buf_str(&c->line, "{\"content\":");
+    buf_json(&c->line, text, size);
+    buf_str(&c->line, "}");
+    free(text);
+    return 0;
+}
+
+static int apply_template(struct call *c, struct problem *pr)
+{
+    char *text;
+    size_t size;
+    if (call_render(c->h, c->json, c->params.add_generation_prompt, &text, &size, pr) != 0)
+        return -1;
+    buf_str(&c->line, "{\"prompt\":");
+    buf_json(&c->line, text, size);
+    buf_str(&c->line, "}");
+    free(text);
+    return 0;
+}
+
+static void end(struct call *c) { reply_json(c->s, c->conn, 200, &c->line); }
+
+static const struct call_form tokenize_form = { .body = BODY_TOKENIZE, .prefix = "tok-", .prepare = tokenize, .end = end, .fail = call_fail_answer };
+static const struct call_form detokenize_form = { .body = BODY_DETOKENIZE, .prefix = "tok-", .prepare = detokenize, .end = end, .fail = call_fail_answer };
+static const struct call_form template_form = { .body = BODY_TEMPLATE, .prefix = "tok-", .prepare = apply_template, .end = end, .fail = call_fail_answer };
+
+void handle_tokenize(struct server *s, struct conn *c, const char *rest)
+{
+    const struct http_request *r = conn_request(c);
+    (void)rest;
+    call_start(s, c, &tokenize_form, r->body.data, r->body.size);
 }
 
 void handle_detokenize(struct server *s, struct conn *c, const char *rest)
 {
-    struct params p = { 0 };
-    struct buf out = { 0 };
-    struct err e;
-    json_t *body;
-    char *text;
-    size_t size;
+    const struct http_request *r = conn_request(c);
     (void)rest;
-    struct hosted *h = body_and_model(s, c, BODY_DETOKENIZE, &p, &body);
-    if (!h)
-        return;
-    const json_t *list = js_get(body, "tokens");
-    size_t n = json_array_size(list), i = 0;
-    int32_t *ids = malloc((n + 1) * sizeof *ids);
-    int vocab = tokenizer_vocab_size(h->m.tokenizer);
-    for (; ids && i < n; i++) {
-        const json_t *v = json_array_get(list, i);
-        if (!json_is_integer(v) || json_integer_value(v) < 0 || json_integer_value(v) >= vocab)
-            break;
-        ids[i] = (int32_t)json_integer_value(v);
-    }
-    if (!json_is_array(list))
-        reply_refusal(s, c, 400, "invalid_type", "tokens: %s, expected a list of token ids", list ? js_kind(list) : "missing");
-    else if (!ids)
-        reply_refusal(s, c, 503, NULL, "out of memory");
-    else if (i < n)
-        reply_refusal(s, c, 400, "out_of_range", "tokens: number %zu is no token id from 0 to %d", i, vocab - 1);
-    else if (tokenizer_decode(h->m.tokenizer, ids, n, 0, &text, &size, &e) != 0)
-        reply_refusal(s, c, 400, NULL, "tokens: %s", e.msg);
-    else {
-        buf_str(&out, "{\"content\":");
-        buf_json(&out, text, size);
-        buf_str(&out, "}");
-        reply_json(s, c, 200, &out);
-        free(text);
-    }
-    buf_release(&out);
-    free(ids);
-    json_decref(body);
+    call_start(s, c, &detokenize_form, r->body.data, r->body.size);
 }
 
 void handle_template(struct server *s, struct conn *c, const char *rest)
 {
-    struct params p = { .add_generation_prompt = 1 };
-    struct problem pr;
-    struct buf out = { 0 };
-    json_t *body;
-    char *text;
-    size_t size;
+    const struct http_request *r = conn_request(c);
     (void)rest;
-    struct hosted *h = body_and_model(s, c, BODY_TEMPLATE, &p, &body);
-    if (!h)
-        return;
-    if (call_render(h, body, p.add_generation_prompt, &text, &size, &pr) != 0) {
-        reply_problem(s, c, &pr);
-    } else {
-        buf_str(&out, "{\"prompt\":");
-        buf_json(&out, text, size);
-        buf_str(&out, "}");
-        reply_json(s, c, 200, &out);
-        free(text);
-    }
-    buf_release(&out);
-    json_decref(body);
+    call_start(s, c, &template_form, r->body.data, r->body.size);
 }
