@@ -75,11 +75,9 @@ static int forced_left(struct request *r)
 /* Tokens that need no choice; where log probabilities are wanted they wait for their logits. */
 static void add_forced(struct engine *g, struct request *r)
 {
-    while (forced_left(r) > 0 && r->n_logprobs < 0) {
-        sampler_skip(r->sampler);
+    while (forced_left(r) > 0 && r->n_logprobs < 0)
         if (add_token(g, r, r->forced[r->at_forced++], NULL))
             return;
-    }
 }
 
 /* The next token from its logits, which are changed. */
@@ -97,8 +95,7 @@ static void choose(struct engine *g, struct request *r, float *logits)
     }
     int rc;
     if (r->at_forced < r->n_forced) {
-        id = r->forced[r->at_forced++];
-        sampler_skip(r->sampler);
+        id = r->forced[r->at_forced++];         /* no random number is spent, as where it needs no logits */
         rc = logprobs_of(logits, g->vocab_size, id, &lp, &e);
     } else {
         if (r->constrained)

@@ -474,9 +474,3 @@ int sampler_pick(struct sampler *s, float *logits, const struct allowed *allowed
         lp->logprob = (float)(raw_logit(s, logits, *id) - log_sum);
     return 0;
 }
-
-void sampler_skip(struct sampler *s)
-{
-    if (!greedy(&s->s))
-        rng_u64(&s->rng);
-}

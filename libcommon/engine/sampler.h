@@ -50,7 +50,4 @@ int logprobs_of(const float *logits, int vocab_size, int32_t id, struct logprobs
 /* Ties go to the lower id.  logits are changed.  NaN or all -inf logits are an error (ERR_FORMAT "logits ... NaN"), not garbage.  allowed: tokens outside of it have
  * logits of -inf before bias and penalties; NULL: all.  lp: of the chosen token; NULL: not wanted.  Allocates nothing. */
 int sampler_pick(struct sampler *s, float *logits, const struct allowed *allowed, int32_t *id, struct logprobs *lp, struct err *e);
-/* A token came without a choice: the ones after it are drawn as if it had been picked. */
-void sampler_skip(struct sampler *s);
-
 #endif
