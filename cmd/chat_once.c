@@ -97,6 +97,7 @@ static int run_one(const struct chat_options *o, const struct opened_model *m, s
         print_ids(&a);
     else if (a.size == 0 || a.text[a.size - 1] != '\n')
         putchar('\n');
+    fflush(stdout);                     /* before memory is given back, which takes time; cli_finish says what failed */
 done:
     engine_close(g);
     answer_release(&a);

@@ -186,11 +186,18 @@ static int convert(const char *prog, const char *source, const char *type, const
 
 /* ---- models ---- */
 
+/* Bytes of weights that may be read into memory before they are used: more would drive out what is used first. */
+static uint64_t may_fill(void)
+{
+    const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+    return pages > 0 && page > 0 ? (uint64_t)pages / 2 * (uint64_t)page : 0;
+}
+
 /* The .zse at o->path. */
 static int load(struct opened_model *o, struct err *e)
 {
     size_t size;
-    struct zfile *z = zfile_open(o->path, e);
+    struct zfile *z = zfile_open_ahead(o->path, may_fill(), e);
     o->mapped_ns = clock_ns();
     if (!z || !(o->model = model_bind(z, e)))
         return -1;

@@ -2,10 +2,12 @@
 #include "libcommon/format/zfile.h"
 
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <zlib.h>
 
 #include "libcommon/base/file.h"
@@ -25,6 +27,8 @@ struct zfile {
     struct zfile_tensor *tensors;
     const struct zfile_tensor **by_name;
     struct original *originals;
+    pthread_t ahead; int has_ahead;     /* the thread of zfile_open_ahead */
+    _Atomic int stop_ahead;
 };
 
 int zfile_is(const void *head, size_t size)
@@ -412,15 +416,35 @@ static int read_originals(struct zfile *z, struct err *e)
 
 /* ---- the module ---- */
 
+/* MADV_POPULATE_READ (Linux 5.14) reads what is missing and maps it.  With a file in the page cache in large folios it takes 5 ms a gigabyte and
+ * saves its readers 10; from a disk it goes as fast as that.  In pieces, so that closing need not wait for a disk. */
+static void *populate(void *arg)
+{
+    enum { PIECE = 8 << 20, POPULATE_READ = 22 };
+    struct zfile *z = arg;
+    const uint64_t end = z->weights->offset + z->weights->size;
+    for (uint64_t at = z->weights->offset / ZSE_PAGE * ZSE_PAGE; at < end && !z->stop_ahead; at += PIECE)
+        if (madvise((void *)(z->map.data + at), end - at < PIECE ? end - at : PIECE, POPULATE_READ) != 0)
+            break;                      /* an older kernel: pages come when they are used */
+    return NULL;
+}
+
 struct zfile *zfile_open(const char *path, struct err *e)
+{
+    return zfile_open_ahead(path, 0, e);
+}
+
+struct zfile *zfile_open_ahead(const char *path, uint64_t most, struct err *e)
 {
     struct zfile *z = calloc(1, sizeof *z);
     if (!z) {
         err_nomem(e, path);
         return NULL;
     }
-    if (map_open(&z->map, path, e) < 0 || read_header(z, e) < 0 || read_table(z, e) < 0 || check_sections(z, e) < 0 || read_json(z, e) < 0 ||
-        read_groups(z, e) < 0 || read_tensors(z, e) < 0 || read_originals(z, e) < 0) {
+    int rc = map_open(&z->map, path, e) < 0 || read_header(z, e) < 0 || read_table(z, e) < 0 || check_sections(z, e) < 0 ? -1 : 0;
+    if (rc == 0 && z->weights && z->weights->size <= most)      /* best effort: without the thread pages come when they are used */
+        z->has_ahead = pthread_create(&z->ahead, NULL, populate, z) == 0;
+    if (rc < 0 || read_json(z, e) < 0 || read_groups(z, e) < 0 || read_tensors(z, e) < 0 || read_originals(z, e) < 0) {
         zfile_close(z);
         return NULL;
     }
@@ -431,6 +455,10 @@ void zfile_close(struct zfile *z)
 {
     if (!z)
         return;
+    if (z->has_ahead) {
+        z->stop_ahead = 1;
+        pthread_join(z->ahead, NULL);
+    }
     json_decref(z->json);
     free(z->groups);
     free(z->tensors);
