@@ -45,6 +45,7 @@ static const char usage[] =
     "Without these: the model's generation_config, else --temp 0.8 --top-k 40 --top-p 0.95 --min-p 0.05.\n"
     "\n"
     RUN_HELP
+    MEMORY_HELP
     "\n"
     "  -h, --help                 show this help\n"
     "  -V, --version              show the version\n"
@@ -78,7 +79,7 @@ static const struct option options[] = {
     { "repeat-penalty", required_argument, NULL, OPT_SAMPLING + 5 }, { "repeat-last-n", required_argument, NULL, OPT_SAMPLING + 6 },
     { "presence-penalty", required_argument, NULL, OPT_SAMPLING + 7 }, { "frequency-penalty", required_argument, NULL, OPT_SAMPLING + 8 },
     { "logit-bias", required_argument, NULL, OPT_BIAS }, { "seed", required_argument, NULL, OPT_SEED }, { "stop", required_argument, NULL, OPT_STOP },
-    { "ignore-eos", no_argument, NULL, OPT_IGNORE_EOS }, RUN_LONG_OPTIONS,
+    { "ignore-eos", no_argument, NULL, OPT_IGNORE_EOS }, RUN_LONG_OPTIONS, MEMORY_LONG_OPTION,
     { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
 };
 

@@ -60,6 +60,10 @@ int run_option(const char *prog, int c, const char *arg, struct run_options *r)
     case OPT_KERNELS: r->kernels = arg; return 0;
     case OPT_DEVICE: return check_device(prog, "--device", arg);
     case OPT_EXACT: r->exact = 1; return 0;
+    case OPT_MAX_MEMORY:
+        if (cli_parse_size(prog, "--max-memory", arg, &r->max_memory) != 0)
+            return CLI_USAGE;
+        return r->max_memory ? 0 : cli_wrong(prog, "--max-memory: '%s', expected more than 0", arg);
     default: return -1;
     }
 }
@@ -197,7 +201,7 @@ static uint64_t may_fill(void)
 static int load(struct opened_model *o, struct err *e)
 {
     size_t size;
-    struct zfile *z = zfile_open_ahead(o->path, may_fill(), e);
+    struct zfile *z = zfile_open_ahead(o->path, o->bounded ? 0 : may_fill(), e);
     o->mapped_ns = clock_ns();
     if (!z || !(o->model = model_bind(z, e)))
         return -1;
@@ -258,6 +262,7 @@ static int find_and_load(const char *prog, const char *path, const struct run_op
 int open_model(const char *prog, const char *path, const struct run_options *r, struct opened_model *o, struct err *e)
 {
     memset(o, 0, sizeof *o);
+    o->bounded = r->max_memory != 0;
     if (!path)
         path = getenv("ZSE_MODEL");
     if (!path || !*path)
@@ -287,6 +292,7 @@ int context_len(const struct opened_model *o, const struct run_options *r)
 struct engine *open_engine(const struct opened_model *o, const struct run_options *r, int max_seqs, int max_len, int max_tokens, struct err *e)
 {
     const struct engine_options eo = { .n_threads = r->threads, .kv_type = r->kv, .max_len = max_len ? max_len : context_len(o, r),
-                                       .max_seqs = max_seqs, .max_tokens = max_tokens, .exact = r->exact, .kernels = r->kernels, .no_prefix_cache = r->no_prefix_cache };
+                                       .max_seqs = max_seqs, .max_tokens = max_tokens, .exact = r->exact, .kernels = r->kernels, .no_prefix_cache = r->no_prefix_cache,
+                                       .max_weights = (size_t)r->max_memory };
     return engine_open(o->model, o->tokenizer, &eo, e);
 }

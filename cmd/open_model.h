@@ -18,11 +18,12 @@ struct run_options {
     const char *type;               /* -q: what to convert to; NULL: $ZSE_QUANTIZATION, else as stored */
     const char *kernels;
     int threads, ctx;               /* 0: all processors; the model's context, at most 8192 */
+    uint64_t max_memory;            /* bytes of weights that may be resident; 0: any */
     enum kv_type kv; int kv_given;
     int exact;
     int no_prefix_cache;            /* no option: zse-bench computes every prompt */
 };
-enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT };
+enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, OPT_MAX_MEMORY };
 #define RUN_LONG_OPTIONS \
     { "quantize", required_argument, NULL, 'q' }, { "threads", required_argument, NULL, OPT_THREADS }, { "ctx", required_argument, NULL, OPT_CTX }, \
     { "kv", required_argument, NULL, OPT_KV }, { "kernels", required_argument, NULL, OPT_KERNELS }, { "device", required_argument, NULL, OPT_DEVICE }, \
@@ -35,6 +36,9 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT }
     "      --exact                f32 activations and f32 keys and values\n" \
     "      --kernels NAME         CPU kernels: ref, avx2, avx512 (default: the fastest that run here)\n" \
     "      --device cpu           where to compute\n"
+/* Of programs with one model; zse-serve bounds all of its models together. */
+#define MEMORY_LONG_OPTION { "max-memory", required_argument, NULL, OPT_MAX_MEMORY }
+#define MEMORY_HELP "      --max-memory SIZE      keep at most SIZE of the weights in memory, like 4GB: for models larger than RAM (default: all)\n"
 /* Take option c.  0 if it was one of these; 2 after a sentence on stderr; -1: it is somebody else's. */
 int run_option(const char *prog, int c, const char *arg, struct run_options *r);
 /* After the last option: combinations, $ZSE_DEVICE. 0 or 2. */
@@ -47,6 +51,7 @@ struct opened_model {
     const char *name;               /* as it was asked for; borrowed */
     char *path;                     /* of the .zse that is used */
     const json_t *json;             /* zfile_json: borrowed from the model */
+    int bounded;                    /* --max-memory: do not bring weights in early */
     uint64_t mapped_ns;             /* when the .zse was mapped and checked: clock_ns() */
 };
 /* path NULL: $ZSE_MODEL.  Notes about conversions go to stderr in the name of prog. */

@@ -47,6 +47,7 @@ static const char usage[] =
     "      --windows N            perplexity, quality: only the first N windows of the text\n"
     "\n"
     RUN_HELP
+    MEMORY_HELP
     "\n"
     "  -h, --help                 show this help\n"
     "  -V, --version              show the version\n"
@@ -59,7 +60,7 @@ static const struct option options[] = {
     { "file", required_argument, NULL, OPT_FILE }, { "contexts", required_argument, NULL, OPT_CONTEXTS }, { "shape", required_argument, NULL, OPT_SHAPE },
     { "tokens", required_argument, NULL, OPT_TOKENS }, { "peer", required_argument, NULL, OPT_PEER }, { "peer-model", required_argument, NULL, OPT_PEER_MODEL },
     { "ids", required_argument, NULL, OPT_IDS }, { "output", required_argument, NULL, 'o' }, { "window", required_argument, NULL, OPT_WINDOW },
-    { "windows", required_argument, NULL, OPT_WINDOWS }, RUN_LONG_OPTIONS,
+    { "windows", required_argument, NULL, OPT_WINDOWS }, RUN_LONG_OPTIONS, MEMORY_LONG_OPTION,
     { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
 };
 

@@ -23,9 +23,10 @@ _zse_bench() {
     --kv) COMPREPLY=($(compgen -W "f32 f16 i8" -- "$cur")); return ;;
     --kernels) COMPREPLY=($(compgen -W "ref avx2 avx512" -- "$cur")); return ;;
     --device) COMPREPLY=(); return ;;
+    --max-memory) COMPREPLY=(); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--prompt --generate --batch --repeats --warmup --json --file --contexts --shape --tokens --peer --peer-model --ids --output --window --windows --quantize --threads --ctx --kv --exact --kernels --device --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--prompt --generate --batch --repeats --warmup --json --file --contexts --shape --tokens --peer --peer-model --ids --output --window --windows --quantize --threads --ctx --kv --exact --kernels --device --max-memory --help --version" -- "$cur")) ;;
     *) COMPREPLY=($(compgen -f -- "$cur"))
        [ "$COMP_CWORD" != 1 ] || COMPREPLY+=($(compgen -W "limits matmul batch kv threads coldstart logits perplexity quality" -- "$cur"))
        ;;

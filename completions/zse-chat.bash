@@ -29,9 +29,10 @@ _zse_chat() {
     --kv) COMPREPLY=($(compgen -W "f32 f16 i8" -- "$cur")); return ;;
     --kernels) COMPREPLY=($(compgen -W "ref avx2 avx512" -- "$cur")); return ;;
     --device) COMPREPLY=(); return ;;
+    --max-memory) COMPREPLY=(); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--prompt --batch --parallel --system --raw --template --no-think --json-schema --grammar --regex --json --ids --max-tokens --temp --top-k --top-p --min-p --typical-p --repeat-penalty --repeat-last-n --presence-penalty --frequency-penalty --logit-bias --seed --stop --ignore-eos --quantize --threads --ctx --kv --exact --kernels --device --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--prompt --batch --parallel --system --raw --template --no-think --json-schema --grammar --regex --json --ids --max-tokens --temp --top-k --top-p --min-p --typical-p --repeat-penalty --repeat-last-n --presence-penalty --frequency-penalty --logit-bias --seed --stop --ignore-eos --quantize --threads --ctx --kv --exact --kernels --device --max-memory --help --version" -- "$cur")) ;;
     *) COMPREPLY=($(compgen -f -- "$cur"))
        ;;
   esac

@@ -34,6 +34,7 @@ struct backend_options {
     int max_logits;                         /* most rows of logits in one batch */
     int exact;                              /* f32 activations and the weights as stored */
     const char *kernels;                    /* NULL: the fastest this machine runs */
+    size_t max_weights;                     /* bytes of the model's file that may be resident; 0: any */
 };
 
 struct backend {

@@ -28,6 +28,7 @@ static void cpu_close(void *backend)
     if (b->core.kv)
         munmap(b->core.kv, b->kv_size);
     pool_close(b->pool);            /* its threads may still look at what the core has */
+    residency_close(b->core.residency);
     core_close(&b->core);
     free(b->offset);
     free(b->rows);
@@ -67,6 +68,8 @@ static void *cpu_open(const struct model *m, const struct backend_options *o, st
     b->pool = pool_open(o->n_threads, e);
     if (!b->pool || core_open(&b->core, &m->config, kernels, b->pool, o->max_tokens, (int64_t)o->n_blocks * KV_BLOCK, o->exact, o->kv_type, e) < 0 ||
         core_reserve(&b->core, m->layers, m->config.n_layers, &m->head, e) < 0 || core_ahead(&b->core, m, e) < 0 || kv_open(b, e) < 0)
+        goto fail;
+    if (o->max_weights && m->file && !(b->core.residency = residency_open(m, o->max_weights, e)))
         goto fail;
     b->offset = calloc((size_t)o->max_tokens, sizeof *b->offset);
     b->rows = calloc((size_t)o->max_logits + 1, sizeof *b->rows);
@@ -125,6 +128,7 @@ static int cpu_forward(void *backend, const struct batch *batch, float *logits, 
     core_embed(k, b->m, s.n_tokens, k->x);
     for (int i = 0; i < c->n_layers; i++) {
         s.kv_layer = i;
+        residency_layer(k->residency, i);
         core_layer(k, &s, &b->m->layers[i], i, k->x);
     }
     int n_rows = 0;

@@ -549,7 +549,10 @@ static void embed_rows(void *arg, int t, int thread)
     const struct config *c = j->k->c;
     const size_t hidden = (size_t)c->hidden_size;
     float *x = j->wide ? j->wide + (size_t)t * (size_t)c->embed_size : j->x + (size_t)t * hidden;
-    mat_decode_row(&j->m->embed.w, j->k->token[t], x);
+    if (j->k->residency)
+        residency_row(j->k->residency, &j->m->embed.w, j->k->token[t], x);
+    else
+        mat_decode_row(&j->m->embed.w, j->k->token[t], x);
     if (c->embed_scale != 1)
         for (int i = 0; i < c->embed_size; i++)
             x[i] *= c->embed_scale;
@@ -572,7 +575,11 @@ void core_embed(struct core *k, const struct model *m, int n, float *x)
 {
     const struct config *c = k->c;
     struct embed_job j = { k, m, x, m->embed_in.w.data ? k->h[0] : NULL };
-    pool_run(k->pool, n, embed_rows, &j);
+    if (k->residency)                           /* it has one buffer */
+        for (int t = 0; t < n; t++)
+            embed_rows(&j, t, 0);
+    else
+        pool_run(k->pool, n, embed_rows, &j);
     if (j.wide) {
         const struct linear *l = &m->embed_in;
         struct input in = { .x = j.wide, .ldx = (size_t)c->embed_size, .cols = c->embed_size };     /* not rounded: one small matrix */
@@ -580,6 +587,7 @@ void core_embed(struct core *k, const struct model *m, int n, float *x)
     }
     if (m->pos_embed || m->embed_norm.present)
         pool_run(k->pool, n, embed_finish, &j);
+    residency_looked_up(k->residency);
 }
 
 void core_final_norm(struct core *k, const struct model *m, const float *x, float *out)
@@ -605,6 +613,15 @@ void core_logits(struct core *k, const struct model *m, const float *const *rows
     }
     input_init(k, &in, 0, h, c->embed_size, n, &head, 1);
     tapped(k, -1, ROLE_HEAD, &in, n);
-    linear_run(k, &(struct op){ .l = head, .in = &in, .out = logits, .ldo = (size_t)c->vocab_size, .kind = OP_LOGITS,
-                                .scale = c->logit_scale, .limit = c->final_softcap }, 1, n, NULL);
+    for (int i = 0; i < residency_head_slices(k->residency); i++) {
+        struct linear part = *head;
+        int t0, t1;
+        residency_head(k->residency, i, &head->w, &t0, &t1);
+        part.w.data += (size_t)t0 * head->w.tile_bytes;
+        part.w.n_tiles = t1 - t0;
+        part.w.rows = (t1 * TILE_ROWS < head->w.rows ? t1 * TILE_ROWS : head->w.rows) - t0 * TILE_ROWS;
+        part.bias = head->bias ? head->bias + t0 * TILE_ROWS : NULL;
+        linear_run(k, &(struct op){ .l = &part, .in = &in, .out = logits + t0 * TILE_ROWS, .ldo = (size_t)c->vocab_size, .kind = OP_LOGITS,
+                                    .scale = c->logit_scale, .limit = c->final_softcap }, 1, n, NULL);
+    }
 }

@@ -7,6 +7,7 @@
 #include "libcommon/base/pool.h"
 #include "libcommon/engine/backend.h"
 #include "libcommon/engine/cpu.h"
+#include "libcommon/engine/residency.h"
 #include "libcommon/kernels/kernels.h"
 
 enum { MAX_SHARED = 3, N_SLOTS = 2 };       /* matrices that read one input: q, k, v; inputs alive at once: attention's and MLP's of parallel blocks */
@@ -56,6 +57,7 @@ struct core {
     size_t arena_bytes, bytes;              /* bytes: all memory but KV */
     const struct cpu_tap *tap;
     struct ahead *ahead;                    /* [n_layers][LOOPS] what comes after each loop over weights; NULL: unknown */
+    struct residency *residency;            /* borrowed; NULL: all weights may stay in memory */
 };
 enum { LOOP_QKV, LOOP_O, LOOP_UP, LOOP_DOWN, LOOPS };
 

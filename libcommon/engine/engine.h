@@ -28,6 +28,7 @@ struct engine_options {
     int exact;
     const char *kernels;
     size_t kv_bytes;                /* 0: enough for max_seqs x max_len */
+    size_t max_weights;             /* bytes of the model's file that may be resident, see residency.h; 0: any */
 };
 
 struct engine;

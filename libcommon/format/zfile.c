@@ -1,6 +1,7 @@
 /* zfile.c - read a .zse file: map it, check everything that can be checked without touching the weights, hand out pointers. */
 #include "libcommon/format/zfile.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdarg.h>
@@ -8,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 #include <zlib.h>
 
 #include "libcommon/base/file.h"
@@ -483,6 +485,20 @@ void zfile_version(const struct zfile *z, int *major, int *minor, int *patch)
     *major = z->header.major;
     *minor = z->header.minor;
     *patch = z->header.patch;
+}
+
+int zfile_pread(const struct zfile *z, const void *from, size_t n, void *out)
+{
+    const off_t at = (const uint8_t *)from - z->map.data;
+    for (size_t done = 0; done < n;) {
+        const ssize_t got = pread(z->map.fd, (uint8_t *)out + done, n - done, at + (off_t)done);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0)
+            return -1;
+        done += (size_t)got;
+    }
+    return 0;
 }
 
 const struct zfile_tensor *zfile_find(const struct zfile *z, const char *name)

@@ -65,6 +65,8 @@ int zfile_is(const void *head, size_t size);                    /* do these firs
 const char *zfile_path(const struct zfile *z);
 size_t zfile_size(const struct zfile *z);
 const void *zfile_data(const struct zfile *z);                  /* the whole mapping */
+/* Read n bytes of the mapping at `from` into out without mapping their pages. 0, or -1 if the file does not give them. */
+int zfile_pread(const struct zfile *z, const void *from, size_t n, void *out);
 void zfile_version(const struct zfile *z, int *major, int *minor, int *patch);
 int zfile_n_tensors(const struct zfile *z);
 const struct zfile_tensor *zfile_tensor(const struct zfile *z, int i);
