@@ -438,36 +438,76 @@ int logprobs_of(const float *logits, int vocab_size, int32_t id, struct logprobs
     return 0;
 }
 
-static void forbid(float *logits, int n, const struct allowed *a)
+/* -inf for what is not allowed, and in the same pass what find_max does.  Words without a bit are filled; the others are selected by lanes, which
+ * compilers turn into vectors. */
+static int forbid(float *logits, int n, const struct allowed *a, int32_t *best, struct err *e)
 {
-    for (int w = 0; w < a->n / 32; w++) {
-        if (a->bits[w] == UINT32_MAX)
-            continue;
-        for (int i = 0; i < 32; i++)
-            if (!(a->bits[w] >> i & 1))
-                logits[32 * w + i] = -INFINITY;
+    static const uint32_t lane[32] = { 1u << 0,  1u << 1,  1u << 2,  1u << 3,  1u << 4,  1u << 5,  1u << 6,  1u << 7,  1u << 8,  1u << 9,  1u << 10,
+                                       1u << 11, 1u << 12, 1u << 13, 1u << 14, 1u << 15, 1u << 16, 1u << 17, 1u << 18, 1u << 19, 1u << 20, 1u << 21,
+                                       1u << 22, 1u << 23, 1u << 24, 1u << 25, 1u << 26, 1u << 27, 1u << 28, 1u << 29, 1u << 30, 1u << 31 };
+    float max = -INFINITY;
+    int at = 0;
+    for (int w = 0; w < n; w += 32) {
+        float *x = logits + w, m = -INFINITY;
+        int count = n - w < 32 ? n - w : 32, bad = 0;
+        uint32_t bits = w < a->n ? a->bits[w / 32] : 0;
+        if (a->n - w < 32 && w < a->n)
+            bits &= (1u << (a->n - w)) - 1;
+        if (count < 32) {
+            for (int i = 0; i < count; i++) {
+                bad |= !(x[i] <= FLT_MAX);
+                x[i] = bits >> i & 1 ? x[i] : -INFINITY;
+                m = x[i] > m ? x[i] : m;
+            }
+        } else if (bits == 0) {
+            for (int i = 0; i < 32; i++)
+                bad |= !(x[i] <= FLT_MAX);
+            for (int i = 0; i < 32 && !bad; i++)
+                x[i] = -INFINITY;
+        } else {
+            uint32_t u[32];             /* as whole numbers: no branch for a bit */
+            for (int i = 0; i < 32; i++)
+                bad |= !(x[i] <= FLT_MAX);
+            memcpy(u, x, sizeof u);
+            for (int i = 0; i < 32; i++) {
+                uint32_t keep = 0u - (uint32_t)((bits & lane[i]) != 0);
+                u[i] = (u[i] & keep) | (0xFF800000u & ~keep);       /* -inf */
+            }
+            memcpy(x, u, sizeof u);
+            for (int i = 0; i < 32; i++)
+                m = x[i] > m ? x[i] : m;
+        }
+        if (bad)
+            return err_set(e, ERR_FORMAT, "logits: tokens %d to %d: NaN or +inf, expected numbers", w, w + count - 1);
+        if (m > max) {
+            max = m;
+            at = w;
+        }
     }
-    for (int i = a->n / 32 * 32; i < n; i++)
-        if (i >= a->n || !(a->bits[i / 32] >> i % 32 & 1))
-            logits[i] = -INFINITY;
+    if (max == -INFINITY)
+        return err_set(e, ERR_FORMAT, "constraint: logits: all %d are -inf, expected at least one number", n);
+    while (logits[at] != max)
+        at++;
+    *best = at;
+    return 0;
 }
 
 int sampler_pick(struct sampler *s, float *logits, const struct allowed *allowed, int32_t *id, struct logprobs *lp, struct err *e)
 {
     int32_t best;
     double log_sum = 0;
-    if (find_max(logits, s->vocab_size, &best, e) != 0)
+    if ((lp || !allowed) && find_max(logits, s->vocab_size, &best, e) != 0)
         return -1;
     if (lp) {
         log_sum = log_sum_exp(logits, s->vocab_size, best);
         find_top(logits, s->vocab_size, lp, log_sum);
     }
     s->n_saved = 0;
-    if (allowed)
-        forbid(logits, s->vocab_size, allowed);
+    if (allowed && forbid(logits, s->vocab_size, allowed, &best, e) != 0)
+        return -1;
     if (s->s.n_bias || s->history)
         penalise(s, logits);
-    if ((allowed || s->s.n_bias || s->history) && find_max(logits, s->vocab_size, &best, e) != 0)
+    if ((s->s.n_bias || s->history) && find_max(logits, s->vocab_size, &best, e) != 0)
         return allowed ? err_prefix(e, "constraint") : -1;
     *id = greedy(&s->s) ? best : s->n_cand ? draw_filtered(s, logits, logits[best]) : draw_all(s, logits, best);
     if (lp)
