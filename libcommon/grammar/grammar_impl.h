@@ -24,10 +24,9 @@ struct config {
 /* What every token does to one terminal, whatever stands below it on the stack. */
 struct terminal {
     uint32_t e;
-    uint32_t n_ids, n_exits;            /* n_ids UINT32_MAX: bits */
+    uint32_t n_ids, n_exits[2];         /* n_ids UINT32_MAX: bits */
     uint32_t *ids;                      /* owned: tokens that fit into the terminal or end with it, as a list or as a bit set */
-    uint32_t *exits;                    /* owned: nodes of the trie where the terminal may end inside tokens */
-    const struct trie *trie;
+    uint32_t *exits[2];                 /* owned: nodes where the terminal may end inside tokens, in the vocabulary's tries `all` and `rest` */
 };
 
 struct slot { uint64_t key; uint32_t value; };

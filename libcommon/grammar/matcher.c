@@ -114,7 +114,8 @@ static void forget(struct grammar *g)
     }
     for (uint32_t i = 0; i < g->n_terminals; i++) {
         free(g->terminal[i].ids);
-        free(g->terminal[i].exits);
+        free(g->terminal[i].exits[0]);
+        free(g->terminal[i].exits[1]);
     }
     g->n_configs = g->n_threads = g->n_terminals = g->n_masks = 0;
     g->cache_bytes = 0;
@@ -554,20 +555,24 @@ static int32_t string_run(const struct grammar *g, uint32_t e)
     return r->hi == EXPR_MANY || r->hi > VOCAB_RUNS ? VOCAB_RUNS : r->hi;
 }
 
-static struct terminal *terminal_of(struct grammar *g, uint32_t e)
+static int is_bit(const uint32_t *mask, int32_t id) { return mask[id >> 5] >> (id & 31) & 1; }
+
+struct list { uint32_t *v, n, room; };
+
+static int add_to(struct list *l, uint32_t value)
 {
-    int failed = 0;
-    uint32_t *v = map_at(&g->terminals, (uint64_t)e + 1, &failed);
-    if (failed)
-        goto memory;
-    if (*v)
-        return &g->terminal[*v - 1];
-    if (room_for((void **)&g->terminal, &g->terminal_room, g->n_terminals + 1, sizeof *g->terminal) != 0)
-        goto memory;
-    int32_t run = string_run(g, e);
-    const struct trie *t = run ? &g->v->rest : &g->v->all;
-    struct terminal x = { .e = e, .trie = t };
-    uint32_t n_ids = 0, ids_room = 0, exits_room = 0, *ids = NULL, state[4100];
+    if (room_for((void **)&l->v, &l->room, l->n + 1, sizeof *l->v) != 0)
+        return -1;
+    l->v[l->n++] = value;
+    return 0;
+}
+
+/* Walk the trie from e: tokens that fit, and the nodes where e may end inside of tokens.  Where a part of the trie is reached inside of a JSON string of any
+ * length, its runs of plain characters fit as a whole, and *rest says that the others must be looked at. */
+static int walk_trie(struct grammar *g, const struct trie *t, uint32_t e, struct list *ids, struct list *exits, int *rest)
+{
+    uint32_t state[MAX_TOKEN + 4];
+    const uint32_t *runs = g->v->run[VOCAB_RUNS - 1];
     state[0] = e;
     for (uint32_t i = 1; i < t->n && !g->x.failed;) {
         uint32_t d = t->depth[i], to = expr_step(&g->x, state[d - 1], t->byte[i]);
@@ -577,52 +582,70 @@ static struct terminal *terminal_of(struct grammar *g, uint32_t e)
         }
         state[d] = to;
         uint32_t first = t->token[i], end = t->token[i + 1];
-        if (room_for((void **)&ids, &ids_room, n_ids + end - first, sizeof *ids) != 0)
-            goto memory_ids;
-        for (; first < end; first++)
-            ids[n_ids++] = (uint32_t)t->order[first];
-        if (expr_nullable(&g->x, to) && t->skip[i] > i + 1) {
-            if (room_for((void **)&x.exits, &exits_room, x.n_exits + 1, sizeof *x.exits) != 0)
-                goto memory_ids;
-            x.exits[x.n_exits++] = i;
+        if (rest && t->token[t->skip[i]] - first > 16 && string_run(g, to) == VOCAB_RUNS) {
+            for (end = t->token[t->skip[i]]; first < end; first++)
+                if (is_bit(runs, t->order[first]) && add_to(ids, (uint32_t)t->order[first]) != 0)
+                    return -1;
+            *rest = 1;
+            i = t->skip[i];
+            continue;
         }
+        for (; first < end; first++)
+            if (add_to(ids, (uint32_t)t->order[first]) != 0)
+                return -1;
+        if (expr_nullable(&g->x, to) && t->skip[i] > i + 1 && add_to(exits, i) != 0)
+            return -1;
         i = to == EXPR_EPSILON ? t->skip[i] : i + 1;
     }
-    if (g->x.failed) {
-        free(ids);
-        free(x.exits);
-        return NULL;
-    }
-    x.ids = ids;
-    x.n_ids = n_ids;
-    if (run || n_ids > g->v->n_words) {
+    return 0;
+}
+
+static struct terminal *terminal_of(struct grammar *g, uint32_t e)
+{
+    int failed = 0, rest = 0;
+    uint32_t *v = map_at(&g->terminals, (uint64_t)e + 1, &failed);
+    struct list ids = { 0 }, exits[2] = { { 0 }, { 0 } };
+    if (!failed && *v)
+        return &g->terminal[*v - 1];
+    if (failed || room_for((void **)&g->terminal, &g->terminal_room, g->n_terminals + 1, sizeof *g->terminal) != 0)
+        goto memory;
+    int32_t run = string_run(g, e);
+    if (!run && walk_trie(g, &g->v->all, e, &ids, &exits[0], &rest) != 0)
+        goto memory;
+    if ((run || rest) && walk_trie(g, &g->v->rest, e, &ids, &exits[1], NULL) != 0)
+        goto memory;
+    if (g->x.failed)
+        goto fail;
+    struct terminal x = { .e = e, .n_ids = ids.n, .ids = ids.v, .exits = { exits[0].v, exits[1].v }, .n_exits = { exits[0].n, exits[1].n } };
+    if (run || ids.n > g->v->n_words) {
         uint32_t *bits = calloc(g->v->n_words, sizeof *bits);
         if (!bits)
-            goto memory_ids;
+            goto memory;
         if (run)
             memcpy(bits, g->v->run[run - 1], g->v->n_words * sizeof *bits);
-        for (uint32_t i = 0; i < n_ids; i++)
-            set_bit(bits, (int32_t)ids[i]);
-        free(ids);
+        for (uint32_t i = 0; i < ids.n; i++)
+            set_bit(bits, (int32_t)ids.v[i]);
+        free(ids.v);
         x.ids = bits;
         x.n_ids = UINT32_MAX;
     }
-    g->cache_bytes += sizeof x + (x.n_ids == UINT32_MAX ? g->v->n_words : x.n_ids) * sizeof *x.ids + x.n_exits * sizeof *x.exits;
+    g->cache_bytes += sizeof x + (x.n_ids == UINT32_MAX ? g->v->n_words : x.n_ids) * sizeof *x.ids + (x.n_exits[0] + x.n_exits[1]) * sizeof *x.exits[0];
     g->terminal[g->n_terminals++] = x;
     *map_at(&g->terminals, (uint64_t)e + 1, &failed) = g->n_terminals;
     return &g->terminal[g->n_terminals - 1];
-memory_ids:
-    free(ids);
-    free(x.exits);
 memory:
     g->x.failed = 1;
+fail:
+    free(ids.v);
+    free(exits[0].v);
+    free(exits[1].v);
     return NULL;
 }
 
 /* Tokens below node i of the trie, of which that node's bytes have led to the config. */
 static void below(struct grammar *g, const struct trie *t, uint32_t i, uint32_t config, uint32_t *mask)
 {
-    uint32_t state[4100], base = t->depth[i];
+    uint32_t state[MAX_TOKEN + 4], base = t->depth[i];
     state[0] = config;
     for (uint32_t k = i + 1, end = t->skip[i]; k < end;) {
         uint32_t d = t->depth[k] - base, to = config_step(g, state[d - 1], t->byte[k]);
@@ -658,16 +681,16 @@ static const uint32_t *config_mask(struct grammar *g, uint32_t number)
         else
             for (uint32_t i = 0; i < t->n_ids; i++)
                 set_bit(mask, (int32_t)t->ids[i]);
-        if (!t->n_exits)
+        if (t->n_exits[0] + t->n_exits[1] == 0)
             continue;
         uint32_t after = config_after(g, th.stack);
         const uint64_t *set = config_first(g, after);
         if (!(set[0] | set[1] | set[2] | set[3]))
             continue;
-        const struct trie *trie = t->trie;
-        uint32_t *exits = t->exits, n_exits = t->n_exits;
-        for (uint32_t i = 0; i < n_exits && !g->x.failed; i++)
-            below(g, trie, exits[i], after, mask);
+        uint32_t *const exits[2] = { t->exits[0], t->exits[1] }, n_exits[2] = { t->n_exits[0], t->n_exits[1] };
+        for (int which = 0; which < 2; which++)
+            for (uint32_t i = 0; i < n_exits[which] && !g->x.failed; i++)
+                below(g, which ? &g->v->rest : &g->v->all, exits[which][i], after, mask);
     }
     if (g->config[number].accepting)
         for (int i = 0; i < g->v->n_eos; i++)

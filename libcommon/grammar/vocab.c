@@ -217,7 +217,7 @@ static int fill(struct grammar_vocab *v, const struct decoding *d, struct err *e
         } else {
             struct decoding verbatim = { 0 };
             size = token_bytes(t->flags[i] & TOKEN_VERBATIM ? &verbatim : d, p, size, v->bytes + at);
-            if (size == 0 || size > 4096 || !may_be_text(v->bytes + at, size)) {
+            if (size == 0 || size > MAX_TOKEN || !may_be_text(v->bytes + at, size)) {
                 v->named[i] = 2;
                 continue;
             }

@@ -6,7 +6,8 @@
 
 /* Special and added tokens stand in the trie as VOCAB_TOKEN and three bytes of their id, highest first: that byte is in no UTF-8, so
  * only a grammar that names such a token has a way there. */
-enum { VOCAB_TOKEN = 0xFF, VOCAB_NAME = 4, VOCAB_RUNS = 32 };
+/* Tokens of more than MAX_TOKEN bytes are never allowed. */
+enum { VOCAB_TOKEN = 0xFF, VOCAB_NAME = 4, VOCAB_RUNS = 32, MAX_TOKEN = 4096 };
 
 /* Nodes in depth-first order; node 0 is the root.  The tokens that end in or below node i are order[token[i] .. token[skip[i]]). */
 struct trie {
