@@ -11,7 +11,9 @@
 #include "libcommon/token/chat.h"
 
 enum task_kind { TASK_OPEN, TASK_CLOSE };
-struct task { struct task *next; enum task_kind kind; struct hosted *h; };
+/* What is to be closed, taken out of the hosted, which the loop goes on looking at. */
+struct closing { struct worker *worker; struct tmpl *tmpl; struct served_model m; int opened; };
+struct task { struct task *next; enum task_kind kind; struct hosted *h; struct closing closing; };
 
 struct opening {
     pthread_t thread;
@@ -97,16 +99,13 @@ static void open_model(struct hosted *h)
     h->error.code = ERR_NONE;
 }
 
-static void close_model(struct hosted *h)
+static void close_model(struct server *s, struct closing *c)
 {
-    worker_close(h->worker);
-    h->worker = NULL;
-    if (h->tmpl)
-        tmpl_free(h->tmpl);
-    h->tmpl = NULL;
-    if (h->opened)
-        h->s->o.opener.close(h->s->o.opener.user, &h->m);
-    h->opened = 0;
+    worker_close(c->worker);
+    if (c->tmpl)
+        tmpl_free(c->tmpl);
+    if (c->opened)
+        s->o.opener.close(s->o.opener.user, &c->m);
 }
 
 static void *run_tasks(void *arg)
@@ -125,7 +124,7 @@ static void *run_tasks(void *arg)
         if (t->kind == TASK_OPEN)
             open_model(t->h);
         else
-            close_model(t->h);
+            close_model(o->s, &t->closing);
         pthread_mutex_lock(&o->lock);
         struct task **end = &o->done;
         while (*end)
@@ -137,6 +136,17 @@ static void *run_tasks(void *arg)
     }
 }
 
+static struct closing take_out(struct hosted *h)
+{
+    const struct closing c = { h->worker, h->tmpl, h->m, h->opened };
+    h->worker = NULL;
+    h->tmpl = NULL;
+    h->opened = 0;
+    memset(&h->m, 0, sizeof h->m);
+    h->state = HOSTED_CLOSING;
+    return c;
+}
+
 static int give_task(struct server *s, enum task_kind kind, struct hosted *h)
 {
     struct opening *o = s->opening;
@@ -145,6 +155,8 @@ static int give_task(struct server *s, enum task_kind kind, struct hosted *h)
         return -1;
     t->kind = kind;
     t->h = h;
+    if (kind == TASK_CLOSE)
+        t->closing = take_out(h);
     pthread_mutex_lock(&o->lock);
     while (*end)
         end = &(*end)->next;
@@ -370,8 +382,8 @@ static void on_opened(struct server *s, struct hosted *h)
             loop_quit(s->loop);
         }
         tell_waiter(h, &pr);
-        h->state = HOSTED_CLOSING;
-        give_task(s, TASK_CLOSE, h);
+        if (give_task(s, TASK_CLOSE, h) != 0)
+            h->state = HOSTED_LEAVING;          /* models_tick tries again */
         return;
     }
     h->state = HOSTED_READY;
@@ -408,8 +420,7 @@ void models_tick(struct server *s)
         if (h->state != HOSTED_LEAVING)
             continue;
         if (h->n_calls == 0 && h->preparing == 0) {
-            if (give_task(s, TASK_CLOSE, h) == 0)
-                h->state = HOSTED_CLOSING;
+            give_task(s, TASK_CLOSE, h);        /* without memory: again in a second */
         } else if (now > h->leave_by_ns) {
             for (struct call *c = h->calls; c; c = c->next)
                 call_cancel(c);
@@ -433,11 +444,14 @@ void models_stop(struct server *s)
     for (int k = 0; k < 2; k++, t = o->done)
         while (t) {
             struct task *next = t->next;
+            if (t->kind == TASK_CLOSE && k == 0)
+                close_model(s, &t->closing);    /* nobody has come to it */
             free(t);
             t = next;
         }
     while (s->models) {
-        close_model(s->models);
+        struct closing c = take_out(s->models);
+        close_model(s, &c);
         calls_drop(s->models);
         free_hosted(s->models);
     }

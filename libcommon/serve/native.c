@@ -121,8 +121,9 @@ static const char *state_name(enum hosted_state state)
 static json_t *model_stats(const struct hosted *h)
 {
     struct engine_stats e = { 0 };
-    if (h->worker)
-        worker_stats(h->worker, &e, NULL);
+    if (!h->worker)                             /* another thread is at work on it */
+        return json_pack("{s:s, s:s, s:s}", "model_id", h->id, "model_name", h->path, "state", state_name(h->state));
+    worker_stats(h->worker, &e, NULL);
     json_t *j = json_pack("{s:s, s:s, s:s, s:s, s:f, s:f, s:I, s:I, s:I, s:I}", "model_id", h->id, "model_name", h->path, "state", state_name(h->state), "quantization",
                           h->m.quantization ? h->m.quantization : "", "vram_used_gb", 0.0, "load_time", h->load_s, "request_count",
                           (json_int_t)h->metrics.requests, "tokens_generated", (json_int_t)h->metrics.tokens, "prompt_tokens",
