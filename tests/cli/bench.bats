@@ -237,6 +237,26 @@ END
   fails "No such file" coldstart /no/such/model
 }
 
+# Stand-ins that answer as llama.cpp's programs do, so that every row is there without a build of it.
+@test "bench-vs: every row, with programs that answer as llama.cpp's" {
+  command -v python3 >/dev/null || skip "no python3"
+  d=$BATS_TEST_TMPDIR/peer
+  mkdir "$d"
+  printf '#!/bin/sh\necho "$@" >>%s/log\necho "[{\\"avg_ts\\": 10.0}]"\n' "$d" >"$d/llama-bench"
+  printf '#!/bin/sh\nfor n in 1 4 8 16; do echo "{\\"pl\\": $n, \\"speed_tg\\": 5.0}"; done\n' >"$d/llama-batched-bench"
+  printf '#!/usr/bin/env python3\nimport time\nx = bytearray(b"1") * 50000000\ntime.sleep(0.3)\nprint("x")\n' >"$d/llama-completion"     # the memory must be there for a while to be seen
+  chmod +x "$d"/llama-*
+  cp "$MODEL" "$d/tiny.zse"
+  run --separate-stderr env B="${ZSE_BIN#"$PWD"/}" LLAMACPP="$d" scripts/bench-vs --json --rounds 1 --zse "$d/tiny.zse" --gguf "$d/tiny.zse" --prompts 32,64 --threads 1
+  [ "$status" = 0 ] || { echo "$stderr"; return 1; }
+  check '{r["what"] for r in j["rows"]} == {"prefill_32", "prefill_64", "decode_128", "decode_64", "batch_1", "batch_4", "batch_8", "batch_16", "first_token_ms", "private_mb"}' <<<"$output"
+  check 'all(r["ours"] > 0 and r["peer"] > 0 and r["n"] == 1 for r in j["rows"]) and j["peers"] == ["llama.cpp"] and j["machine"]["limits"]["threads"] == 1' <<<"$output"
+  check 'all(r["share"] > 0 for r in j["rows"] if r["what"][-2:] not in ("ms", "mb"))' <<<"$output"
+  check 'all(abs(r["ratio"] / (r["peer"] / r["ours"] if r["what"][-2:] in ("ms", "mb") else r["ours"] / r["peer"]) - 1) < 0.02 for r in j["rows"] if r["ratio"] > 0.1)' <<<"$output"
+  check 'next(r for r in j["rows"] if r["what"] == "private_mb")["peer"] > 50' <<<"$output"
+  grep -q -- "-t 1 .*-n 32 -d 128" "$d/log"
+}
+
 @test "bench-vs says when there is no peer" {
   command -v python3 >/dev/null || skip "no python3"
   B=$ZSE_BIN LLAMACPP=$BATS_TEST_TMPDIR run --separate-stderr scripts/bench-vs
