@@ -10,6 +10,9 @@
 struct serve_options {
     const char *host, *socket_path, *tls_cert, *tls_key;        /* NULL: not given */
     int port, port_given, no_auth, trust_proxy, max_seqs, max_queue, no_prefix_cache, max_connections, quiet;
+    int query_keys, anonymous_limit, no_audit, audit_prompts;
+    const char *audit_folder;                                   /* NULL: audit in the home folder */
+    uint64_t audit_bytes;                                       /* 0: not given */
     uint64_t kv_bytes, max_memory, max_body;                    /* 0: not given */
     double timeout_s, drain_s;
     const char **origins, **hosts, **names;                     /* owned */
@@ -21,7 +24,7 @@ struct serve_options {
 int serve_options_parse(struct serve_options *o, int argc, char **argv);
 void serve_options_release(struct serve_options *o);
 
-/* The token of $ZSE_HOME/admin.token (~/.zse), made if it is not there: mode 0600.  Caller frees; NULL with *e. */
-char *admin_token(struct err *e);
+/* The token of HOME/admin.token, made if it is not there: mode 0600.  Caller frees; NULL with *e. */
+char *admin_token(const char *home, struct err *e);
 
 #endif

@@ -16,7 +16,13 @@ static const char usage[] =
     "      --socket FILE          listen on this Unix socket; without --host and --port, only there\n"
     "      --tls-cert FILE        certificate chain (PEM): HTTPS\n"
     "      --tls-key FILE         its private key (PEM)\n"
-    "      --no-auth              listen beyond this machine although nobody has to show a key\n"
+    "      --no-auth              ask nobody for a key, and listen beyond this machine all the same\n"
+    "      --allow-query-key      take a key from ?api_key= as well (it ends in logs and histories)\n"
+    "      --anonymous-limit N    requests a minute of an address that shows no key, 0: any number (default: 0)\n"
+    "      --audit-folder DIR     where the audit log lies (default: audit in $ZSE_HOME, else in ~/.zse)\n"
+    "      --audit-size SIZE      a file of it is rotated at this size (default: 50MB)\n"
+    "      --audit-prompts        log the requests' bodies, too (at most 4096 bytes of each)\n"
+    "      --no-audit             log nothing\n"
     "      --trust-proxy          take the client's address from X-Forwarded-For\n"
     "      --cors-origin ORIGIN   let pages of this origin use the API, * for all; can be given again\n"
     "      --allow-host NAME      answer to this name besides localhost on a loopback address; can be given again\n"
@@ -41,12 +47,15 @@ static const char usage[] =
 
 enum {
     OPT_HOST = 300, OPT_PORT, OPT_SOCKET, OPT_CERT, OPT_KEY, OPT_NO_AUTH, OPT_PROXY, OPT_ORIGIN, OPT_ALLOW_HOST, OPT_NAME, OPT_SEQS, OPT_QUEUE, OPT_KV_BYTES,
-    OPT_MEMORY, OPT_NO_PREFIX, OPT_TIMEOUT, OPT_DRAIN, OPT_CONNECTIONS, OPT_BODY, OPT_QUIET,
+    OPT_QUERY_KEY, OPT_ANONYMOUS, OPT_AUDIT_FOLDER, OPT_AUDIT_SIZE, OPT_AUDIT_PROMPTS, OPT_NO_AUDIT, OPT_MEMORY, OPT_NO_PREFIX, OPT_TIMEOUT, OPT_DRAIN, OPT_CONNECTIONS, OPT_BODY, OPT_QUIET,
 };
 
 static const struct option options[] = {
     { "host", required_argument, NULL, OPT_HOST }, { "port", required_argument, NULL, OPT_PORT }, { "socket", required_argument, NULL, OPT_SOCKET },
     { "tls-cert", required_argument, NULL, OPT_CERT }, { "tls-key", required_argument, NULL, OPT_KEY }, { "no-auth", no_argument, NULL, OPT_NO_AUTH },
+    { "allow-query-key", no_argument, NULL, OPT_QUERY_KEY }, { "anonymous-limit", required_argument, NULL, OPT_ANONYMOUS },
+    { "audit-folder", required_argument, NULL, OPT_AUDIT_FOLDER }, { "audit-size", required_argument, NULL, OPT_AUDIT_SIZE },
+    { "audit-prompts", no_argument, NULL, OPT_AUDIT_PROMPTS }, { "no-audit", no_argument, NULL, OPT_NO_AUDIT },
     { "trust-proxy", no_argument, NULL, OPT_PROXY }, { "cors-origin", required_argument, NULL, OPT_ORIGIN },
     { "allow-host", required_argument, NULL, OPT_ALLOW_HOST }, { "name", required_argument, NULL, OPT_NAME }, { "max-seqs", required_argument, NULL, OPT_SEQS },
     { "max-queue", required_argument, NULL, OPT_QUEUE }, { "kv-bytes", required_argument, NULL, OPT_KV_BYTES },
@@ -76,6 +85,12 @@ static int take(struct serve_options *o, int c, const char *arg)
     case OPT_CERT: o->tls_cert = arg; return 0;
     case OPT_KEY: o->tls_key = arg; return 0;
     case OPT_NO_AUTH: o->no_auth = 1; return 0;
+    case OPT_QUERY_KEY: o->query_keys = 1; return 0;
+    case OPT_ANONYMOUS: return whole("--anonymous-limit", arg, 0, 1000000000, &o->anonymous_limit);
+    case OPT_AUDIT_FOLDER: o->audit_folder = arg; return 0;
+    case OPT_AUDIT_SIZE: return cli_parse_size(prog, "--audit-size", arg, &o->audit_bytes);
+    case OPT_AUDIT_PROMPTS: o->audit_prompts = 1; return 0;
+    case OPT_NO_AUDIT: o->no_audit = 1; return 0;
     case OPT_PROXY: o->trust_proxy = 1; return 0;
     case OPT_ORIGIN: o->origins[o->n_origins++] = arg; return 0;
     case OPT_ALLOW_HOST: o->hosts[o->n_hosts++] = arg; return 0;

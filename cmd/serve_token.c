@@ -13,28 +13,14 @@
 enum { TOKEN_BYTES = 24, TOKEN_SIZE = 2 * TOKEN_BYTES };
 
 /* Path of the token's file, its folder made. Caller frees. */
-static char *token_path(struct err *e)
+static char *token_path(const char *home, struct err *e)
 {
-    const char *own = getenv("ZSE_HOME"), *home = getenv("HOME");
-    int in_home = !own || !*own;
-    char *path;
-    if (in_home && (!home || !*home)) {
-        err_set(e, ERR_IO, "neither ZSE_HOME nor HOME is set");
-        return NULL;
-    }
-    if (asprintf(&path, "%s%s", in_home ? home : own, in_home ? "/.zse" : "") < 0) {
-        err_nomem(e, "path");
-        return NULL;
-    }
-    if (mkdir(path, 0700) != 0 && errno != EEXIST) {
-        err_sys(e, "%s", path);
-        free(path);
-        return NULL;
-    }
     char *file;
-    int rc = asprintf(&file, "%s/admin.token", path);
-    free(path);
-    if (rc >= 0)
+    if (mkdir(home, 0700) != 0 && errno != EEXIST) {
+        err_sys(e, "%s", home);
+        return NULL;
+    }
+    if (asprintf(&file, "%s/admin.token", home) >= 0)
         return file;
     err_nomem(e, "path");
     return NULL;
@@ -85,9 +71,9 @@ static int write_token(const char *path, struct err *e)
     return atomic_commit(&f, e);
 }
 
-char *admin_token(struct err *e)
+char *admin_token(const char *home, struct err *e)
 {
-    char *path = token_path(e), *token = NULL;
+    char *path = token_path(home, e), *token = NULL;
     if (!path)
         return NULL;
     if (access(path, F_OK) == 0 || write_token(path, e) == 0)

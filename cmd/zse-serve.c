@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "cmd/cli.h"
+#include "cmd/home.h"
 #include "cmd/serve.h"
 #include "libcommon/base/json.h"
 #include "libcommon/serve/server.h"
@@ -102,15 +103,25 @@ static int load_models(const struct serve_options *o, struct server *s, struct e
 static int run(struct serve_options *o)
 {
     struct err e;
-    char *token = admin_token(&e);
+    char *home = home_folder(NULL, &e), *audit = NULL;
+    if (!home)
+        return cli_fail(prog, &e);
+    char *token = admin_token(home, &e);
     if (!token)
         cli_note(prog, "%s: no administration over HTTP", e.msg);
+    if (!o->no_audit && !o->audit_folder && asprintf(&audit, "%s/audit", home) < 0) {
+        free(token);
+        free(home);
+        err_nomem(&e, "the name of a folder");
+        return cli_fail(prog, &e);
+    }
     signal(SIGPIPE, SIG_IGN);
     server_block_signals();
     raise_descriptors();
     const struct server_options so = {
         .opener = { open_served, close_served, o }, .host = o->host, .port = o->port, .socket_path = o->socket_path, .tls_cert = o->tls_cert, .tls_key = o->tls_key,
-        .allow_remote = o->no_auth, .trust_proxy = o->trust_proxy, .origins = o->origins, .n_origins = o->n_origins, .hosts = o->hosts, .n_hosts = o->n_hosts,
+        .home = home, .no_auth = o->no_auth, .query_keys = o->query_keys, .anonymous_limit = o->anonymous_limit,
+        .audit_folder = o->no_audit ? NULL : o->audit_folder ? o->audit_folder : audit, .audit_bytes = o->audit_bytes, .audit_prompts = o->audit_prompts, .trust_proxy = o->trust_proxy, .origins = o->origins, .n_origins = o->n_origins, .hosts = o->hosts, .n_hosts = o->n_hosts,
         .admin_token = token, .max_connections = o->max_connections, .max_body = o->max_body, .timeout_s = o->timeout_s, .drain_s = o->drain_s,
         .max_memory = o->max_memory, .log = say, .user = o,
     };
@@ -130,6 +141,8 @@ static int run(struct serve_options *o)
     }
     server_close(s);
     free(token);
+    free(audit);
+    free(home);
     return rc ? CLI_FAILED : cli_finish(prog);
 }
 

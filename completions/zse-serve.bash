@@ -7,6 +7,9 @@ _zse_serve() {
     --socket) COMPREPLY=($(compgen -f -- "$cur")); return ;;
     --tls-cert) COMPREPLY=($(compgen -f -- "$cur")); return ;;
     --tls-key) COMPREPLY=($(compgen -f -- "$cur")); return ;;
+    --anonymous-limit) COMPREPLY=(); return ;;
+    --audit-folder) COMPREPLY=($(compgen -f -- "$cur")); return ;;
+    --audit-size) COMPREPLY=(); return ;;
     --cors-origin) COMPREPLY=(); return ;;
     --allow-host) COMPREPLY=(); return ;;
     --name) COMPREPLY=(); return ;;
@@ -26,7 +29,7 @@ _zse_serve() {
     --device) COMPREPLY=(); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--host --port --socket --tls-cert --tls-key --no-auth --trust-proxy --cors-origin --allow-host --name --max-seqs --max-queue --kv-bytes --max-memory --no-prefix-cache --timeout --drain --max-connections --max-body --quiet --quantize --threads --ctx --kv --exact --kernels --device --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--host --port --socket --tls-cert --tls-key --no-auth --allow-query-key --anonymous-limit --audit-folder --audit-size --audit-prompts --no-audit --trust-proxy --cors-origin --allow-host --name --max-seqs --max-queue --kv-bytes --max-memory --no-prefix-cache --timeout --drain --max-connections --max-body --quiet --quantize --threads --ctx --kv --exact --kernels --device --help --version" -- "$cur")) ;;
     *) COMPREPLY=($(compgen -f -- "$cur"))
        ;;
   esac

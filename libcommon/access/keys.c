@@ -442,11 +442,18 @@ int keys_refresh(struct keys *k, struct err *e)
         return -1;
     sqlite3_busy_timeout(k->db, 0);         /* the server does not wait: it asks again soon */
     int rc = data_version(k, &version, e);
-    /* a change by this connection does not show in data_version, so the owner of a writing connection refreshes through another one */
     if (rc == 0 && version != k->seen && (rc = load(k, e)) == 0)
         k->seen = version;
     sqlite3_busy_timeout(k->db, 5000);
     return rc;
+}
+
+static enum key_state state_of(const struct key_info *known, struct key_info *info)
+{
+    *info = *known;
+    if (!info->enabled)
+        return KEY_DISABLED;
+    return info->expires_s && info->expires_s <= (int64_t)time(NULL) ? KEY_EXPIRED : KEY_GOOD;
 }
 
 enum key_state keys_check(const struct keys *k, const char *text, struct key_info *info)
@@ -458,13 +465,18 @@ enum key_state keys_check(const struct keys *k, const char *text, struct key_inf
         const int same = CRYPTO_memcmp(hash, k->known[i].hash, SHA256_SIZE) == 0;
         found = (found & (same - 1)) | (i & -same);
     }
-    if (found < 0)
-        return KEY_UNKNOWN;
-    *info = k->known[found].info;
-    if (!info->enabled)
-        return KEY_DISABLED;
-    return info->expires_s && info->expires_s <= (int64_t)time(NULL) ? KEY_EXPIRED : KEY_GOOD;
+    return found < 0 ? KEY_UNKNOWN : state_of(&k->known[found].info, info);
 }
+
+enum key_state keys_check_id(const struct keys *k, int64_t id, struct key_info *info)
+{
+    for (int i = 0; i < k->n_known; i++)
+        if (k->known[i].info.id == id)
+            return state_of(&k->known[i].info, info);
+    return KEY_UNKNOWN;
+}
+
+void keys_forget_version(struct keys *k) { k->seen = -1; }
 
 int keys_known_required(const struct keys *k) { return k->required; }
 int keys_known(const struct keys *k) { return k->n_known; }

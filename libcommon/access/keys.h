@@ -55,6 +55,10 @@ int keys_refresh(struct keys *k, struct err *e);
 enum key_state { KEY_GOOD, KEY_UNKNOWN, KEY_DISABLED, KEY_EXPIRED };
 /* By the last refresh. Takes the same time for every text of one length, whatever keys there are. */
 enum key_state keys_check(const struct keys *k, const char *text, struct key_info *info);
+/* The same for a key that was good before. */
+enum key_state keys_check_id(const struct keys *k, int64_t id, struct key_info *info);
+/* The next refresh reads everything: a connection is not told of its own changes. */
+void keys_forget_version(struct keys *k);
 int keys_known_required(const struct keys *k);
 int keys_known(const struct keys *k);       /* how many */
 

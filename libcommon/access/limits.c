@@ -214,6 +214,7 @@ struct verdict usage_admit(struct usage *u, int64_t key, const struct limit *l)
     if (v.limit) {
         v.current++;
         v.remaining--;
+        v.reset_s = (int)(oldest + MINUTE_SPAN + 1 - now);
     }
     atomic_fetch_add(&s->requests, 1);
     atomic_store(&s->last_used_ms, (uint64_t)wall_ms());
@@ -320,6 +321,7 @@ struct verdict address_admit(struct address_limits *a, const char *address)
         window_add(x->second, WINDOW_MINUTE, now, 1);
         v.current++;
         v.remaining--;
+        v.reset_s = (int)(oldest + MINUTE_SPAN + 1 - now);
     }
     return v;
 }

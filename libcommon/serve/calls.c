@@ -122,7 +122,12 @@ static void record(struct call *c)
         histogram_add(&m->duration, r.latency_s);
     }
     metrics_record(&c->s->metrics, &r, decode_s);
+    visit_end(c->s, c->visit, c->status, r.prompt_tokens, r.completion_tokens);
+    c->visit = NULL;
 }
+
+struct visit *call_visit(const struct call *c) { return c->visit ? c->visit : c->conn ? conn_visit(c->conn) : NULL; }
+
 
 /* ---- the end ---- */
 
@@ -145,6 +150,7 @@ void call_fail_answer(struct call *c, const struct problem *p)
         reply_problem(c->s, c->conn, p);
         return;
     }
+    visit_error(call_visit(c), p->message);
     buf_str(&c->line, "data: ");                /* a stream has begun: the status is out already */
     problem_json(p, &c->line);
     buf_str(&c->line, "\n\n");
@@ -482,7 +488,7 @@ static int bind(struct call *c, struct problem *pr)
     if (name && !json_is_string(name))
         return problem_set(pr, 400, "model", "invalid_type", "model: found %s, expected a string", js_kind(name));
     struct hosted *h = models_find(c->s, json_string_value(name), pr);
-    if (!h)
+    if (!h || guard_model(call_visit(c), h->id, pr) != 0)
         return -1;
     c->h = h;
     c->next = h->calls;
@@ -537,7 +543,8 @@ static void submit(struct call *c)
     int embed = c->form->body == BODY_EMBEDDING, n = embed ? 1 : p->n;
     struct request_params rp = { .sampling = p->sampling, .max_tokens = c->max_tokens ? c->max_tokens : c->form->body == BODY_COMPLETION && p->given & GIVEN_MAX_TOKENS ? 1 : 0,
                                  .stop = c->stop, .n_stop = c->n_stop, .ignore_eos = p->ignore_eos, .n_logprobs = embed ? -1 : c->n_logprobs,
-                                 .prompt_logprobs = p->echo && c->n_logprobs >= 0, .embed = embed ? EMBED_MEAN : EMBED_NONE, .priority = p->priority, .n = n };
+                                 .prompt_logprobs = p->echo && c->n_logprobs >= 0, .embed = embed ? EMBED_MEAN : EMBED_NONE, .priority = p->priority + guard_share(c->s, call_visit(c)), .n = n };
+    rp.priority = rp.priority < -MAX_PRIORITY ? -MAX_PRIORITY : rp.priority;
     if (c->s->o.timeout_s > 0)
         rp.deadline_ns = c->start_ns + (uint64_t)(c->s->o.timeout_s * 1e9);
     c->n_open = c->n_choices;
@@ -606,18 +613,20 @@ static void advance(struct call *c, int large)
     conclude(c);
 }
 
-void call_start(struct server *s, struct conn *conn, const struct call_form *form, const char *text, size_t size)
+void call_start(struct server *s, struct conn *conn, struct visit *visit, const struct call_form *form, const char *text, size_t size)
 {
     struct call *c = calloc(1, sizeof *c);
     int large = size > INLINE_BODY;
     char address[64];
     if (!c) {
+        visit_end(s, visit, 503, -1, -1);
         reply_refusal(s, conn, 503, NULL, "out of memory");
         return;
     }
     c->exchange.kind = EXCHANGE_CALL;
     c->s = s;
     c->conn = conn;
+    c->visit = visit;
     c->form = form;
     c->route = form->body == BODY_WS_CHAT ? route_of(handle_ws_chat) : conn_route(conn);
     c->created = (int64_t)time(NULL);
@@ -625,6 +634,7 @@ void call_start(struct server *s, struct conn *conn, const struct call_form *for
     server_id(s, form->prefix, c->id);
     snprintf(c->client, sizeof c->client, "%s", client_address(s, conn, address));
     conn_set_exchange(conn, c);
+    visit_prompt(s, call_visit(c), text, size);
     buf_add(&c->body, text, size);
     if (c->body.failed)
         problem_set(&c->problem, 503, NULL, NULL, "out of memory");

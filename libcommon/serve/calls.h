@@ -11,7 +11,7 @@ enum { MAX_STOP = 16, MAX_CHOICES = 256, INLINE_BODY = 32 << 10 };
 
 struct call;
 
-enum exchange_kind { EXCHANGE_CALL, EXCHANGE_LOAD };
+enum exchange_kind { EXCHANGE_CALL, EXCHANGE_LOAD, EXCHANGE_REPORT };
 struct exchange { enum exchange_kind kind; };           /* what conn_exchange points to begins with this */
 
 struct choice {
@@ -51,6 +51,7 @@ struct call {
     struct call *next_preparing;
     struct server *s;
     struct conn *conn;                  /* NULL: the client is gone */
+    struct visit *visit;                /* owned: of a WebSocket's message, or of a client that is gone; else conn has it */
     struct hosted *h;
     const struct call_form *form;
     int route;
@@ -75,7 +76,9 @@ struct call {
 };
 
 /* A request arrived; its body is taken. */
-void call_start(struct server *s, struct conn *c, const struct call_form *form, const char *text, size_t size);
+/* visit: of a WebSocket's message, taken over; NULL: the connection's. */
+void call_start(struct server *s, struct conn *c, struct visit *visit, const struct call_form *form, const char *text, size_t size);
+struct visit *call_visit(const struct call *c);        /* NULL: none */
 void call_gone(struct call *c);                         /* the client is */
 void call_cancel(struct call *c);
 void calls_drop(struct hosted *h);                      /* its worker is closed: nothing more will come */

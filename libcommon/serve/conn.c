@@ -65,6 +65,12 @@ void conn_free(struct conn *c)
     free(c);
 }
 
+static void answered(struct conn *c)
+{
+    if (c->visit && c->l->o.on_answered)
+        c->l->o.on_answered(c->l->o.user, c);
+}
+
 void conn_kill(struct conn *c)
 {
     struct loop *l = c->l;
@@ -74,6 +80,7 @@ void conn_kill(struct conn *c)
     if (c->exchange && l->o.on_gone)
         l->o.on_gone(l->o.user, c);
     c->exchange = NULL;
+    answered(c);
     close(c->source.fd);
     if (c->prev)
         c->prev->next = c->next;
@@ -403,6 +410,9 @@ const char *conn_peer(const struct conn *c) { return c->peer; }
 int conn_is_local(const struct conn *c) { return c->local; }
 void conn_set_exchange(struct conn *c, void *exchange) { c->exchange = exchange; }
 void *conn_exchange(const struct conn *c) { return c->exchange; }
+void conn_set_visit(struct conn *c, void *visit) { c->visit = visit; }
+void *conn_visit(const struct conn *c) { return c->visit; }
+int conn_is_complete(const struct conn *c) { return c->ended; }
 int conn_status(const struct conn *c) { return c->status; }
 uint64_t conn_started_ns(const struct conn *c) { return c->request_ns; }
 int conn_is_websocket(const struct conn *c) { return c->mode == CONN_WEBSOCKET || c->switching; }
@@ -453,6 +463,7 @@ void conn_reply(struct conn *c, int status, const char *type, const void *body, 
     if (!c->head_only)
         buf_add(&c->out, body, size);
     c->ended = 1;
+    answered(c);
     c->exchange = NULL;
 }
 
@@ -488,6 +499,7 @@ void conn_end(struct conn *c)
     if (c->chunked && !c->head_only)
         buf_str(&c->out, "0\r\n\r\n");
     c->ended = 1;
+    answered(c);
     c->exchange = NULL;
     dirty(c);
 }
@@ -520,6 +532,7 @@ int conn_upgrade(struct conn *c)
     buf_str(&c->out, "\r\n");
     c->close_after = 0;
     c->ended = c->switching = 1;
+    answered(c);
     return 0;
 }
 

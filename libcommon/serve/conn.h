@@ -30,6 +30,8 @@ struct loop_options {
     void (*on_request)(void *user, struct conn *c);
     /* The client is gone before its answer was complete (conn_set_exchange said that something works on it). c dies on return. */
     void (*on_gone)(void *user, struct conn *c);
+    /* The answer is complete (its exchange is still set), or the client is gone and nobody works on one. conn_status says which. */
+    void (*on_answered)(void *user, struct conn *c);
     /* The head or body was refused; default answer if NULL. The connection closes after it. */
     void (*on_refused)(void *user, struct conn *c, int status, const char *why);
     void (*on_message)(void *user, struct conn *c, const char *text, size_t size);     /* a WebSocket's; text is '\0'-terminated */
@@ -49,6 +51,7 @@ int loop_listen(struct loop *l, const char *host, int *port, int local_only, str
 int loop_listen_unix(struct loop *l, const char *path, struct err *e);
 /* These signals, blocked in every thread before, go to on_signal. */
 int loop_signals(struct loop *l, const int *numbers, int n, struct err *e);
+int loop_is_local(const struct loop *l);        /* every listener is loopback or a Unix socket */
 void loop_stop_listening(struct loop *l);       /* removes the Unix socket; idle connections close */
 void loop_run(struct loop *l);                  /* until loop_quit */
 void loop_quit(struct loop *l);
@@ -65,6 +68,9 @@ int conn_is_local(const struct conn *c);        /* its listener is loopback or a
 /* Whoever works on the answer; NULL: nobody. on_gone is called only while it is set. */
 void conn_set_exchange(struct conn *c, void *exchange);
 void *conn_exchange(const struct conn *c);
+/* What is noted about the request, for its owner: on_answered hears of its end, and takes it away. */
+void conn_set_visit(struct conn *c, void *visit);
+void *conn_visit(const struct conn *c);
 /* Header lines ("Name: value\r\n") for the next response. */
 void conn_add_header(struct conn *c, const char *name, const char *value);
 /* The whole response. */
@@ -73,6 +79,7 @@ void conn_reply(struct conn *c, int status, const char *type, const void *body, 
 void conn_begin(struct conn *c, int status, const char *type);
 void conn_write(struct conn *c, const void *data, size_t size);
 void conn_end(struct conn *c);
+int conn_is_complete(const struct conn *c);     /* the last response is: all of it was handed over for sending */
 int conn_status(const struct conn *c);          /* of the last response; 0: none was begun */
 uint64_t conn_started_ns(const struct conn *c); /* when the request was whole */
 /* WebSocket: the request asked for it. 0, or -1 after a refusal was sent. */

@@ -89,5 +89,5 @@ void handle_embeddings(struct server *s, struct conn *c, const char *rest)
 {
     const struct http_request *r = conn_request(c);
     (void)rest;
-    call_start(s, c, &form, r->body.data, r->body.size);
+    call_start(s, c, NULL, &form, r->body.data, r->body.size);
 }

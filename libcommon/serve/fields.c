@@ -116,6 +116,14 @@ const struct field fields[] = {
     TEXT("model_path", BODY_LOAD, AT(model_path), "a .zse, a GGUF file or a Hugging Face folder on the server"),
     TEXT("model_id", BODY_UNLOAD, AT(model_id), "id of a loaded model"),
     WHOLE("max_batch_size", BODY_BATCHING, 1, 4096, AT(max_running), 0, "requests that run together"),
+    TEXT("name", BODY_KEY, AT(name), "of the new key: 1 to 64 letters, digits, and . _ - @"),
+    WHOLE("rate_limit", BODY_KEY, 0, INT_MAX, AT(rate_limit), 0, "requests a minute; 0: any number"),
+    WHOLE("token_limit_minute", BODY_KEY, 0, INT_MAX, AT(token_limit_minute), 0, "tokens of prompts and answers a minute; 0: any number"),
+    WHOLE("token_limit_day", BODY_KEY, 0, INT_MAX, AT(token_limit_day), 0, "the same in 24 hours"),
+    REAL("expires_at", BODY_KEY, 0, 0x1p52, AT(expires_at), "seconds since 1970; 0: never"),
+    TEXT("scopes", BODY_KEY, AT(scopes), "chat, embeddings, models, admin, with commas between (default: chat,embeddings)"),
+    TEXT("models", BODY_KEY, AT(models), "globs of the models it may use, with commas between; \"\": all"),
+    { "enabled", BODY_KEYS_REQUIRED, FIELD_USED, FIELD_BOOL, 0, 0, AT(enabled), 0, NULL, "does a request need a key?", NULL },
     WHOLE("max_queue", BODY_BATCHING, 0, INT_MAX, AT(max_waiting), 0, "requests that may wait; 0: any number"),
 };
 const int n_fields = sizeof fields / sizeof *fields;

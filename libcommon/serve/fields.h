@@ -14,7 +14,7 @@
 
 enum body_kind {
     BODY_CHAT = 1, BODY_COMPLETION = 2, BODY_EMBEDDING = 4, BODY_TOKENIZE = 8, BODY_DETOKENIZE = 16, BODY_TEMPLATE = 32, BODY_WS_CHAT = 64,
-    BODY_LOAD = 128, BODY_UNLOAD = 256, BODY_BATCHING = 512,
+    BODY_LOAD = 128, BODY_UNLOAD = 256, BODY_BATCHING = 512, BODY_KEY = 1024, BODY_KEYS_REQUIRED = 2048,
 };
 
 enum field_use { FIELD_USED, FIELD_IGNORED, FIELD_REFUSED };
@@ -43,6 +43,9 @@ struct params {
     int max_tokens, max_completion_tokens, n, best_of, top_logprobs, logprobs_count, logprobs, stream, echo, ignore_eos, priority;
     int add_special, parse_special, with_pieces, add_generation_prompt, dimensions;
     int max_running, max_waiting;
+    int rate_limit, enabled, token_limit_minute, token_limit_day;
+    double expires_at;
+    const char *name, *scopes, *models;     /* borrowed from the body */
     const char *model, *user, *encoding_format, *system_prompt, *model_name, *model_path, *model_id;    /* borrowed from the body */
     unsigned given;
 };

@@ -161,7 +161,7 @@ int loop_listen(struct loop *l, const char *host, int *port, int local_only, str
         return err_set(e, ERR_IO, "--host %s: %s", host, gai_strerror(rc));
     if (local_only && !is_loopback(list->ai_addr)) {
         freeaddrinfo(list);
-        return err_set(e, ERR_UNSUPPORTED, "--host %s reaches beyond this machine, and nobody has to show a key: expected 127.0.0.1, ::1 or --no-auth", host);
+        return err_set(e, ERR_UNSUPPORTED, "--host %s reaches beyond this machine, and there are no keys: expected 127.0.0.1 or ::1, a key (zse-apikey create NAME), or --no-auth", host);
     }
     int fd = socket(list->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd >= 0) {
@@ -219,6 +219,14 @@ int loop_listen_unix(struct loop *l, const char *path, struct err *e)
         return err_nomem(e, "path");
     }
     return add_listener(l, fd, &what, e);
+}
+
+int loop_is_local(const struct loop *l)
+{
+    for (int i = 0; i < l->n_listeners; i++)
+        if (!l->listener[i].local)
+            return 0;
+    return 1;
 }
 
 void loop_stop_listening(struct loop *l)

@@ -225,6 +225,14 @@ void handle_metrics(struct server *s, struct conn *c, const char *rest)
     buf_printf(out, "zse_http_connections %d\n", loop_n_connections(s->loop));
     about(out, "zse_http_sent_bytes_total", "counter", "Bytes sent to clients.");
     buf_printf(out, "zse_http_sent_bytes_total %llu\n", (unsigned long long)loop_bytes_sent(s->loop));
+    if (s->guard.audit) {
+        struct audit_stats a;
+        audit_stats(s->guard.audit, &a);
+        about(out, "zse_audit_entries_total", "counter", "Lines written to the audit log.");
+        buf_printf(out, "zse_audit_entries_total %llu\n", (unsigned long long)a.entries);
+        about(out, "zse_audit_errors_total", "counter", "Lines that the disk did not take, and files that could not be compressed.");
+        buf_printf(out, "zse_audit_errors_total %llu\n", (unsigned long long)a.errors);
+    }
     about(out, "zse_uptime_seconds", "gauge", "Time since the start.");
     buf_printf(out, "zse_uptime_seconds %lld\n", (long long)time(NULL) - (long long)s->started);
     about(out, "process_resident_memory_bytes", "gauge", "Resident memory, file pages of the models included.");

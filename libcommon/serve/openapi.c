@@ -26,7 +26,7 @@ static json_t *field_schema(const struct field *f)
 
 static json_t *body_schema(unsigned kind)
 {
-    static const char *const needed[] = { "messages", "prompt", "input", "content", "tokens", "model_id" };
+    static const char *const needed[] = { "messages", "prompt", "input", "content", "tokens", "model_id", "name", "enabled" };
     json_t *properties = json_object(), *required = json_array();
     for (int i = 0; i < n_fields; i++) {
         if (!(fields[i].bodies & kind))
@@ -51,8 +51,8 @@ static json_t *operation(const struct route *r)
     if (r->handle == handle_requests)
         json_object_set_new(j, "parameters", json_pack("[{s:s, s:s, s:{s:s, s:i, s:i}}]", "name", "limit", "in", "query", "schema", "type", "integer", "minimum", 1,
                                                        "maximum", 1000));
-    if (r->scope == SCOPE_ADMIN)
-        json_object_set_new(j, "security", json_pack("[{s:[]}]", "admin"));
+    if (r->access != ACCESS_PUBLIC)             /* {}: also without, while no keys are required */
+        json_object_set_new(j, "security", json_pack(r->access == ACCESS_ADMIN ? "[{s:[]}]" : "[{s:[]}, {}]", r->access == ACCESS_ADMIN ? "admin" : "key"));
     return j;
 }
 
@@ -68,13 +68,13 @@ void handle_openapi(struct server *s, struct conn *c, const char *rest)
             item = json_object();
             json_object_set_new(paths, json_string_value(key), item);
         }
-        json_object_set_new(item, strcmp(r->method, "GET") == 0 ? "get" : "post", operation(r));
+        json_object_set_new(item, strcmp(r->method, "GET") == 0 ? "get" : strcmp(r->method, "DELETE") == 0 ? "delete" : "post", operation(r));
         json_decref(key);
     }
     json_t *error = json_loads("{\"type\":\"object\",\"required\":[\"error\",\"detail\"],\"properties\":{\"error\":{\"type\":\"object\",\"required\":[\"message\",\"type\"],"
                                "\"properties\":{\"message\":{\"type\":\"string\"},\"type\":{\"type\":\"string\"},\"param\":{\"type\":[\"string\",\"null\"]},"
                                "\"code\":{\"type\":[\"string\",\"null\"]}}},\"detail\":{\"type\":\"string\"}}}", 0, NULL);
-    reply_object(s, c, 200, json_pack("{s:s, s:{s:s, s:s}, s:o, s:{s:{s:o}, s:{s:{s:s, s:s}}}}", "openapi", "3.1.0", "info", "title", "zse-serve", "version",
+    reply_object(s, c, 200, json_pack("{s:s, s:{s:s, s:s}, s:o, s:{s:{s:o}, s:{s:{s:s, s:s}, s:{s:s, s:s}}}}", "openapi", "3.1.0", "info", "title", "zse-serve", "version",
                                        ZSE_VERSION, "paths", paths, "components", "schemas", "Error", error, "securitySchemes", "admin", "type", "http", "scheme",
-                                       "bearer"));
+                                       "bearer", "key", "type", "http", "scheme", "bearer"));
 }

@@ -3,40 +3,47 @@
 #include <string.h>
 #include <strings.h>
 
-#include <openssl/crypto.h>
-
 #include "libcommon/serve/calls.h"
 
 #define JSON "application/json"
 #define SSE "text/event-stream"
 
 const struct route routes[] = {
-    { "POST", "/v1/chat/completions", ROUTE_PLAIN, SCOPE_USE, handle_chat, BODY_CHAT, "Answer a conversation; with stream, as server-sent events", JSON },
-    { "POST", "/v1/completions", ROUTE_PLAIN, SCOPE_USE, handle_completions, BODY_COMPLETION, "Continue text", JSON },
-    { "POST", "/v1/embeddings", ROUTE_PLAIN, SCOPE_USE, handle_embeddings, BODY_EMBEDDING, "Texts to vectors of length 1", JSON },
-    { "GET", "/v1/models", ROUTE_PLAIN, SCOPE_USE, handle_models, 0, "The models that are loaded", JSON },
-    { "GET", "/v1/models/", ROUTE_PREFIX, SCOPE_USE, handle_model, 0, "One of them", JSON },
-    { "POST", "/tokenize", ROUTE_PLAIN, SCOPE_USE, handle_tokenize, BODY_TOKENIZE, "Text to token ids", JSON },
-    { "POST", "/detokenize", ROUTE_PLAIN, SCOPE_USE, handle_detokenize, BODY_DETOKENIZE, "Token ids to text", JSON },
-    { "POST", "/apply-template", ROUTE_PLAIN, SCOPE_USE, handle_template, BODY_TEMPLATE, "A conversation as the model sees it", JSON },
-    { "GET", "/health", ROUTE_PLAIN, SCOPE_PUBLIC, handle_health, 0, "200 when a model is ready or none was asked for, 503 while loading or stopping", JSON },
-    { "GET", "/metrics", ROUTE_PLAIN, SCOPE_READ, handle_metrics, 0, "Figures for Prometheus", "text/plain" },
-    { "GET", "/openapi.json", ROUTE_PLAIN, SCOPE_PUBLIC, handle_openapi, 0, "This description", JSON },
-    { "GET", "/", ROUTE_PLAIN, SCOPE_PUBLIC, handle_root, 0, "Name, version and figures; a page for browsers", JSON },
-    { "POST", "/api/models/load", ROUTE_PLAIN, SCOPE_ADMIN, handle_load, BODY_LOAD, "Load a model; answers when it is ready", JSON },
-    { "POST", "/api/models/unload", ROUTE_PLAIN, SCOPE_ADMIN, handle_unload, BODY_UNLOAD, "Take a model out of service; running requests end first", JSON },
-    { "GET", "/api/stats", ROUTE_PLAIN, SCOPE_READ, handle_stats, 0, "The machine and the models", JSON },
-    { "GET", "/api/stats/gpu", ROUTE_PLAIN, SCOPE_READ, handle_stats_gpu, 0, "Its GPUs", JSON },
-    { "GET", "/api/stats/models", ROUTE_PLAIN, SCOPE_READ, handle_stats_models, 0, "Each model: memory, KV blocks, requests, tokens", JSON },
-    { "GET", "/api/analytics", ROUTE_PLAIN, SCOPE_READ, handle_analytics, 0, "Requests since the start", JSON },
-    { "GET", "/api/analytics/timeseries", ROUTE_PLAIN, SCOPE_READ, handle_timeseries, 0, "The last hour by minutes", JSON },
-    { "GET", "/api/analytics/requests", ROUTE_PLAIN, SCOPE_READ, handle_requests, 0, "The last requests, newest first; ?limit=1..1000", JSON },
-    { "GET", "/api/batching", ROUTE_PLAIN, SCOPE_READ, handle_batching, 0, "How requests are batched, and how it goes", JSON },
-    { "POST", "/api/batching", ROUTE_PLAIN, SCOPE_ADMIN, handle_batching_set, BODY_BATCHING, "Change it while running", JSON },
-    { "POST", "/api/batching/enable", ROUTE_PLAIN, SCOPE_ADMIN, handle_batching_enable, 0, "Requests run together", JSON },
-    { "POST", "/api/batching/disable", ROUTE_PLAIN, SCOPE_ADMIN, handle_batching_disable, 0, "One request at a time", JSON },
-    { "GET", "/ws/chat", ROUTE_WEBSOCKET, SCOPE_USE, handle_ws_chat, BODY_WS_CHAT, "WebSocket: conversations in, {type: token | done | error} out", JSON },
-    { "GET", "/ws/stats", ROUTE_WEBSOCKET, SCOPE_READ, handle_ws_stats, 0, "WebSocket: stats and analytics every 2 s", JSON },
+    { "POST", "/v1/chat/completions", ROUTE_PLAIN, ACCESS_CHAT, handle_chat, BODY_CHAT, "Answer a conversation; with stream, as server-sent events", JSON },
+    { "POST", "/v1/completions", ROUTE_PLAIN, ACCESS_CHAT, handle_completions, BODY_COMPLETION, "Continue text", JSON },
+    { "POST", "/v1/embeddings", ROUTE_PLAIN, ACCESS_EMBED, handle_embeddings, BODY_EMBEDDING, "Texts to vectors of length 1", JSON },
+    { "GET", "/v1/models", ROUTE_PLAIN, ACCESS_KEY, handle_models, 0, "The models that are loaded", JSON },
+    { "GET", "/v1/models/", ROUTE_PREFIX, ACCESS_KEY, handle_model, 0, "One of them", JSON },
+    { "POST", "/tokenize", ROUTE_PLAIN, ACCESS_KEY, handle_tokenize, BODY_TOKENIZE, "Text to token ids", JSON },
+    { "POST", "/detokenize", ROUTE_PLAIN, ACCESS_KEY, handle_detokenize, BODY_DETOKENIZE, "Token ids to text", JSON },
+    { "POST", "/apply-template", ROUTE_PLAIN, ACCESS_KEY, handle_template, BODY_TEMPLATE, "A conversation as the model sees it", JSON },
+    { "GET", "/health", ROUTE_PLAIN, ACCESS_PUBLIC, handle_health, 0, "200 when a model is ready or none was asked for, 503 while loading or stopping", JSON },
+    { "GET", "/metrics", ROUTE_PLAIN, ACCESS_READ, handle_metrics, 0, "Figures for Prometheus", "text/plain" },
+    { "GET", "/openapi.json", ROUTE_PLAIN, ACCESS_PUBLIC, handle_openapi, 0, "This description", JSON },
+    { "GET", "/", ROUTE_PLAIN, ACCESS_PUBLIC, handle_root, 0, "Name, version and figures; a page for browsers", JSON },
+    { "POST", "/api/models/load", ROUTE_PLAIN, ACCESS_ADMIN, handle_load, BODY_LOAD, "Load a model; answers when it is ready", JSON },
+    { "POST", "/api/models/unload", ROUTE_PLAIN, ACCESS_ADMIN, handle_unload, BODY_UNLOAD, "Take a model out of service; running requests end first", JSON },
+    { "GET", "/api/stats", ROUTE_PLAIN, ACCESS_READ, handle_stats, 0, "The machine and the models", JSON },
+    { "GET", "/api/stats/gpu", ROUTE_PLAIN, ACCESS_READ, handle_stats_gpu, 0, "Its GPUs", JSON },
+    { "GET", "/api/stats/models", ROUTE_PLAIN, ACCESS_READ, handle_stats_models, 0, "Each model: memory, KV blocks, requests, tokens", JSON },
+    { "GET", "/api/analytics", ROUTE_PLAIN, ACCESS_READ, handle_analytics, 0, "Requests since the start", JSON },
+    { "GET", "/api/analytics/timeseries", ROUTE_PLAIN, ACCESS_READ, handle_timeseries, 0, "The last hour by minutes", JSON },
+    { "GET", "/api/analytics/requests", ROUTE_PLAIN, ACCESS_READ, handle_requests, 0, "The last requests, newest first; ?limit=1..1000", JSON },
+    { "GET", "/api/batching", ROUTE_PLAIN, ACCESS_READ, handle_batching, 0, "How requests are batched, and how it goes", JSON },
+    { "POST", "/api/batching", ROUTE_PLAIN, ACCESS_ADMIN, handle_batching_set, BODY_BATCHING, "Change it while running", JSON },
+    { "POST", "/api/batching/enable", ROUTE_PLAIN, ACCESS_ADMIN, handle_batching_enable, 0, "Requests run together", JSON },
+    { "POST", "/api/batching/disable", ROUTE_PLAIN, ACCESS_ADMIN, handle_batching_disable, 0, "One request at a time", JSON },
+    { "GET", "/api/keys", ROUTE_PLAIN, ACCESS_ADMIN, handle_keys, 0, "All API keys, without their secrets", JSON },
+    { "POST", "/api/keys", ROUTE_PLAIN, ACCESS_ADMIN, handle_key_create, BODY_KEY, "A new key: its secret is in the answer, and never again", JSON },
+    { "POST", "/api/keys/auth", ROUTE_PLAIN, ACCESS_ADMIN, handle_keys_required, BODY_KEYS_REQUIRED, "Require keys, or not", JSON },
+    { "DELETE", "/api/keys/", ROUTE_PREFIX, ACCESS_ADMIN, handle_key_delete, 0, "Take a key back", JSON },
+    { "GET", "/api/audit/summary", ROUTE_PLAIN, ACCESS_ADMIN, handle_audit_summary, 0, "The log in sums; ?hours=1..720", JSON },
+    { "GET", "/api/audit/recent", ROUTE_PLAIN, ACCESS_ADMIN, handle_audit_recent, 0, "Its newest lines, from memory; ?limit=1..500", JSON },
+    { "GET", "/api/audit/query", ROUTE_PLAIN, ACCESS_ADMIN, handle_audit_query, 0, "Lines by ?hours, key (its name), path, method, status, min_latency, limit", JSON },
+    { "GET", "/api/audit/stats", ROUTE_PLAIN, ACCESS_ADMIN, handle_audit_stats, 0, "Its files, lines and lost lines", JSON },
+    { "DELETE", "/api/audit/clear", ROUTE_PLAIN, ACCESS_ADMIN, handle_audit_clear, 0, "Empty it; ?all_logs=true: rotated files, too", JSON },
+    { "GET", "/ws/chat", ROUTE_WEBSOCKET, ACCESS_CHAT, handle_ws_chat, BODY_WS_CHAT, "WebSocket: conversations in, {type: token | done | error} out", JSON },
+    { "GET", "/ws/stats", ROUTE_WEBSOCKET, ACCESS_READ, handle_ws_stats, 0, "WebSocket: stats and analytics every 2 s", JSON },
 };
 const int n_routes = sizeof routes / sizeof *routes;
 
@@ -138,16 +145,6 @@ static int origin_may(const struct server *s, struct conn *c)
     return 1;
 }
 
-static int is_admin(const struct server *s, const struct conn *c)
-{
-    const char *given = http_field(conn_request(c), "Authorization");
-    if (!given || strncasecmp(given, "Bearer ", 7) != 0 || !s->o.admin_token)
-        return 0;
-    given += 7 + strspn(given + 7, " ");
-    size_t n = strlen(s->o.admin_token);
-    return strlen(given) == n && CRYPTO_memcmp(given, s->o.admin_token, n) == 0;
-}
-
 /* ---- ids ---- */
 
 /* The client's own id if it can stand in a header and a log, else a new one. */
@@ -185,6 +182,7 @@ void routes_request(struct server *s, struct conn *c)
     const char *rest;
     char methods[80];
     int at = conn_route(c);
+    guard_visit(s, c);
     request_id(s, c);
     conn_add_header(c, "X-Content-Type-Options", "nosniff");
     allowed(r->path, methods, sizeof methods);
@@ -199,10 +197,7 @@ void routes_request(struct server *s, struct conn *c)
     } else if (at < 0) {
         conn_add_header(c, "Allow", methods);
         reply_refusal(s, c, 405, "method_not_allowed", "%.32s %.200s: expected %s", r->method, r->path, methods);
-    } else if (routes[at].scope == SCOPE_ADMIN && !is_admin(s, c)) {
-        conn_add_header(c, "WWW-Authenticate", "Bearer");
-        reply_refusal(s, c, 401, "invalid_admin_token", "%s needs the administrator's token: Authorization: Bearer TOKEN, from admin.token", r->path);
-    } else {
+    } else if (guard_admits(s, c, &routes[at])) {
         matches(&routes[at], r->path, &rest);
         routes[at].handle(s, c, rest);
     }

@@ -49,6 +49,7 @@ void reply_problem(struct server *s, struct conn *c, const struct problem *p)
     struct buf out = { 0 };
     problem_json(p, &out);
     metrics_count(&s->metrics, conn_route(c), p->status);
+    visit_error(conn_visit(c), p->message);
     conn_reply(c, p->status, "application/json", out.data, out.size);
     buf_release(&out);
 }
@@ -109,12 +110,36 @@ const char *client_address(const struct server *s, const struct conn *c, char ou
 
 static void on_request(void *user, struct conn *c) { routes_request(user, c); }
 
+/* The line of a call whose client left waits for the end of the work. */
+static void on_answered(void *user, struct conn *c)
+{
+    struct server *s = user;
+    struct exchange *x = conn_exchange(c);
+    struct visit *v = conn_visit(c);
+    int prompt = -1, completion = -1, cached, reasoning;
+    if (x && x->kind == EXCHANGE_CALL)
+        call_totals((struct call *)x, &prompt, &completion, &cached, &reasoning);
+    const int status = conn_status(c);
+    visit_end(s, v, conn_is_complete(c) ? status : 499, prompt, completion);
+    if (status != 101 || !conn_is_complete(c))
+        conn_set_visit(c, NULL);
+}
+
 static void on_gone(void *user, struct conn *c)
 {
     struct server *s = user;
     struct exchange *x = conn_exchange(c);
     if (x->kind == EXCHANGE_CALL) {
-        call_gone((struct call *)x);
+        struct call *call = (struct call *)x;
+        if (!call->visit && !conn_is_websocket(c)) {
+            call->visit = conn_visit(c);
+            conn_set_visit(c, NULL);
+        }
+        call_gone(call);
+        return;
+    }
+    if (x->kind == EXCHANGE_REPORT) {
+        report_gone(c, s);
         return;
     }
     for (struct hosted *h = s->models; h; h = h->next)
@@ -125,6 +150,8 @@ static void on_gone(void *user, struct conn *c)
 
 static void on_refused(void *user, struct conn *c, int status, const char *why)
 {
+    if (!conn_visit(c))
+        guard_visit(user, c);
     reply_refusal(user, c, status, NULL, "%s", why);
 }
 
@@ -150,6 +177,7 @@ static void on_wake(void *user)
     struct server *s = user;
     models_opened(s);
     calls_events(s);
+    guard_reports(s);
     models_tick(s);
     finish_draining(s);
 }
@@ -213,7 +241,7 @@ static int listen_everywhere(struct server *s, struct err *e)
         return -1;
     if (o->host) {
         s->port = o->port;
-        if (loop_listen(s->loop, o->host, &s->port, !o->allow_remote, e) != 0)
+        if (loop_listen(s->loop, o->host, &s->port, !o->no_auth && !guard_has_keys(s), e) != 0)
             return -1;
     }
     return o->socket_path ? loop_listen_unix(s->loop, o->socket_path, e) : 0;
@@ -228,14 +256,14 @@ struct server *server_open(const struct server_options *o, struct err *e)
     }
     const struct loop_options lo = { .http = { .head_bytes = 16 << 10, .body_bytes = o->max_body }, .max_connections = o->max_connections, .max_unsent = 16 << 20,
                                      .head_s = 10, .body_s = 10, .idle_s = 75, .stalled_s = 30, .on_request = on_request, .on_gone = on_gone,
-                                     .on_refused = on_refused, .on_message = on_message, .on_wake = on_wake, .on_second = on_second, .on_signal = on_signal,
+                                     .on_refused = on_refused, .on_answered = on_answered, .on_message = on_message, .on_wake = on_wake, .on_second = on_second, .on_signal = on_signal,
                                      .user = s };
     s->o = *o;
     s->start_ns = clock_ns();
     s->started = (int64_t)time(NULL);
     if (getrandom(&s->ids.state, sizeof s->ids.state, 0) != (ssize_t)sizeof s->ids.state)
         err_sys(e, "random numbers");
-    else if ((s->loop = loop_open(&lo, e)) && loop_signals(s->loop, signals, N_SIGNALS, e) == 0 && listen_everywhere(s, e) == 0 &&
+    else if ((s->loop = loop_open(&lo, e)) && loop_signals(s->loop, signals, N_SIGNALS, e) == 0 && guard_open(s, e) == 0 && listen_everywhere(s, e) == 0 &&
              models_start(s, e) == 0 && calls_open(s, e) == 0)
         return s;
     server_close(s);
@@ -251,6 +279,7 @@ void server_close(struct server *s)
     calls_close(s);
     models_stop(s);
     loop_close(s->loop);
+    guard_close(s);
     metrics_release(&s->metrics);
     free(s);
 }

@@ -41,7 +41,13 @@ struct server_options {
     const char *host; int port;         /* host NULL: no TCP; port 0: any */
     const char *socket_path;            /* NULL: none */
     const char *tls_cert, *tls_key;     /* NULL: plain */
-    int allow_remote;                   /* listen beyond loopback without keys */
+    const char *home;                   /* folder of keys and counters; NULL: no keys */
+    int no_auth;                        /* ask nobody for a key, and listen beyond loopback all the same */
+    int query_keys;                     /* ?api_key= is taken */
+    int anonymous_limit;                /* requests a minute of an address without a key; 0: none */
+    const char *audit_folder;           /* NULL: nothing is logged */
+    uint64_t audit_bytes;               /* of a file before it is rotated; 0: the usual */
+    int audit_prompts;                  /* prompts are logged, too */
     int trust_proxy;                    /* X-Forwarded-For names the client */
     const char *const *origins; int n_origins;      /* browsers' pages that may use the API; "*": all */
     const char *const *hosts; int n_hosts;          /* names besides localhost that a loopback listener answers to */

@@ -7,6 +7,7 @@
 #include "libcommon/base/rng.h"
 #include "libcommon/serve/conn.h"
 #include "libcommon/serve/fields.h"
+#include "libcommon/serve/guard.h"
 #include "libcommon/serve/metrics.h"
 #include "libcommon/serve/problem.h"
 #include "libcommon/serve/server.h"
@@ -77,6 +78,7 @@ struct server {
     /* bodies on their way through the preparing thread */
     struct preparing *preparing;
     struct metrics metrics;
+    struct guard guard;
     unsigned long long cpu_total, cpu_idle;     /* of /proc/stat, when it was last read */
     uint64_t ws_stats_ns;
 };
@@ -96,13 +98,14 @@ const char *client_address(const struct server *s, const struct conn *c, char ou
 
 /* ---- routes.c ---- */
 
-enum scope { SCOPE_PUBLIC, SCOPE_USE, SCOPE_READ, SCOPE_ADMIN };       /* what a key will need; administration needs the token now */
+/* What a key must be for where keys are required (ACCESS_KEY: any); administration always needs one, or the administrator's token. */
+enum access { ACCESS_PUBLIC, ACCESS_KEY, ACCESS_CHAT, ACCESS_EMBED, ACCESS_READ, ACCESS_ADMIN };
 enum route_kind { ROUTE_PLAIN, ROUTE_PREFIX, ROUTE_WEBSOCKET };         /* ROUTE_PREFIX: what follows the path is an id */
 
 struct route {
     const char *method, *path;
     enum route_kind kind;
-    enum scope scope;
+    enum access access;
     void (*handle)(struct server *s, struct conn *c, const char *rest);
     unsigned body;                      /* enum body_kind; 0: none */
     const char *about, *answer;         /* for /openapi.json: one line; media type and what it is */
@@ -140,6 +143,15 @@ void handle_metrics(struct server *s, struct conn *c, const char *rest);
 void handle_openapi(struct server *s, struct conn *c, const char *rest);
 void handle_ws_chat(struct server *s, struct conn *c, const char *rest);
 void handle_ws_stats(struct server *s, struct conn *c, const char *rest);
+void handle_keys(struct server *s, struct conn *c, const char *rest);
+void handle_key_create(struct server *s, struct conn *c, const char *rest);
+void handle_key_delete(struct server *s, struct conn *c, const char *rest);
+void handle_keys_required(struct server *s, struct conn *c, const char *rest);
+void handle_audit_summary(struct server *s, struct conn *c, const char *rest);
+void handle_audit_recent(struct server *s, struct conn *c, const char *rest);
+void handle_audit_query(struct server *s, struct conn *c, const char *rest);
+void handle_audit_stats(struct server *s, struct conn *c, const char *rest);
+void handle_audit_clear(struct server *s, struct conn *c, const char *rest);
 json_t *stats_object(struct server *s);
 json_t *analytics_object(struct server *s);
 void ws_chat_message(struct server *s, struct conn *c, const char *text, size_t size);

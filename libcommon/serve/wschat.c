@@ -85,7 +85,11 @@ void ws_chat_message(struct server *s, struct conn *c, const char *text, size_t 
         say_error(c, &pr);
         return;
     }
-    call_start(s, c, &form, text, size);
+    struct visit *v = guard_message(s, c, &pr);
+    if (v)
+        call_start(s, c, v, &form, text, size);
+    else
+        say_error(c, &pr);
 }
 
 /* ---- /ws/stats ---- */

@@ -95,8 +95,72 @@ active_requests throughput_tok_s total_requests total_tokens" ]
   # every path of the man page, and every field of the body of chat
   while read -r path; do
     jq -e --arg p "$path" '.paths[$p]' "$BATS_TEST_TMPDIR/api" >/dev/null || { echo "the man page has $path"; return 1; }
-  done < <(sed -n '/^\.Sh THE API/,/^\.Ss Fields/p' man/zse-serve.1 | grep '^\.It' | grep -oE '/[a-z0-9/_-]*' | sed 's|/models/$|/models/{id}|; s|^/api/analytics/requests.*|/api/analytics/requests|')
+  done < <(sed -n '/^\.Sh THE API/,/^\.Ss Fields/p' man/zse-serve.1 | grep '^\.It' | grep -oE '/[a-z0-9/_-]*' | sed 's|/models/$|/models/{id}|; s|/keys/$|/keys/{id}|; s|^/api/analytics/requests.*|/api/analytics/requests|')
   [ "$(jq '.paths["/v1/chat/completions"].post.requestBody.content["application/json"].schema.properties.temperature.maximum == 2' "$BATS_TEST_TMPDIR/api")" = true ]
+}
+
+@test "keys: required once there is one, scopes, limits, models, taken back; nobody listens to the world without" {
+  local home=$BATS_TEST_TMPDIR/home key chat log=$BATS_TEST_TMPDIR/log URL PID
+  export ZSE_HOME=$home
+  run ! zse-serve --host 0.0.0.0 --port 0
+  [[ "$output" == *"there are no keys"* ]]
+  start "$log" "$T/tiny.zse" --port 0 --anonymous-limit 1000
+  wait_ready "$URL"
+  [ "$(status "$URL/v1/models")" = 200 ]
+  key=$(zse-apikey create app --rate-limit 5 --model 'tiny*' 2>/dev/null)
+  chat=$(zse-apikey create other --model 'none-*' 2>/dev/null)
+  until [ "$(status "$URL/v1/models")" = 401 ]; do :; done
+  curl -s -D "$BATS_TEST_TMPDIR/head" -o /dev/null "$URL/v1/models"
+  grep -qi '^WWW-Authenticate: Bearer' "$BATS_TEST_TMPDIR/head"
+  [ "$(status -H 'Authorization: Bearer zse-wrong' "$URL/v1/models")" = 401 ] && [ "$(status "$URL/health")" = 200 ]
+  [ "$(status -H "X-API-Key: $chat" "$URL/v1/chat/completions" -d "$QUESTION")" = 403 ]
+  [ "$(status -H "X-API-Key: $chat" "$URL/api/keys")" = 403 ] && [ "$(status -H "X-API-Key: $chat" "$URL/metrics")" = 403 ]
+  [ "$(status "$URL/v1/models?api_key=$key")" = 400 ]
+  # the window is shared with zse-apikey, and begins anew on its word
+  for _ in 1 2 3; do [ "$(status -H "X-API-Key: $key" "$URL/v1/models")" = 200 ]; done
+  [ "$(curl -s -H "Authorization: Bearer $key" "$URL/v1/chat/completions" -d "$QUESTION" | jq -r '.choices[0].message.content')" = "2 + 2 = 4" ]
+  [ "$(zse-apikey status app --json | jq -c '[.current, .remaining, .tokens_minute > 10]')" = '[4,1,true]' ]
+  curl -s -D "$BATS_TEST_TMPDIR/head" -o /dev/null -H "X-API-Key: $key" "$URL/v1/models"
+  grep -qi '^X-RateLimit-Remaining: 0' "$BATS_TEST_TMPDIR/head"
+  run curl -s -D "$BATS_TEST_TMPDIR/head" -H "X-API-Key: $key" "$URL/v1/models"
+  [[ "$(jq -r .detail <<<"$output")" =~ ^Rate\ limit\ exceeded\.\ Limit:\ 5/min,\ Current:\ 5\.\ Try\ again\ in\ [0-9]+s\.$ ]]
+  grep -qi '^Retry-After: [0-9]' "$BATS_TEST_TMPDIR/head" && grep -qi '^X-RateLimit-Limit: 5' "$BATS_TEST_TMPDIR/head"
+  zse-apikey reset app
+  [ "$(status -H "X-API-Key: $key" "$URL/v1/models")" = 200 ]
+  # over HTTP, with the administrator's token
+  [ "$(admin "$URL/api/keys" -d '{"name":"made","scopes":"chat,admin"}' | jq -r .key | cut -c1-4)" = zse- ]
+  [ "$(admin "$URL/api/keys" -d '{"name":"made"}' | jq -r .error.code)" = key_not_made ]
+  [ "$(admin "$URL/api/keys" | jq -c '[.enabled, (.keys | length), (.keys[] | select(.name == "app") | .request_count)]')" = '[true,3,6]' ]
+  [ "$(admin -X DELETE "$URL/api/keys/made" | jq .success)" = true ] && [ "$(status -X DELETE "$URL/api/keys/app" -H "X-API-Key: $key")" = 403 ]
+  zse-apikey delete app
+  until [ "$(status -H "X-API-Key: $key" "$URL/v1/models")" = 401 ]; do :; done
+  stop "$PID"
+  # every request has left its line, and no line holds a key
+  [ "$(zse-audit verify --json | jq .intact)" = true ]
+  run ! grep -rqF -e "${key#zse-}" "$home" "$log.err"
+  [ "$(zse-audit query -s 429 -k app --json | jq -r .path)" = /v1/models ]
+  [ "$(zse-audit query -p /v1/chat -s 200 --json | jq -c '[.api_key_name, .model_id, .total_tokens > 10, .latency_ms > 0]')" = '["app","tiny",true,true]' ]
+}
+
+@test "the audit log: streams and clients that leave, a folder that cannot be written" {
+  local log=$BATS_TEST_TMPDIR/log URL PID
+  export ZSE_HOME=$BATS_TEST_TMPDIR/home
+  start "$log" "$T/tiny.zse" --port 0 --audit-size 2kB
+  wait_ready "$URL"
+  curl -sN "$URL/v1/chat/completions" -d "${QUESTION/\{/\{\"stream\":true,}" >/dev/null
+  curl -sN -m 0.2 "$URL/v1/completions" -d '{"prompt":"a","max_tokens":2000,"ignore_eos":true,"stream":true}' >/dev/null || true
+  until [ "$(zse-audit query -s 499 --json | jq -r .path)" = /v1/completions ]; do :; done
+  [ "$(zse-audit query -p /v1/chat --json | jq -c '[.status_code, .completion_tokens > 3, .total_tokens > 10]')" = '[200,true,true]' ]
+  for _ in {1..20}; do status "$URL/v1/models" >/dev/null; done
+  stop "$PID"
+  [ "$(zse-audit stats --json | jq -c '[.total_entries, .rotated_files > 1, .skipped_lines]')" = '[22,true,0]' ]
+  [ "$(zse-audit verify --json | jq .intact)" = true ]
+  rm -r "$ZSE_HOME/audit" && touch "$ZSE_HOME/audit"
+  start "$log" "$T/tiny.zse" --port 0
+  wait_ready "$URL"
+  [ "$(status "$URL/v1/models")" = 200 ]
+  [ "$(curl -s "$URL/metrics" | sed -n 's/^zse_audit_errors_total //p')" -gt 0 ]
+  stop "$PID"
 }
 
 @test "administration needs the token; models are loaded, named, unloaded; batching changes while running" {

@@ -83,6 +83,7 @@ static void a_limit_holds_and_says_when(void **state)
         const struct verdict v = usage_admit(u, 7, &five);
         assert_true(v.allowed);
         assert_int_equal(v.remaining, 4 - i);
+        assert_in_range(v.reset_s, 60, 61);
     }
     struct verdict v = usage_admit(u, 7, &five);
     assert_false(v.allowed);

@@ -1,0 +1,341 @@
+#include "libcommon/serve/guard.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <time.h>
+
+#include <openssl/crypto.h>
+
+#include "libcommon/base/clock.h"
+#include "libcommon/serve/calls.h"
+
+/* ---- open and close ---- */
+
+static int open_keys(struct server *s, struct err *e)
+{
+    struct guard *g = &s->guard;
+    struct stat st;
+    char path[4096];
+    if (!s->o.home)
+        return 0;
+    if (!(g->keys = keys_open(s->o.home, e))) {
+        snprintf(path, sizeof path, "%s/keys.db", s->o.home);
+        if (stat(path, &st) == 0)
+            return err_prefix(e, "the keys cannot be read");
+        server_log(s, "%s: no keys", e->msg);
+        return 0;
+    }
+    if (keys_refresh(g->keys, e) != 0)
+        return err_prefix(e, "the keys cannot be read");
+    g->refreshed_ns = clock_ns();
+    return (g->usage = usage_open(s->o.home, e)) ? 0 : -1;
+}
+
+int guard_open(struct server *s, struct err *e)
+{
+    struct guard *g = &s->guard;
+    if (!s->o.no_auth && open_keys(s, e) != 0)
+        return -1;
+    if (s->o.audit_folder) {
+        const struct audit_options ao = { .folder = s->o.audit_folder, .max_bytes = s->o.audit_bytes };
+        if (!(g->audit = audit_open(&ao, e)))
+            return -1;
+    }
+    g->anonymous = address_limits_open(ADDRESSES, s->o.anonymous_limit, e);
+    g->refused = address_limits_open(ADDRESSES, REFUSALS_MINUTE, e);
+    return g->anonymous && g->refused ? 0 : -1;
+}
+
+int guard_has_keys(const struct server *s)
+{
+    const struct guard *g = &s->guard;
+    return g->keys && keys_known_required(g->keys) && keys_known(g->keys) > 0;
+}
+
+/* ---- visits ---- */
+
+static void uuid(char out[40])
+{
+    uint8_t b[16] = { 0 };
+    ssize_t n = getrandom(b, sizeof b, 0);
+    (void)n;
+    b[6] = (uint8_t)((b[6] & 0x0f) | 0x40);             /* RFC 9562, version 4 */
+    b[8] = (uint8_t)((b[8] & 0x3f) | 0x80);
+    for (int i = 0, at = 0; i < 16; i++) {
+        if (i == 4 || i == 6 || i == 8 || i == 10)
+            out[at++] = '-';
+        at += sprintf(out + at, "%02x", b[i]);
+    }
+}
+
+static char *copy(const char *s) { return s ? strdup(s) : NULL; }
+
+static struct visit *new_visit(struct server *s, struct conn *c)
+{
+    const struct http_request *r = conn_request(c);
+    struct visit *v = calloc(1, sizeof *v);
+    struct timespec now;
+    char address[64];
+    if (!v)
+        return NULL;
+    clock_gettime(CLOCK_REALTIME, &now);
+    v->at_ms = (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+    v->start_ns = clock_ns();
+    uuid(v->id);
+    snprintf(v->client, sizeof v->client, "%s", client_address(s, c, address));
+    if (r && r->method) {
+        v->method = copy(r->method);
+        v->path = copy(r->path);
+        v->agent = copy(http_field(r, "User-Agent"));
+    }
+    return v;
+}
+
+void guard_visit(struct server *s, struct conn *c) { conn_set_visit(c, new_visit(s, c)); }
+
+static void free_visit(struct visit *v)
+{
+    free(v->method);
+    free(v->path);
+    free(v->agent);
+    free(v->model);
+    free(v->error);
+    free(v->prompt);
+    free(v);
+}
+
+void visit_error(struct visit *v, const char *message)
+{
+    if (v && !v->error)
+        v->error = strdup(message);
+}
+
+void visit_prompt(const struct server *s, struct visit *v, const char *text, size_t size)
+{
+    if (v && !v->prompt && s->o.audit_prompts)
+        v->prompt = strndup(text, size < 4096 ? size : 4096);
+}
+
+void visit_end(struct server *s, struct visit *v, int status, int prompt_tokens, int completion_tokens)
+{
+    struct guard *g = &s->guard;
+    if (!v)
+        return;
+    if (v->kept) {
+        free_visit(v);
+        return;
+    }
+    if (v->has_key && g->usage && prompt_tokens + completion_tokens > 0)
+        usage_charge(g->usage, v->key.id, (int64_t)prompt_tokens + completion_tokens);
+    if (g->audit && !(v->path && (strcmp(v->path, "/health") == 0 || strcmp(v->path, "/openapi.json") == 0) && status < 400)) {
+        const struct audit_entry x = { .time_ms = v->at_ms, .request_id = v->id, .method = v->method, .path = v->path, .status = status,
+                                       .latency_ms = (double)(clock_ns() - v->start_ns) * 1e-6, .key_name = v->has_key ? v->key.name : v->is_admin ? "(admin.token)" : NULL, .client_ip = v->client,
+                                       .user_agent = v->agent, .model = v->model, .prompt_tokens = prompt_tokens, .completion_tokens = completion_tokens,
+                                       .error = v->error, .prompt = v->prompt };
+        audit_add(g->audit, &x);
+    }
+    if (status == 101)
+        v->kept = 1;
+    else
+        free_visit(v);
+}
+
+/* ---- who asks ---- */
+
+static void refresh(struct server *s)
+{
+    struct guard *g = &s->guard;
+    struct err e;
+    const uint64_t now = clock_ns();
+    if (!g->keys || now - g->refreshed_ns < 250000000u)
+        return;
+    g->refreshed_ns = now;
+    const int bad = keys_refresh(g->keys, &e) != 0;
+    if (bad && !g->trouble)
+        server_log(s, "%s; the keys known so far stay good", e.msg);
+    g->trouble = bad;
+}
+
+/* The key as it was sent, or NULL. */
+static const char *given_key(const struct server *s, const struct conn *c, char *query, size_t room)
+{
+    const struct http_request *r = conn_request(c);
+    const char *key = http_field(r, "X-API-Key"), *bearer = http_field(r, "Authorization");
+    if (key)
+        return key;
+    if (bearer && strncasecmp(bearer, "Bearer ", 7) == 0)
+        return bearer + 7 + strspn(bearer + 7, " ");
+    return s->o.query_keys ? http_query(r, "api_key", query, room) : NULL;
+}
+
+static int is_admin_token(const struct server *s, const char *given)
+{
+    const size_t n = s->o.admin_token ? strlen(s->o.admin_token) : 0;
+    return n && given && strlen(given) == n && CRYPTO_memcmp(given, s->o.admin_token, n) == 0;
+}
+
+static unsigned needs(enum access a)
+{
+    switch (a) {
+    case ACCESS_CHAT:  return SCOPE_CHAT;
+    case ACCESS_EMBED: return SCOPE_EMBEDDINGS;
+    case ACCESS_READ:  return SCOPE_MODELS | SCOPE_ADMIN;
+    case ACCESS_ADMIN: return SCOPE_ADMIN;
+    default:           return SCOPE_ALL;
+    }
+}
+
+static void limit_headers(struct conn *c, const struct verdict *v)
+{
+    char text[24];
+    if (!v->limit)
+        return;
+    snprintf(text, sizeof text, "%lld", (long long)v->limit);
+    conn_add_header(c, "X-RateLimit-Limit", text);
+    snprintf(text, sizeof text, "%lld", (long long)v->remaining);
+    conn_add_header(c, "X-RateLimit-Remaining", text);
+    snprintf(text, sizeof text, "%d", v->reset_s);
+    conn_add_header(c, "X-RateLimit-Reset", text);
+}
+
+static int too_many(struct server *s, struct conn *c, const struct verdict *v)
+{
+    char text[160], wait[16];
+    verdict_text(v, text, sizeof text);
+    snprintf(wait, sizeof wait, "%d", v->retry_s);
+    conn_add_header(c, "Retry-After", wait);
+    reply_refusal(s, c, 429, "rate_limit_exceeded", "%s", text);
+    return 0;
+}
+
+/* No key, or no good one: guessing costs an address its turns. */
+static int refuse(struct server *s, struct conn *c, int status, const char *code, const char *text)
+{
+    char address[64];
+    const struct verdict v = address_admit(s->guard.refused, client_address(s, c, address));
+    if (status == 401 && !v.allowed) {
+        limit_headers(c, &v);
+        return too_many(s, c, &v);
+    }
+    if (status == 401)
+        conn_add_header(c, "WWW-Authenticate", "Bearer");
+    reply_refusal(s, c, status, code, "%s", text);
+    return 0;
+}
+
+static int admit_key(struct server *s, struct conn *c, const struct route *r, struct visit *v)
+{
+    char scopes[32];
+    if (!(v->key.scopes & needs(r->access))) {
+        reply_refusal(s, c, 403, "insufficient_scope", "%s needs a key of scope %s", r->path, key_scopes_text(needs(r->access), scopes));
+        return 0;
+    }
+    const struct verdict w = usage_admit(s->guard.usage, v->key.id, &v->key.limit);
+    limit_headers(c, &w);
+    return w.allowed || too_many(s, c, &w);
+}
+
+static int admit_anonymous(struct server *s, struct conn *c)
+{
+    char address[64];
+    const struct verdict w = address_admit(s->guard.anonymous, client_address(s, c, address));
+    limit_headers(c, &w);
+    return w.allowed || too_many(s, c, &w);
+}
+
+int guard_admits(struct server *s, struct conn *c, const struct route *r)
+{
+    struct guard *g = &s->guard;
+    struct visit *v = conn_visit(c);
+    char query[128];
+    if (!s->o.query_keys && http_query(conn_request(c), "api_key", query, sizeof query)) {
+        reply_refusal(s, c, 400, "key_in_query", "api_key in the address ends in logs: send it as X-API-Key or Authorization: Bearer (--allow-query-key lets it through)");
+        return 0;
+    }
+    if (r->access == ACCESS_PUBLIC)
+        return 1;
+    if (!v) {
+        reply_refusal(s, c, 503, NULL, "out of memory");
+        return 0;
+    }
+    const char *key = given_key(s, c, query, sizeof query);
+    if (is_admin_token(s, key))
+        return v->is_admin = 1;
+    refresh(s);
+    const int required = g->keys && keys_known_required(g->keys);
+    const enum key_state state = key && g->keys ? keys_check(g->keys, key, &v->key) : KEY_UNKNOWN;
+    v->has_key = state != KEY_UNKNOWN;
+    if (state == KEY_GOOD)
+        return admit_key(s, c, r, v);
+    if (required || (r->access == ACCESS_ADMIN && g->keys && state != KEY_UNKNOWN)) {
+        if (!key)
+            return refuse(s, c, 401, "missing_api_key", "API key required. Provide via X-API-Key header or Bearer token.");
+        return refuse(s, c, 401, "invalid_api_key", state == KEY_EXPIRED ? "Invalid API key: it has expired" : state == KEY_DISABLED ? "Invalid API key: it is disabled" : "Invalid API key");
+    }
+    if (r->access == ACCESS_ADMIN) {
+        char text[320];
+        snprintf(text, sizeof text, "%.120s needs the administrator's token or a key of scope admin: Authorization: Bearer TOKEN, from admin.token", r->path);
+        return refuse(s, c, 401, "invalid_admin_token", text);
+    }
+    return admit_anonymous(s, c);
+}
+
+struct visit *guard_message(struct server *s, struct conn *c, struct problem *pr)
+{
+    struct guard *g = &s->guard;
+    const struct visit *from = conn_visit(c);
+    struct visit *v = new_visit(s, c);
+    char address[64], text[160];
+    if (!v || !from) {
+        problem_set(pr, 503, NULL, NULL, "out of memory");
+        free(v);
+        return NULL;
+    }
+    v->method = copy("WS");
+    v->path = copy(from->path);
+    v->agent = copy(from->agent);
+    refresh(s);
+    if (from->has_key && keys_check_id(g->keys, from->key.id, &v->key) != KEY_GOOD)
+        problem_set(pr, 401, NULL, "invalid_api_key", "Invalid API key");
+    else if (!from->has_key && g->keys && keys_known_required(g->keys) && !from->is_admin)
+        problem_set(pr, 401, NULL, "missing_api_key", "API key required. Provide via X-API-Key header or Bearer token.");
+    else {
+        v->has_key = from->has_key;
+        const struct verdict w = v->has_key ? usage_admit(g->usage, v->key.id, &v->key.limit) : address_admit(g->anonymous, client_address(s, c, address));
+        if (w.allowed)
+            return v;
+        verdict_text(&w, text, sizeof text);
+        problem_set(pr, 429, NULL, "rate_limit_exceeded", "%s", text);
+    }
+    visit_error(v, pr->message);
+    visit_end(s, v, pr->status, -1, -1);
+    return NULL;
+}
+
+int guard_model(struct visit *v, const char *model, struct problem *pr)
+{
+    if (!v)
+        return 0;
+    if (!v->model)
+        v->model = strdup(model);
+    if (!v->has_key || key_allows_model(&v->key, model))
+        return 0;
+    return problem_set(pr, 403, "model", "model_not_allowed", "model: the key '%s' may not use %.200s", v->key.name, model);
+}
+
+int guard_share(const struct server *s, const struct visit *v)
+{
+    int n = 0;
+    if (!v)
+        return 0;
+    for (const struct hosted *h = s->models; h; h = h->next)
+        for (const struct call *c = h->calls; c; c = c->next) {
+            const struct visit *w = c->visit ? c->visit : c->conn ? conn_visit(c->conn) : NULL;
+            n += w && w != v && w->has_key == v->has_key && (v->has_key ? w->key.id == v->key.id : strcmp(w->client, v->client) == 0);
+        }
+    return -n;
+}

@@ -1,0 +1,63 @@
+/* guard.h - who may ask, how often, and the line that every request leaves in the audit log.
+ *
+ * A visit goes with one request: from routes_request to the last byte of its answer, or, when the client leaves before, to the end of the work for it.
+ * Keys are looked at anew for every request (and every message on a WebSocket), at most a quarter of a second after a change. */
+#ifndef ZSE_SERVE_GUARD_H
+#define ZSE_SERVE_GUARD_H
+
+#include "libcommon/access/audit.h"
+#include "libcommon/access/keys.h"
+#include "libcommon/access/limits.h"
+#include "libcommon/serve/problem.h"
+
+struct server;
+struct conn;
+struct route;
+
+enum { REFUSALS_MINUTE = 60, ADDRESSES = 4096 };
+
+struct visit {
+    char id[40], client[64];            /* UUID; address */
+    char *method, *path, *agent, *model, *error, *prompt;       /* owned; NULL: none */
+    int64_t at_ms;
+    uint64_t start_ns;
+    int has_key, is_admin;              /* is_admin: by the administrator's token */
+    int kept;                           /* of a WebSocket: its line is written, its messages are judged by it */
+    struct key_info key;
+};
+
+struct guard {
+    struct keys *keys;                  /* NULL: there are none */
+    struct usage *usage;
+    struct audit *audit;                /* NULL: nothing is logged */
+    struct address_limits *anonymous, *refused;
+    uint64_t refreshed_ns;
+    int trouble;                        /* the last look at the keys failed, and that was said */
+    struct report *report;              /* a question to the log that a thread is answering */
+};
+
+/* Reads the keys. Refuses a key file that is there and cannot be read: it must not look like a server without keys. */
+int guard_open(struct server *s, struct err *e);
+void guard_close(struct server *s);
+int guard_has_keys(const struct server *s);             /* a key is needed, and there is one */
+
+/* A request begins. */
+void guard_visit(struct server *s, struct conn *c);
+/* May it go on? 0 after a refusal was sent. */
+int guard_admits(struct server *s, struct conn *c, const struct route *r);
+/* The same for a message on a WebSocket that guard_admits let in: a visit of its own, or NULL with *pr. */
+struct visit *guard_message(struct server *s, struct conn *c, struct problem *pr);
+/* May the key of this visit use the model? -1 with *pr. */
+int guard_model(struct visit *v, const char *model, struct problem *pr);
+/* Other open requests of the same key (or address) go first: 0, -1, -2 ... to be added to the priority. */
+int guard_share(const struct server *s, const struct visit *v);
+void visit_error(struct visit *v, const char *message);
+void visit_prompt(const struct server *s, struct visit *v, const char *text, size_t size);
+/* Tokens count against the key, the line is written, v is freed. Tokens < 0: the request has none. */
+void visit_end(struct server *s, struct visit *v, int status, int prompt_tokens, int completion_tokens);
+
+/* on_wake: reports that are ready. */
+void guard_reports(struct server *s);
+void report_gone(struct conn *c, struct server *s);     /* the client is */
+
+#endif

@@ -1,0 +1,352 @@
+/* guard_api.c - keys and the audit log over HTTP.  Questions to the log may read gigabytes: a thread of their own answers them, one at a time. */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "libcommon/access/audit_query.h"
+#include "libcommon/serve/calls.h"
+
+/* ---- keys ---- */
+
+static int has_keys(struct server *s, struct conn *c)
+{
+    if (s->guard.keys)
+        return 1;
+    reply_refusal(s, c, 400, "no_keys", s->o.no_auth ? "the server was started with --no-auth: it has no keys" : "there is no folder for keys ($ZSE_HOME)");
+    return 0;
+}
+
+static json_t *count_or_null(int64_t n) { return n ? json_integer(n) : json_null(); }
+
+static json_t *key_object(struct server *s, const struct key_info *k)
+{
+    char scopes[32];
+    struct usage_stats u;
+    usage_read(s->guard.usage, k->id, &k->limit, &u);
+    return json_pack("{s:s,s:I,s:o,s:s,s:s,s:b,s:o,s:o,s:o,s:o,s:I,s:I,s:I}", "name", k->name, "created_at", (json_int_t)k->created_s, "expires_at", count_or_null(k->expires_s),
+                     "scopes", key_scopes_text(k->scopes, scopes), "models", k->models, "enabled", k->enabled, "rate_limit", count_or_null(k->limit.requests_minute),
+                     "token_limit_minute", count_or_null(k->limit.tokens_minute), "token_limit_day", count_or_null(k->limit.tokens_day),
+                     "last_used", count_or_null(u.last_used_ms / 1000), "request_count", (json_int_t)u.requests, "token_count", (json_int_t)u.tokens,
+                     "current", (json_int_t)u.requests_minute);
+}
+
+void handle_keys(struct server *s, struct conn *c, const char *rest)
+{
+    struct key_info *list;
+    struct err e;
+    int n, required;
+    (void)rest;
+    if (!has_keys(s, c))
+        return;
+    if (keys_list(s->guard.keys, &list, &n, &e) || keys_required(s->guard.keys, &required, &e)) {
+        reply_refusal(s, c, 503, NULL, "%s", e.msg);
+        return;
+    }
+    json_t *keys = json_array();
+    for (int i = 0; i < n; i++)
+        json_array_append_new(keys, key_object(s, &list[i]));
+    free(list);
+    reply_object(s, c, 200, json_pack("{s:b,s:o}", "enabled", required, "keys", keys));
+}
+
+/* A connection does not see its own changes in data_version. */
+static void changed(struct server *s)
+{
+    keys_forget_version(s->guard.keys);
+    s->guard.refreshed_ns = 0;
+}
+
+void handle_key_create(struct server *s, struct conn *c, const char *rest)
+{
+    struct params p = { 0 };
+    struct key_info k = { .scopes = SCOPE_CHAT | SCOPE_EMBEDDINGS };
+    char text[KEY_TEXT + 1];
+    struct err e;
+    (void)rest;
+    json_t *body = has_keys(s, c) ? read_body(s, c, BODY_KEY, &p) : NULL;
+    if (!body)
+        return;
+    k.limit = (struct limit){ p.rate_limit, p.token_limit_minute, p.token_limit_day };
+    k.expires_s = (int64_t)p.expires_at;
+    if (!p.name || strlen(p.name) > KEY_NAME_MAX)
+        reply_refusal(s, c, 400, "missing", "name: %s, expected 1 to %d characters", p.name ? "too long" : "missing", KEY_NAME_MAX);
+    else if (p.scopes && key_scopes_parse(p.scopes, &k.scopes, &e))
+        reply_refusal(s, c, 400, "invalid_value", "scopes: %s", e.msg);
+    else if (p.models && strlen(p.models) >= sizeof k.models)
+        reply_refusal(s, c, 400, "invalid_value", "models: %zu bytes, expected at most %zu", strlen(p.models), sizeof k.models - 1);
+    else {
+        strcpy(k.name, p.name);
+        if (p.models)
+            strcpy(k.models, p.models);
+        if (keys_create(s->guard.keys, &k, text, &e))
+            reply_refusal(s, c, e.code == ERR_FORMAT ? 409 : 503, "key_not_made", "%s", e.msg);
+        else
+            reply_object(s, c, 200, json_pack("{s:b,s:s,s:s}", "success", 1, "name", k.name, "key", text));
+        changed(s);
+    }
+    json_decref(body);
+}
+
+void handle_key_delete(struct server *s, struct conn *c, const char *rest)
+{
+    struct key_info k;
+    struct err e;
+    if (!has_keys(s, c))
+        return;
+    if (keys_find(s->guard.keys, rest, &k, &e) || keys_delete(s->guard.keys, rest, &e)) {
+        reply_refusal(s, c, e.code == ERR_FORMAT ? 404 : 503, "no_such_key", "%s", e.msg);
+        return;
+    }
+    usage_drop(s->guard.usage, k.id);
+    changed(s);
+    reply_object(s, c, 200, json_pack("{s:b,s:s}", "success", 1, "name", k.name));
+}
+
+void handle_keys_required(struct server *s, struct conn *c, const char *rest)
+{
+    struct params p = { .enabled = -1 };
+    struct err e;
+    (void)rest;
+    json_t *body = has_keys(s, c) ? read_body(s, c, BODY_KEYS_REQUIRED, &p) : NULL;
+    if (!body)
+        return;
+    if (p.enabled < 0)
+        reply_refusal(s, c, 400, "missing", "enabled: missing");
+    else if (!p.enabled && !loop_is_local(s->loop))
+        reply_refusal(s, c, 409, "not_allowed", "this server listens beyond its machine: without keys only with --no-auth");
+    else if (keys_set_required(s->guard.keys, p.enabled, &e))
+        reply_refusal(s, c, 503, NULL, "%s", e.msg);
+    else
+        reply_object(s, c, 200, json_pack("{s:b,s:b}", "success", 1, "enabled", p.enabled));
+    changed(s);
+    json_decref(body);
+}
+
+/* ---- the audit log ---- */
+
+enum report_kind { REPORT_SUMMARY, REPORT_QUERY, REPORT_STATS, REPORT_CLEAR };
+
+struct report {
+    struct exchange exchange;
+    enum report_kind kind;
+    struct server *s;
+    struct conn *conn;                  /* NULL: the client is gone */
+    pthread_t thread;
+    atomic_int done;
+    const char *folder;
+    double hours;
+    int limit, all;
+    struct audit_filter filter;
+    char key[128], path[256], method[16];
+    json_t *answer;                     /* NULL: e says why */
+    struct err e;
+};
+
+static json_t *newest(struct report *r)
+{
+    struct audit_scan scan;
+    char **lines;
+    int n;
+    if (audit_newest(r->folder, &r->filter, r->limit, &lines, &n, &scan, &r->e))
+        return NULL;
+    json_t *list = json_array();
+    for (int i = 0; i < n; i++) {
+        json_t *o = json_loads(lines[i], 0, NULL);
+        if (o)
+            json_array_append_new(list, o);
+        free(lines[i]);
+    }
+    free(lines);
+    return json_pack("{s:i,s:o}", "count", (int)json_array_size(list), "entries", list);
+}
+
+static json_t *clear(struct report *r)
+{
+    uint64_t n;
+    if (audit_clear(r->folder, r->all, &n, &r->e))
+        return NULL;
+    return json_pack("{s:s,s:b,s:I}", "status", "cleared", "all_logs", r->all, "lines", (json_int_t)n);
+}
+
+static void *work(void *user)
+{
+    struct report *r = user;
+    switch (r->kind) {
+    case REPORT_SUMMARY: r->answer = audit_summary(r->folder, r->hours, 0, &r->e); break;
+    case REPORT_QUERY:   r->answer = newest(r); break;
+    case REPORT_STATS:   r->answer = audit_files_json(r->folder, &r->e); break;
+    case REPORT_CLEAR:   r->answer = clear(r); break;
+    }
+    atomic_store(&r->done, 1);
+    loop_wake(r->s->loop);
+    return NULL;
+}
+
+static void start(struct server *s, struct conn *c, struct report *r)
+{
+    r->exchange.kind = EXCHANGE_REPORT;
+    r->s = s;
+    r->conn = c;
+    r->folder = s->o.audit_folder;
+    if (s->guard.report)
+        reply_refusal(s, c, 503, "busy", "another question to the audit log is being answered");
+    else if (pthread_create(&r->thread, NULL, work, r) != 0)
+        reply_refusal(s, c, 503, NULL, "no thread to be had");
+    else {
+        s->guard.report = r;
+        conn_set_exchange(c, r);
+        return;
+    }
+    free(r);
+}
+
+static void add_counters(struct server *s, json_t *o)
+{
+    struct audit_stats a;
+    audit_stats(s->guard.audit, &a);
+    json_object_set_new(o, "buffer_entries", json_integer(a.recent));
+    json_object_set_new(o, "written", json_integer((json_int_t)a.entries));
+    json_object_set_new(o, "errors", json_integer((json_int_t)a.errors));
+    json_object_set_new(o, "rotations", json_integer((json_int_t)a.rotations));
+    json_object_set_new(o, "last_error", a.last_error[0] ? json_string(a.last_error) : json_null());
+}
+
+void guard_reports(struct server *s)
+{
+    struct report *r = s->guard.report;
+    if (!r || !atomic_load(&r->done))
+        return;
+    pthread_join(r->thread, NULL);
+    s->guard.report = NULL;
+    if (r->conn && r->answer) {
+        if (r->kind == REPORT_STATS)
+            add_counters(s, r->answer);
+        reply_object(s, r->conn, 200, r->answer);
+        r->answer = NULL;
+    } else if (r->conn) {
+        reply_refusal(s, r->conn, 503, NULL, "%s", r->e.msg);
+    }
+    json_decref(r->answer);
+    free(r);
+}
+
+void report_gone(struct conn *c, struct server *s)
+{
+    (void)c;
+    s->guard.report->conn = NULL;
+}
+
+void guard_close(struct server *s)
+{
+    struct guard *g = &s->guard;
+    if (g->report) {
+        pthread_join(g->report->thread, NULL);
+        json_decref(g->report->answer);
+        free(g->report);
+    }
+    audit_close(g->audit);
+    usage_close(g->usage);
+    keys_close(g->keys);
+    address_limits_close(g->anonymous);
+    address_limits_close(g->refused);
+}
+
+/* A number of the query in its range, or the default; 0 after a refusal. */
+static int query_number(struct server *s, struct conn *c, const char *name, double least, double most, double otherwise, double *out)
+{
+    char text[64], *end;
+    *out = otherwise;
+    if (!http_query(conn_request(c), name, text, sizeof text))
+        return 1;
+    *out = strtod(text, &end);
+    if (end != text && !*end && *out >= least && *out <= most)
+        return 1;
+    reply_refusal(s, c, 400, "out_of_range", "%s: '%.40s', expected %g to %g", name, text, least, most);
+    return 0;
+}
+
+static struct report *new_report(struct server *s, struct conn *c, enum report_kind kind)
+{
+    struct report *r = s->guard.audit ? calloc(1, sizeof *r) : NULL;
+    if (!s->guard.audit)
+        reply_refusal(s, c, 404, "no_audit", "nothing is logged (--no-audit)");
+    else if (!r)
+        reply_refusal(s, c, 503, NULL, "out of memory");
+    else
+        r->kind = kind;
+    return r;
+}
+
+void handle_audit_summary(struct server *s, struct conn *c, const char *rest)
+{
+    double hours;
+    (void)rest;
+    struct report *r = query_number(s, c, "hours", 0.001, 720, 24, &hours) ? new_report(s, c, REPORT_SUMMARY) : NULL;
+    if (!r)
+        return;
+    r->hours = hours;
+    start(s, c, r);
+}
+
+void handle_audit_query(struct server *s, struct conn *c, const char *rest)
+{
+    const struct http_request *q = conn_request(c);
+    double hours, limit, status, latency;
+    (void)rest;
+    if (!query_number(s, c, "hours", 0.001, 1e6, 24, &hours) || !query_number(s, c, "limit", 1, 1000, 100, &limit) ||
+        !query_number(s, c, "status", 1, 599, 0, &status) || !query_number(s, c, "min_latency", 0, 1e12, 0, &latency))
+        return;
+    struct report *r = new_report(s, c, REPORT_QUERY);
+    if (!r)
+        return;
+    r->limit = (int)limit;
+    r->filter = (struct audit_filter){ .since_ms = (int64_t)time(NULL) * 1000 - (int64_t)(hours * 3600e3), .status = (int)status, .min_latency_ms = latency,
+                                       .key_name = http_query(q, "key", r->key, sizeof r->key), .path = http_query(q, "path", r->path, sizeof r->path),
+                                       .method = http_query(q, "method", r->method, sizeof r->method) };
+    start(s, c, r);
+}
+
+void handle_audit_stats(struct server *s, struct conn *c, const char *rest)
+{
+    (void)rest;
+    struct report *r = new_report(s, c, REPORT_STATS);
+    if (r)
+        start(s, c, r);
+}
+
+void handle_audit_clear(struct server *s, struct conn *c, const char *rest)
+{
+    char text[8];
+    (void)rest;
+    struct report *r = new_report(s, c, REPORT_CLEAR);
+    if (!r)
+        return;
+    const char *all = http_query(conn_request(c), "all_logs", text, sizeof text);
+    r->all = all && (strcmp(all, "true") == 0 || strcmp(all, "1") == 0);
+    start(s, c, r);
+}
+
+/* From memory: no file is read. */
+void handle_audit_recent(struct server *s, struct conn *c, const char *rest)
+{
+    double limit;
+    char *line;
+    (void)rest;
+    if (!query_number(s, c, "limit", 1, 500, 50, &limit))
+        return;
+    if (!s->guard.audit) {
+        reply_refusal(s, c, 404, "no_audit", "nothing is logged (--no-audit)");
+        return;
+    }
+    json_t *list = json_array();
+    for (int i = 0; i < (int)limit && audit_recent(s->guard.audit, i, &line); i++) {
+        json_t *o = json_loads(line, 0, NULL);
+        if (o)
+            json_array_append_new(list, o);
+        free(line);
+    }
+    reply_object(s, c, 200, json_pack("{s:i,s:o}", "count", (int)json_array_size(list), "entries", list));
+}
