@@ -13,13 +13,15 @@
 
 static const char prog[] = "zse-apikey";
 static const char usage[] =
-    "usage: zse-apikey create NAME [OPTIONS]     a new key, shown once, on standard output\n"
-    "       zse-apikey list                      all keys, without their secrets\n"
-    "       zse-apikey status [NAME]             what counts now (without NAME: are keys required?)\n"
-    "       zse-apikey rotate NAME               another secret; the old one is worth nothing\n"
-    "       zse-apikey reset NAME                begin its windows anew\n"
-    "       zse-apikey enable|disable [NAME]     this key; without NAME: require keys, or let everybody in\n"
-    "       zse-apikey delete NAME\n"
+    "usage: zse-apikey COMMAND [NAME] [OPTIONS]\n"
+    "Make, limit, watch and take back the keys of zse-serve.\n"
+    "  create NAME                a new key, shown once, on standard output\n"
+    "  list                       all keys, without their secrets\n"
+    "  status [NAME]              what counts now (without NAME: are keys required?)\n"
+    "  rotate NAME                another secret; the old one is worth nothing\n"
+    "  reset NAME                 begin its windows anew\n"
+    "  enable|disable [NAME]      this key; without NAME: require keys, or let everybody in\n"
+    "  delete NAME                take it back\n"
     "A running zse-serve knows of every change within a second.\n"
     "      --rate-limit N         create: requests a minute\n"
     "      --token-limit N[/min|/day]   create: tokens a minute or a day; may be given for both\n"

@@ -12,7 +12,6 @@ _zse_apikey() {
   case $cur in
     -*) COMPREPLY=($(compgen -W "--rate-limit --token-limit --expires --scope --model --home --json --help --version" -- "$cur")) ;;
     *) COMPREPLY=($(compgen -f -- "$cur"))
-       [ "$COMP_CWORD" != 1 ] || COMPREPLY+=($(compgen -W "list status rotate reset enable disable delete" -- "$cur"))
        ;;
   esac
 }

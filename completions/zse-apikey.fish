@@ -8,4 +8,3 @@ complete -c zse-apikey -l home -r -d 'where the keys lie (default ZSE_HOME, else
 complete -c zse-apikey -l json -s j -d 'one JSON object'
 complete -c zse-apikey -l help -s h -d 'show this help'
 complete -c zse-apikey -l version -s V -d 'show the version'
-complete -c zse-apikey -n __fish_is_first_arg -a 'list status rotate reset enable disable delete'

@@ -17,7 +17,6 @@ _zse_audit() {
   case $cur in
     -*) COMPREPLY=($(compgen -W "--hours --limit --key --status --path --method --min-latency --format --output --expect --all --yes --folder --json --help --version" -- "$cur")) ;;
     *) COMPREPLY=($(compgen -f -- "$cur"))
-       [ "$COMP_CWORD" != 1 ] || COMPREPLY+=($(compgen -W "recent query export verify head stats clear" -- "$cur"))
        ;;
   esac
 }

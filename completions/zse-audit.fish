@@ -15,4 +15,3 @@ complete -c zse-audit -l folder -r -d 'the logs folder (default audit in ZSE_HOM
 complete -c zse-audit -l json -s j -d 'JSON one object, or one a line'
 complete -c zse-audit -l help -d 'show this help'
 complete -c zse-audit -l version -s V -d 'show the version'
-complete -c zse-audit -n __fish_is_first_arg -a 'recent query export verify head stats clear'
