@@ -123,19 +123,19 @@ void handle_tokenize(struct server *s, struct conn *c, const char *rest)
 {
     const struct http_request *r = conn_request(c);
     (void)rest;
-    call_start(s, c, &tokenize_form, r->body.data, r->body.size);
+    call_start(s, c, NULL, &tokenize_form, r->body.data, r->body.size);
 }
 
 void handle_detokenize(struct server *s, struct conn *c, const char *rest)
 {
     const struct http_request *r = conn_request(c);
     (void)rest;
-    call_start(s, c, &detokenize_form, r->body.data, r->body.size);
+    call_start(s, c, NULL, &detokenize_form, r->body.data, r->body.size);
 }
 
 void handle_template(struct server *s, struct conn *c, const char *rest)
 {
     const struct http_request *r = conn_request(c);
     (void)rest;
-    call_start(s, c, &template_form, r->body.data, r->body.size);
+    call_start(s, c, NULL, &template_form, r->body.data, r->body.size);
 }
