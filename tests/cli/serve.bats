@@ -301,3 +301,12 @@ active_requests throughput_tok_s total_requests total_tokens" ]
   run --separate-stderr zse-serve --port "$MAIN_PORT" "$T/tiny.zse"
   [ "$status" = 1 ] && [[ $stderr == *"in use"* ]]
 }
+
+@test "some seconds of mixed load: every answer as alone, no block lost, no memory grown" {
+  start "$BATS_TEST_TMPDIR/log" --port 0 --quiet "$T/tiny.zse"
+  wait_ready "$URL"
+  run python3 -B tests/serve/soak.py "${URL##*:}" "$PID" "${SOAK_SECONDS:-4}" "$(cat "$ZSE_HOME/admin.token")" "$T/tiny.zse"
+  echo "$output"
+  [ "$status" = 0 ]
+  stop "$PID"
+}
