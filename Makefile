@@ -1,11 +1,13 @@
 # One Makefile, not recursive; everything it makes lies under $(B).
 #   make | make check | make install DESTDIR= PREFIX= | make uninstall
+#   make GPU=cuda      the CUDA engine too (auto: where nvcc and an NVIDIA driver are; none: never)
 #   make B=build/asan CFLAGS='-O1 -g -fsanitize=address,undefined' LDFLAGS='-fsanitize=address,undefined' check
 B       ?= build
 PREFIX  ?= /usr/local
 CFLAGS  ?= -O2 -g
 VERSION := 0.1.0
 NVCC    ?= $(shell command -v nvcc)
+GPU     ?= auto
 
 ARCH    := $(shell $(CC) -dumpmachine | cut -d- -f1)
 PKGS    := jansson libcurl zlib libpcre2-8 libutf8proc
@@ -20,12 +22,30 @@ FLAGS   := -std=c11 -D_GNU_SOURCE -DZSE_VERSION='"$(VERSION)"' -I. $(PKG_CFLAGS)
            -Wstrict-prototypes -Wmissing-prototypes -Wshadow -ffp-contract=off -fno-math-errno -pthread \
            $(if $(filter x86_64,$(ARCH)),-DZSE_X86) $(CFLAGS)
 
+# The device engine: gpu/backend in C, gpu/kernels and gpu/rt in CUDA C++, for a GPU (nvcc) or emulated (the C++ compiler).
+DEVICE  := $(if $(filter auto,$(GPU)),$(if $(and $(NVCC),$(wildcard /proc/driver/nvidia/version)),cuda,none),$(GPU))
+KERNELS := $(wildcard gpu/kernels/*.cu)
+ifeq ($(DEVICE),cuda)
+CUDA    := $(patsubst %/bin/,%,$(dir $(realpath $(NVCC))))
+# PTX of the newest for GPUs that come after.
+SMS     ?= 80 86 89 90
+NVFLAGS := -std=c++17 -O3 -I. -Xcompiler -Wall,-Wextra -Werror all-warnings --threads 2 \
+           $(foreach s,$(SMS),-gencode arch=compute_$s,code=sm_$s) -gencode arch=compute_$(lastword $(SMS)),code=compute_$(lastword $(SMS))
+CUDA_OBJS := $(patsubst %.cu,$(B)/%.o,$(KERNELS) gpu/rt/rt.cu)
+GPU_LIBS := -L$(CUDA)/lib64 -L$(CUDA)/lib -lcudart_static -lstdc++ -ldl -lrt
+endif
+# Where the compiler can, every access of an emulated kernel is checked: it calls us instead of the thread sanitizer, whose library is not linked.
+EMUFLAGS := -std=c++17 -O2 -g -I. -Wall -Wextra -Werror -Wno-unknown-pragmas -Wno-unknown-warning-option -Wno-tsan -ffp-contract=off -fno-math-errno -pthread
+# They do not depend on CC and CFLAGS: builds may share them (E=build/emulated).
+E       ?= $(B)/emulated
+EMULATED := $(patsubst %,$(E)/%.o,$(basename $(KERNELS) gpu/rt/emulated.cc)) $(patsubst %.c,$(B)/%.o,$(wildcard gpu/backend/*.c))
+
 PROGRAMS := $(patsubst cmd/%.c,%,$(wildcard cmd/zse-*.c))
-LIB   := $(filter-out $(if $(filter x86_64,$(ARCH)),,%_avx2.c %_avx512.c %_amx.c),$(wildcard libcommon/*/*.c)) $(wildcard gpu/stub.c)
+LIB   := $(filter-out $(if $(filter x86_64,$(ARCH)),,%_avx2.c %_avx512.c %_amx.c),$(wildcard libcommon/*/*.c)) $(if $(filter cuda,$(DEVICE)),$(wildcard gpu/backend/*.c),gpu/stub.c)
 CMD   := $(filter-out cmd/zse-%,$(wildcard cmd/*.c))
 UNIT  := $(patsubst %.c,$(B)/%,$(wildcard tests/unit/t-*.c))
 BINS  := $(addprefix $(B)/,$(PROGRAMS))
-OBJS  := $(patsubst %.c,$(B)/%.o,$(LIB) $(CMD) $(addprefix cmd/,$(addsuffix .c,$(PROGRAMS))) $(patsubst $(B)/%,%.c,$(UNIT)))
+OBJS  := $(patsubst %.c,$(B)/%.o,$(LIB) $(CMD) $(addprefix cmd/,$(addsuffix .c,$(PROGRAMS))) $(patsubst $(B)/%,%.c,$(UNIT)) $(wildcard gpu/backend/*.c)) $(EMULATED)
 
 all: $(BINS)
 
@@ -36,7 +56,21 @@ $(B)/%.o: %.c
 	@mkdir -p $(@D)
 	$(CC) $(FLAGS) $(SIMD) -MMD -MP -c -o $@ $<
 
-$(B)/libzse.a: $(patsubst %.c,$(B)/%.o,$(LIB))
+$(B)/gpu/%.o: gpu/%.cu
+	@mkdir -p $(@D)
+	$(NVCC) $(NVFLAGS) -MMD -MP -c -o $@ $<
+
+$(E)/gpu/kernels/%.o: gpu/kernels/%.cu
+	@mkdir -p $(@D)
+	$(CXX) -x c++ $(EMUFLAGS) -fsanitize=thread -MMD -MP -c -o $@ $<
+$(E)/gpu/rt/emulated.o: gpu/rt/emulated.cc
+	@mkdir -p $(@D)
+	$(CXX) $(EMUFLAGS) -MMD -MP -c -o $@ $<
+$(B)/emulated/libgpu.a: $(EMULATED)
+	@rm -f $@
+	$(AR) rcs $@ $^
+
+$(B)/libzse.a: $(patsubst %.c,$(B)/%.o,$(LIB)) $(CUDA_OBJS)
 	@rm -f $@
 	$(AR) rcs $@ $^
 
@@ -44,17 +78,38 @@ $(B)/zse-chat: EXTRA := -ledit
 $(B)/zse-apikey $(B)/zse-audit $(B)/tests/unit/t-access: EXTRA := -lsqlite3 -lcrypto
 $(B)/zse-serve $(B)/tests/unit/t-serve: EXTRA := -lssl -lsqlite3 -lcrypto
 $(B)/zse-%: $(B)/cmd/zse-%.o $(patsubst %.c,$(B)/%.o,$(CMD)) $(B)/libzse.a
-	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $^ $(PKG_LIBS) $(EXTRA) -lm
+	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $^ $(PKG_LIBS) $(EXTRA) $(GPU_LIBS) -lm
+
+# The same programs with the emulated device, for tests: --device emulated.
+$(B)/emulated/zse-chat: EXTRA := -ledit
+$(B)/emulated/zse-%: $(B)/cmd/zse-%.o $(patsubst %.c,$(B)/%.o,$(CMD)) $(B)/emulated/libgpu.a $(B)/libzse.a
+	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $^ $(PKG_LIBS) $(EXTRA) $(GPU_LIBS) -lstdc++ -lm
+
+# Tests of the device: emulated in every build; for the GPU at hand, make check-gpu.
+$(B)/tests/unit/t-gpu-%: $(B)/tests/unit/t-gpu-%.o $(B)/emulated/libgpu.a $(B)/libzse.a
+	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $^ $(PKG_LIBS) -lcmocka $(GPU_LIBS) -lstdc++ -lm
+$(B)/tests/gpu/t-gpu-%: $(B)/tests/unit/t-gpu-%.o $(B)/libzse.a
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $^ $(PKG_LIBS) -lcmocka $(GPU_LIBS) -lm
 
 $(B)/tests/unit/t-%: $(B)/tests/unit/t-%.o $(B)/libzse.a
-	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $^ $(PKG_LIBS) $(EXTRA) -lcmocka -lm
+	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $^ $(PKG_LIBS) $(EXTRA) -lcmocka $(GPU_LIBS) -lm
 
 $(B)/tests/bench/%: $(B)/tests/bench/%.o $(B)/libzse.a
-	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $^ $(PKG_LIBS) -lm
+	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $^ $(PKG_LIBS) $(GPU_LIBS) -lm
 
 unit: $(UNIT)
 
-check: all $(UNIT)
+EMULATED_BINS := $(B)/emulated/zse-chat $(B)/emulated/zse-bench
+emulated: $(EMULATED_BINS)
+
+GPU_TESTS := $(patsubst tests/unit/%.c,$(B)/tests/gpu/%,$(wildcard tests/unit/t-gpu-*.c))
+gpu-tests: $(GPU_TESTS)
+check-gpu: all $(GPU_TESTS)
+	@test $(DEVICE) = cuda || { echo "make check-gpu: this is a build without CUDA; make GPU=cuda check-gpu" >&2; exit 1; }
+	for t in $(GPU_TESTS); do CMOCKA_MESSAGE_OUTPUT=TAP $$t || exit 1; done
+
+check: all $(UNIT) emulated
 	B=$(B) tests/run $(UNIT) | tee $(B)/check.tap | tests/lib/show
 	tests/lib/count $(B)/check.tap
 
@@ -84,6 +139,6 @@ completions: $(BINS)
 clean:
 	rm -rf $(B)
 
-.PHONY: all unit check completions install uninstall clean
+.PHONY: all unit emulated gpu-tests check-gpu check completions install uninstall clean
 .SECONDARY:
--include $(OBJS:.o=.d) $(wildcard $(B)/tests/bench/*.d)
+-include $(OBJS:.o=.d) $(CUDA_OBJS:.o=.d) $(wildcard $(B)/tests/bench/*.d)

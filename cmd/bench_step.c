@@ -44,6 +44,8 @@ static int stepper_open(struct stepper *s, const struct model *m, const struct r
     struct rng rng = { 1 };
     *s = (struct stepper){ .m = m, .context = context, .blocks_each = (context + 1 + KV_BLOCK - 1) / KV_BLOCK };
     const size_t vocab = (size_t)m->config.vocab_size;
+    if (r->gpu && r->device)
+        return err_set(e, ERR_UNSUPPORTED, "--device %s: these figures are shares of the processor's limits; scripts/gpu-check measures GPUs", r->device);
     max_tokens = max_tokens < KV_BLOCK ? KV_BLOCK : max_tokens;
     max_tokens = max_tokens < n_seqs ? n_seqs : max_tokens;
     const int n_blocks = n_seqs * s->blocks_each;

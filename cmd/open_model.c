@@ -11,17 +11,41 @@
 #include <unistd.h>
 
 #include "cmd/cli.h"
+#include "gpu/gpu.h"
 #include "libcommon/base/clock.h"
 #include "libcommon/convert/convert.h"
 #include "libcommon/import/source.h"
 
 /* ---- options ---- */
 
-static int check_device(const char *prog, const char *where, const char *device)
+/* auto: a GPU if there is one that works, else the CPU. */
+static int parse_device(const char *prog, const char *where, const char *device, struct run_options *r)
 {
+    const size_t kind = strlen(gpu_kind);
+    struct err e;
+    long long n = 0;
+    r->gpu = r->gpu_index = 0;
     if (strcmp(device, "cpu") == 0)
         return 0;
-    return cli_wrong(prog, "%s: '%s' is not a device of this build, expected cpu", where, device);
+    if (strcmp(device, "auto") == 0) {
+        r->gpu = strcmp(gpu_kind, "cuda") == 0 && gpu_count(&e) > 0;
+        return 0;
+    }
+    if (strncmp(device, "cuda", 4) == 0 && strcmp(gpu_kind, "cuda") != 0 && (!device[4] || device[4] == ':')) {
+        if (strcmp(gpu_kind, "none") == 0)
+            gpu_count(&e);
+        else
+            err_set(&e, ERR_DEVICE, "this build emulates a GPU: --device emulated");
+        cli_fail(prog, &e);
+        return CLI_FAILED;
+    }
+    if (strcmp(gpu_kind, "none") == 0 || strncmp(device, gpu_kind, kind) != 0 || (device[kind] && device[kind] != ':'))
+        return cli_wrong(prog, "%s: '%s', expected auto, cpu, cuda or cuda:N", where, device);
+    if (device[kind] && cli_parse_int(prog, where, device + kind + 1, 0, 1023, &n) != 0)
+        return CLI_USAGE;
+    r->gpu = 1;
+    r->gpu_index = (int)n;
+    return 0;
 }
 
 static int parse_kv(const char *prog, const char *arg, struct run_options *r)
@@ -58,7 +82,7 @@ int run_option(const char *prog, int c, const char *arg, struct run_options *r)
         return 0;
     case OPT_KV: return parse_kv(prog, arg, r);
     case OPT_KERNELS: r->kernels = arg; return 0;
-    case OPT_DEVICE: return check_device(prog, "--device", arg);
+    case OPT_DEVICE: r->device = arg; return 0;
     case OPT_EXACT: r->exact = 1; return 0;
     case OPT_MAX_MEMORY:
         if (cli_parse_size(prog, "--max-memory", arg, &r->max_memory) != 0)
@@ -75,7 +99,9 @@ int run_options_check(const char *prog, struct run_options *r)
         return cli_wrong(prog, "--exact stores keys and values as f32: --kv cannot say otherwise");
     if (!r->kv_given)
         r->kv = r->exact ? KV_F32 : KV_F16;
-    return device && *device ? check_device(prog, "ZSE_DEVICE", device) : 0;
+    if (r->device)
+        return parse_device(prog, "--device", r->device, r);
+    return parse_device(prog, "ZSE_DEVICE", device && *device ? device : "auto", r);
 }
 
 /* ---- the cache of automatic conversions ---- */
@@ -291,8 +317,10 @@ int context_len(const struct opened_model *o, const struct run_options *r)
 
 struct engine *open_engine(const struct opened_model *o, const struct run_options *r, int max_seqs, int max_len, int max_tokens, struct err *e)
 {
+    const char *sync = getenv("ZSE_DEBUG_SYNC");
     const struct engine_options eo = { .n_threads = r->threads, .kv_type = r->kv, .max_len = max_len ? max_len : context_len(o, r),
                                        .max_seqs = max_seqs, .max_tokens = max_tokens, .exact = r->exact, .kernels = r->kernels, .no_prefix_cache = r->no_prefix_cache,
-                                       .max_weights = (size_t)r->max_memory };
+                                       .max_weights = (size_t)r->max_memory,
+                                       .backend = r->gpu ? &backend_gpu : NULL, .device = r->gpu_index, .debug_sync = sync && *sync && strcmp(sync, "0") != 0 };
     return engine_open(o->model, o->tokenizer, &eo, e);
 }

@@ -22,6 +22,8 @@ struct run_options {
     enum kv_type kv; int kv_given;
     int exact;
     int no_prefix_cache;            /* no option: zse-bench computes every prompt */
+    const char *device;             /* --device; NULL: $ZSE_DEVICE, else auto */
+    int gpu, gpu_index;             /* what run_options_check made of it: on a GPU, and which */
 };
 enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, OPT_MAX_MEMORY };
 #define RUN_LONG_OPTIONS \
@@ -35,13 +37,13 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, 
     "      --kv f32|f16|i8        how keys and values are stored (default: f16)\n" \
     "      --exact                f32 activations and f32 keys and values\n" \
     "      --kernels NAME         CPU kernels: ref, avx2, avx512 (default: the fastest that run here)\n" \
-    "      --device cpu           where to compute\n"
+    "      --device DEVICE        where to compute: auto, cpu, cuda, cuda:N (default: auto)\n"
 /* Of programs with one model; zse-serve bounds all of its models together. */
 #define MEMORY_LONG_OPTION { "max-memory", required_argument, NULL, OPT_MAX_MEMORY }
 #define MEMORY_HELP "      --max-memory SIZE      keep at most SIZE of the weights in memory, like 4GB: for models larger than RAM (default: all)\n"
 /* Take option c.  0 if it was one of these; 2 after a sentence on stderr; -1: it is somebody else's. */
 int run_option(const char *prog, int c, const char *arg, struct run_options *r);
-/* After the last option: combinations, $ZSE_DEVICE. 0 or 2. */
+/* After the last option: combinations, the device, $ZSE_DEVICE.  0, or the exit code after a sentence on stderr. */
 int run_options_check(const char *prog, struct run_options *r);
 
 /* ---- models ---- */

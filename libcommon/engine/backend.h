@@ -35,6 +35,8 @@ struct backend_options {
     int exact;                              /* f32 activations and the weights as stored */
     const char *kernels;                    /* NULL: the fastest this machine runs */
     size_t max_weights;                     /* bytes of the model's file that may be resident; 0: any */
+    int device;                             /* which GPU; the CPU has one */
+    int debug_sync;                         /* wait after every kernel of a GPU, so that a failure names it */
 };
 
 struct backend {

@@ -73,7 +73,8 @@ struct engine *engine_open(const struct model *m, const struct tokenizer *t, con
         goto fail;
     }
     const struct backend_options bo = { .n_threads = o->n_threads, .kv_type = o->kv_type, .n_blocks = n_blocks, .max_tokens = g->max_tokens,
-                                        .max_logits = g->max_tokens, .exact = o->exact, .kernels = o->kernels, .max_weights = o->max_weights };
+                                        .max_logits = g->max_tokens, .exact = o->exact, .kernels = o->kernels, .max_weights = o->max_weights,
+                                        .device = o->device, .debug_sync = o->debug_sync };
     if ((g->b = g->backend->open(m, &bo, e)))
         return g;
 fail:

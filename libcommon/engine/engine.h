@@ -27,6 +27,7 @@ struct engine_options {
     int no_prefix_cache;            /* every prompt is computed from its first token */
     int exact;
     const char *kernels;
+    int device, debug_sync;         /* of backend_options */
     size_t kv_bytes;                /* 0: enough for max_seqs x max_len */
     size_t max_weights;             /* bytes of the model's file that may be resident, see residency.h; 0: any */
 };

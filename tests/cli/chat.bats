@@ -128,7 +128,7 @@ print(v if isinstance(v,str) else json.dumps(v))' "$1"; }
   run -2 --separate-stderr zse-chat "$MODEL" 'What is 2+2?'
   [[ "$stderr" == *"'What is 2+2?'"*" -p "* ]]
   local case
-  for case in "--temp x" "--temp -1" "--top-p 1.5" "--top-k -2" "--seed -1" "--logit-bias 5" "--logit-bias x=1" "--kv f64" "--threads 0" "--device cuda" "--max-tokens -1" \
+  for case in "--temp x" "--temp -1" "--top-p 1.5" "--top-k -2" "--seed -1" "--logit-bias 5" "--logit-bias x=1" "--kv f64" "--threads 0" "--device tpu" "--max-tokens -1" \
               "--presence-penalty 3" "--ctx 1" "-q int3" "--parallel 0"; do
     # shellcheck disable=SC2086
     run --separate-stderr ask -p hi $case

@@ -1,0 +1,340 @@
+/* weights.c - one allocation holds all weights, in the order in which they are needed.  Threads take chunks of CHUNK bytes in that order, copy them from the
+ * mapping into their own pinned buffers and queue the transfer; whoever queues the last chunk of a part records the part's event. */
+#include "gpu/backend/weights.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "libcommon/base/clock.h"
+#include "libcommon/base/pool.h"
+
+/* 4 MB: transfers of this size reach the link's speed.  8 threads: a core copies about 10 GB/s, the link takes 25 to 55.  Two buffers each: one fills while
+ * the other leaves. */
+enum { CHUNK = 4 << 20, MAX_LOADERS = 8, ALIGN = 256 };
+
+struct piece { const uint8_t *from; size_t offset, size; int part; };
+struct chunk { const uint8_t *from; size_t offset, size; int part; };
+
+struct dweights {
+    struct gpu *g;
+    int n_layers;
+    struct dlayer *layers;
+    struct dends ends;
+    uint8_t *base;
+    size_t size;
+    struct piece *pieces; int n_pieces, room;
+    struct chunk *chunks; int n_chunks;
+    int *left;                      /* [n_layers + 2] chunks of each part that are not queued yet */
+    struct gpu_event **event;       /* of each part */
+    pthread_t thread[MAX_LOADERS]; int n_threads, n_loaders;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    int next, failed, stop, done, complete;
+    struct err error;
+    uint64_t begun, ended;
+};
+
+/* ---- the plan ---- */
+
+struct plan { struct dweights *w; size_t at; int part, failed; };
+
+/* Room for n bytes; the piece is noted where there is a list. */
+static const void *place(struct plan *p, const void *from, size_t n)
+{
+    struct dweights *w = p->w;
+    const size_t at = p->at;
+    p->at += (n + ALIGN - 1) / ALIGN * ALIGN;
+    if (!w->base)
+        return NULL;
+    if (w->n_pieces == w->room) {
+        int room = w->room ? 2 * w->room : 256;
+        struct piece *more = realloc(w->pieces, (size_t)room * sizeof *more);
+        if (!more) {
+            p->failed = 1;
+            return NULL;
+        }
+        w->pieces = more;
+        w->room = room;
+    }
+    w->pieces[w->n_pieces++] = (struct piece){ from, at, n, p->part };
+    return w->base + at;
+}
+
+static const float *vector(struct plan *p, const float *v, size_t n) { return v ? place(p, v, n * sizeof *v) : NULL; }
+
+static struct dlinear linear(struct plan *p, const struct linear *l)
+{
+    struct dlinear d = { 0 };
+    const struct mat *m = &l->w;
+    if (!m->data)
+        return d;
+    int shift = 0;
+    while (32 << shift < m->group_size)
+        shift++;
+    d.w = (struct gpu_mat){ .tile_bytes = m->tile_bytes, .type = (int)m->type, .rows = m->rows, .cols = m->cols, .n_steps = m->cols_padded / 32,
+                            .n_tiles = m->n_tiles, .n_groups = m->n_groups, .group_shift = shift };
+    d.w.data = place(p, m->data, m->size);
+    d.bias = vector(p, l->bias, (size_t)m->rows);
+    return d;
+}
+
+static struct dnorm norm(struct plan *p, const struct norm *n, size_t size)
+{
+    struct dnorm d = { vector(p, n->w, size), vector(p, n->b, size), n->present };
+    return d;
+}
+
+/* All weights in order; fills the tables of w when w has memory, and measures in any case. */
+static size_t plan_all(struct dweights *w, const struct model *m)
+{
+    const struct config *c = &m->config;
+    const size_t hidden = (size_t)c->hidden_size, hd = (size_t)c->head_dim;
+    const size_t nq = c->qk_norm == QK_NORM_HEAD ? hd : (size_t)c->n_heads * hd, nk = c->qk_norm == QK_NORM_HEAD ? hd : (size_t)c->n_kv_heads * hd;
+    struct plan p = { w, 0, 0, 0 };
+    w->ends.embed = linear(&p, &m->embed);
+    w->ends.embed_in = linear(&p, &m->embed_in);
+    w->ends.pos_embed = vector(&p, m->pos_embed, ((size_t)c->max_len + (size_t)c->pos_offset) * hidden);
+    w->ends.embed_norm = norm(&p, &m->embed_norm, hidden);
+    for (int i = 0; i < c->n_layers; i++) {
+        const struct layer *l = &m->layers[i];
+        struct dlayer d;
+        p.part = i + 1;
+        d.attn_norm = norm(&p, &l->attn_norm, hidden);
+        d.q = linear(&p, &l->q);
+        d.k = linear(&p, &l->k);
+        d.v = linear(&p, &l->v);
+        d.q_norm = norm(&p, &l->q_norm, nq);
+        d.k_norm = norm(&p, &l->k_norm, nk);
+        d.o = linear(&p, &l->o);
+        d.attn_post_norm = norm(&p, &l->attn_post_norm, hidden);
+        d.mlp_norm = norm(&p, &l->mlp_norm, hidden);
+        d.gate = linear(&p, &l->gate);
+        d.up = linear(&p, &l->up);
+        d.down = linear(&p, &l->down);
+        d.mlp_post_norm = norm(&p, &l->mlp_post_norm, hidden);
+        if (w->layers)
+            w->layers[i] = d;
+    }
+    p.part = c->n_layers + 1;
+    w->ends.final_norm = norm(&p, &m->final_norm, hidden);
+    w->ends.embed_out = linear(&p, &m->embed_out);
+    if (m->head.w.data == m->embed.w.data) {
+        w->ends.head = w->ends.embed;
+        w->ends.head.bias = vector(&p, m->head.bias, (size_t)m->head.w.rows);
+    } else {
+        w->ends.head = linear(&p, &m->head);
+    }
+    return p.failed ? 0 : p.at;
+}
+
+size_t dweights_size(const struct model *m)
+{
+    struct dweights w = { 0 };
+    return plan_all(&w, m);
+}
+
+/* Pieces cut into chunks; left counts them. */
+static int cut(struct dweights *w)
+{
+    int n = 0;
+    for (int i = 0; i < w->n_pieces; i++)
+        n += (int)((w->pieces[i].size + CHUNK - 1) / CHUNK);
+    w->chunks = calloc((size_t)n + 1, sizeof *w->chunks);
+    if (!w->chunks)
+        return -1;
+    for (int i = 0; i < w->n_pieces; i++)
+        for (size_t at = 0; at < w->pieces[i].size; at += CHUNK) {
+            const struct piece *p = &w->pieces[i];
+            const size_t size = p->size - at < CHUNK ? p->size - at : CHUNK;
+            struct chunk *last = w->n_chunks ? &w->chunks[w->n_chunks - 1] : NULL;
+            if (last && last->part == p->part && last->offset + last->size == p->offset + at && last->from + last->size == p->from + at && last->size + size <= CHUNK) {
+                last->size += size;     /* neighbours in the file and on the device */
+                continue;
+            }
+            w->chunks[w->n_chunks++] = (struct chunk){ p->from + at, p->offset + at, size, p->part };
+            w->left[p->part]++;
+        }
+    return 0;
+}
+
+/* ---- loading ---- */
+
+static void fail(struct dweights *w, const struct err *e)
+{
+    pthread_mutex_lock(&w->lock);
+    if (!w->failed)
+        w->error = *e;
+    w->failed = 1;
+    pthread_cond_broadcast(&w->changed);
+    pthread_mutex_unlock(&w->lock);
+}
+
+static void *load(void *arg)
+{
+    struct dweights *w = arg;
+    struct err e;
+    uint8_t *buffer[2] = { NULL, NULL };
+    struct gpu_event *sent[2] = { NULL, NULL };
+    int used[2] = { 0, 0 };
+    for (int i = 0; i < 2; i++)
+        if (!(buffer[i] = gpu_pinned(w->g, CHUNK, "weights on their way", &e)) || !(sent[i] = gpu_event_open(w->g, &e))) {
+            fail(w, &e);
+            goto out;
+        }
+    for (int turn = 0;; turn ^= 1) {
+        pthread_mutex_lock(&w->lock);
+        const int i = w->failed || w->stop || w->next == w->n_chunks ? -1 : w->next++;
+        pthread_mutex_unlock(&w->lock);
+        if (i < 0)
+            break;
+        const struct chunk *c = &w->chunks[i];
+        if (used[turn] && gpu_event_sync(w->g, sent[turn], &e) < 0) {
+            fail(w, &e);
+            break;
+        }
+        memcpy(buffer[turn], c->from, c->size);
+        used[turn] = 1;
+        pthread_mutex_lock(&w->lock);
+        int rc = gpu_upload(w->g, GPU_COPY, w->base + c->offset, buffer[turn], c->size, &e);
+        if (rc == 0)
+            rc = gpu_event_record(w->g, GPU_COPY, sent[turn], &e);
+        if (rc == 0 && --w->left[c->part] == 0) {
+            rc = gpu_event_record(w->g, GPU_COPY, w->event[c->part], &e);
+            pthread_cond_broadcast(&w->changed);
+        }
+        pthread_mutex_unlock(&w->lock);
+        if (rc < 0) {
+            fail(w, &e);
+            break;
+        }
+    }
+    for (int i = 0; i < 2; i++)
+        if (used[i] && gpu_event_sync(w->g, sent[i], &e) < 0)
+            fail(w, &e);
+out:
+    for (int i = 0; i < 2; i++) {
+        if (sent[i])
+            gpu_event_close(w->g, sent[i]);
+        gpu_pinned_free(w->g, buffer[i]);
+    }
+    pthread_mutex_lock(&w->lock);
+    if (++w->done == w->n_loaders)
+        w->ended = clock_ns();
+    pthread_cond_broadcast(&w->changed);
+    pthread_mutex_unlock(&w->lock);
+    return NULL;
+}
+
+struct dweights *dweights_open(struct gpu *g, const struct model *m, struct err *e)
+{
+    struct dweights *w = calloc(1, sizeof *w);
+    const int n_parts = m->config.n_layers + 2;
+    if (!w) {
+        err_nomem(e, "weights");
+        return NULL;
+    }
+    pthread_mutex_init(&w->lock, NULL);
+    pthread_cond_init(&w->changed, NULL);
+    w->g = g;
+    w->begun = clock_ns();
+    w->n_layers = m->config.n_layers;
+    w->size = dweights_size(m);
+    w->layers = calloc((size_t)w->n_layers + 1, sizeof *w->layers);
+    w->left = calloc((size_t)n_parts, sizeof *w->left);
+    w->event = calloc((size_t)n_parts, sizeof *w->event);
+    if (!w->layers || !w->left || !w->event) {
+        err_nomem(e, "weights");
+        goto fail;
+    }
+    if (!(w->base = gpu_alloc(g, w->size, "weights", e)))
+        goto fail;
+    if (plan_all(w, m) == 0 || cut(w) < 0) {
+        err_nomem(e, "weights");
+        goto fail;
+    }
+    for (int i = 0; i < n_parts; i++)
+        if (!(w->event[i] = gpu_event_open(g, e)))
+            goto fail;
+    int n = (w->n_chunks + 3) / 4;              /* threads for fewer chunks cost more than they bring */
+    n = n > MAX_LOADERS ? MAX_LOADERS : n;
+    n = n > pool_n_cpus() ? pool_n_cpus() : n < 1 ? 1 : n;
+    w->n_loaders = n;
+    for (; w->n_threads < n; w->n_threads++)
+        if (pthread_create(&w->thread[w->n_threads], NULL, load, w) != 0) {
+            err_set(e, ERR_MEMORY, "no thread to load weights with");
+            goto fail;
+        }
+    return w;
+fail:
+    dweights_close(w);
+    return NULL;
+}
+
+static void join(struct dweights *w)
+{
+    for (int i = 0; i < w->n_threads; i++)
+        pthread_join(w->thread[i], NULL);
+    w->n_threads = 0;
+}
+
+void dweights_close(struct dweights *w)
+{
+    if (!w)
+        return;
+    pthread_mutex_lock(&w->lock);
+    w->stop = 1;
+    pthread_mutex_unlock(&w->lock);
+    join(w);
+    for (int i = 0; w->event && i < w->n_layers + 2; i++)
+        if (w->event[i])
+            gpu_event_close(w->g, w->event[i]);
+    gpu_free(w->g, w->base);
+    pthread_mutex_destroy(&w->lock);
+    pthread_cond_destroy(&w->changed);
+    free(w->event);
+    free(w->left);
+    free(w->chunks);
+    free(w->pieces);
+    free(w->layers);
+    free(w);
+}
+
+int dweights_need(struct dweights *w, int part, struct err *e)
+{
+    if (w->complete)
+        return 0;
+    pthread_mutex_lock(&w->lock);
+    while (!w->failed && w->left[part + 1] > 0)
+        pthread_cond_wait(&w->changed, &w->lock);
+    const int failed = w->failed;
+    if (failed)
+        *e = w->error;
+    pthread_mutex_unlock(&w->lock);
+    return failed ? -1 : gpu_event_wait(w->g, GPU_COMPUTE, w->event[part + 1], e);
+}
+
+int dweights_complete(struct dweights *w, struct err *e)
+{
+    if (w->complete)
+        return 1;
+    pthread_mutex_lock(&w->lock);
+    const int done = w->done == w->n_loaders, failed = w->failed;
+    if (failed)
+        *e = w->error;
+    pthread_mutex_unlock(&w->lock);
+    if (failed)
+        return -1;
+    if (done) {
+        join(w);
+        w->complete = 1;
+    }
+    return w->complete;
+}
+
+const struct dlayer *dweights_layer(const struct dweights *w, int layer) { return &w->layers[layer]; }
+const struct dends *dweights_ends(const struct dweights *w) { return &w->ends; }
+struct dload_times dweights_times(const struct dweights *w)
+{
+    return (struct dload_times){ w->complete ? (double)(w->ended - w->begun) * 1e-9 : 0, w->size };
+}

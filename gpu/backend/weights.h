@@ -1,0 +1,41 @@
+/* weights.h - a model's weights in device memory, and how they come there: in the order of the layers, by several threads through pinned buffers, while the
+ * layers that are there compute. */
+#ifndef ZSE_GPU_BACKEND_WEIGHTS_H
+#define ZSE_GPU_BACKEND_WEIGHTS_H
+
+#include "gpu/kernels/kernels.h"
+#include "gpu/rt/rt.h"
+#include "libcommon/model/model.h"
+
+struct dlinear { struct gpu_mat w; const float *bias; };        /* w.data NULL: absent */
+struct dnorm { const float *w, *b; int present; };
+struct dlayer {
+    struct dnorm attn_norm, attn_post_norm, mlp_norm, mlp_post_norm, q_norm, k_norm;
+    struct dlinear q, k, v, o, gate, up, down;
+};
+
+struct dweights;
+/* Bytes of device memory that the weights of m take. */
+size_t dweights_size(const struct model *m);
+/* Begins to load; m stays open until the end of the loading or dweights_close. */
+struct dweights *dweights_open(struct gpu *g, const struct model *m, struct err *e);
+void dweights_close(struct dweights *w);        /* stops loading; NULL is fine */
+
+enum { DWEIGHTS_FIRST = -1 };                   /* embedding and what belongs to it; 0..n_layers - 1; n_layers: final norm, head */
+/* Let the compute stream wait for a part. */
+int dweights_need(struct dweights *w, int part, struct err *e);
+/* 1 once everything is there and nobody needs to wait any more. */
+int dweights_complete(struct dweights *w, struct err *e);
+
+const struct dlayer *dweights_layer(const struct dweights *w, int layer);
+struct dends {
+    struct dlinear embed, embed_in, embed_out, head;
+    const float *pos_embed;
+    struct dnorm embed_norm, final_norm;
+};
+const struct dends *dweights_ends(const struct dweights *w);
+
+struct dload_times { double copy_s; size_t bytes; };            /* from open to the last byte on the device; 0 while loading */
+struct dload_times dweights_times(const struct dweights *w);
+
+#endif

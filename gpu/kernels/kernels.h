@@ -1,0 +1,146 @@
+/* kernels.h - the operations of the device, one a file.  A wrapper checks nothing that the backend has checked before, launches on the compute
+ * stream, never waits, never allocates.  All pointers but those in the argument structs' own memory are device memory. */
+#ifndef ZSE_GPU_KERNELS_KERNELS_H
+#define ZSE_GPU_KERNELS_KERNELS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "gpu/rt/rt.h"
+#include "libcommon/quant/kvtype.h"
+#include "libcommon/quant/qtype.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* struct mat as kernels see it; data in device memory, the bytes of the file. */
+struct gpu_mat {
+    const uint8_t *data;
+    uint64_t tile_bytes;
+    int type, rows, cols, n_steps;      /* steps of 32 k: cols_padded / 32 */
+    int n_tiles, n_groups, group_shift; /* 32 << group_shift = group size */
+};
+
+/* What happens to y = w x + bias. */
+enum gpu_finish {
+    GPU_STORE,          /* out = y, clipped to +-limit if limit > 0 */
+    GPU_ADD,            /* out += scale * y */
+    GPU_MLP,            /* act = f(y) * up(x), or f(y): activations for the next linear layer */
+    GPU_LOGITS,         /* out = cap(scale * y), cap = limit * tanh(. / limit) if limit > 0 */
+};
+struct gpu_output {
+    const float *bias;                  /* [rows] or NULL */
+    float *out;                         /* [n_tokens][ldo] */
+    int ldo;
+};
+enum { GPU_MAX_MATS = 3 };
+struct gpu_linear {
+    struct gpu_mat w[GPU_MAX_MATS];     /* read the same activations; GPU_MLP: gate, and up if there are two */
+    struct gpu_output to[GPU_MAX_MATS]; /* GPU_MLP: biases only */
+    int n_mats;
+    const uint16_t *act;                /* [n_tokens][act_stride] f16 in the order of prim.cuh (matmul_f32: x instead) */
+    int act_stride;
+    const float *x; int ldx;            /* f32 activations */
+    int n_tokens;
+    enum gpu_finish finish;
+    float scale, limit;
+    int function;                       /* GPU_MLP: config.act */
+    uint16_t *act_out; int act_out_stride;
+};
+
+enum { GPU_MATVEC_TOKENS = 16 };
+/* Up to GPU_MATVEC_TOKENS tokens; all matrices of one type and shape of groups; no f32.  A token's result does not depend on n_tokens. */
+int gpu_matvec(struct gpu *g, const struct gpu_linear *l, struct err *e);
+/* Any number of tokens, one matrix, no GPU_MLP, no f32. */
+int gpu_matmul(struct gpu *g, const struct gpu_linear *l, struct err *e);
+/* f32 activations and the weights as stored, every type; any number of tokens and up to three matrices, no GPU_MLP. */
+int gpu_matmul_f32(struct gpu *g, const struct gpu_linear *l, struct err *e);
+
+/* x [n][cols] = row token[i] of w * scale (w->data NULL: 0), + pos_embed[pos[i] + pos_offset] if there is one. */
+int gpu_embed(struct gpu *g, float *x, const struct gpu_mat *w, const int32_t *token, const int32_t *pos, int n, float scale, const float *pos_embed,
+              int pos_offset, struct err *e);
+
+/* Norms of rows [n][cols] f32.  Where add is not NULL the result goes into the residual:
+ *   after_add 0: x += scale * norm(add);   1: x = norm(x + scale * add)
+ * otherwise to out (f32) or act (f16), which may be both NULL only with add.  w, b may be NULL. */
+struct gpu_norm {
+    int layer_norm;                     /* 0: RMS */
+    int present;                        /* 0: copy */
+    const float *w, *b;
+    float eps, offset;
+    float *x; int ldx;
+    const int32_t *rows;                /* row i reads x + rows[i] * ldx; NULL: i */
+    const float *add; int after_add; float scale;
+    float *out; int ldo;
+    uint16_t *act; int act_stride;
+    int n, cols;
+};
+int gpu_norm(struct gpu *g, const struct gpu_norm *o, struct err *e);
+
+/* act [n][stride] = f(gate) * up (up NULL: f(gate)); to f32 instead where out is not NULL ([n][cols]). */
+int gpu_act_mul(struct gpu *g, const float *gate, const float *up, int n, int cols, int function, float *out, uint16_t *act, int act_stride, struct err *e);
+/* act = f16 of x [n][cols]. */
+int gpu_act_pack(struct gpu *g, const float *x, int n, int cols, uint16_t *act, int act_stride, struct err *e);
+
+/* cosine and sine [n][dim / 2] f32 of pos * freq, times scale; tokens of long sequences (is_long) use the second set. */
+int gpu_rope_table(struct gpu *g, float *cosine, float *sine, const int32_t *pos, const int32_t *is_long, int n, int dim, const float *freq,
+                   const float *freq_long, float scale, float scale_long, struct err *e);
+
+/* Where tokens and keys are: arrays of a step, in device memory. */
+struct gpu_step {
+    const int32_t *pos;                 /* [n]; -1: a token that only fills the batch: nothing is stored, its attention is 0 */
+    const int32_t *table_of;            /* [n]: index into tables where the token's sequence begins */
+    const int32_t *tables;              /* KV block numbers */
+    int n;
+};
+struct gpu_kv {
+    uint8_t *base;
+    uint64_t stride, head_stride, layer_offset;     /* bytes: of a block; of a head (keys, then values); of this layer's first head */
+    uint32_t part;                      /* bytes of the keys of a head; the values follow */
+    int type;                           /* enum kv_type */
+};
+
+/* Norms of heads and rotation of q (in place) and of keys, then keys and values into their blocks. */
+struct gpu_prepare {
+    float *q; const float *k, *v;       /* [n][n_heads * head_dim], [n][n_kv_heads * head_dim] */
+    int n_heads, n_kv_heads, head_dim;
+    const float *cosine, *sine; int rope_dim, rope_pairs;   /* rope_dim 0: none */
+    int norm;                           /* 0 none, 1 RMS, 2 layer norm */
+    int norm_each, norm_after_rope;     /* each: weights [heads * head_dim] */
+    const float *qw, *qb, *kw, *kb;
+    float eps, offset;
+    struct gpu_step step;
+    struct gpu_kv kv;
+};
+int gpu_prepare(struct gpu *g, const struct gpu_prepare *o, struct err *e);
+
+/* Attention of every token to its sequence. */
+struct gpu_attention {
+    const float *q;
+    float *out;                         /* f32 [n][n_heads * head_dim], or NULL */
+    uint16_t *act; int act_stride;      /* f16 for the next linear layer, or NULL */
+    int n_heads, n_kv_heads, head_dim, window;
+    float scale, softcap;
+    const float *alibi;                 /* [n_heads] or NULL */
+    struct gpu_step step;
+    struct gpu_kv kv;
+    /* decode: the tokens rows[0..n_rows) */
+    const int32_t *rows; int n_rows;
+    float *partial;                     /* [n_rows][n_heads][max_splits][head_dim + 2] */
+    int max_splits;                     /* of this launch: at least the longest sequence's */
+    /* prefill: tiles of up to 64 tokens of one sequence: first token and number */
+    const int32_t *tiles; int n_tiles;
+};
+enum { GPU_SPLIT = 256 };               /* positions of a split: fixed, so that a sequence's result does not depend on its neighbours */
+int gpu_attn_decode(struct gpu *g, const struct gpu_attention *o, struct err *e);
+enum { GPU_ATTN_TILE = 64, GPU_ATTN_MAX_DIM = 256 };
+int gpu_attn_prefill(struct gpu *g, const struct gpu_attention *o, struct err *e);
+
+/* id[i] = the lowest index of the largest of logits [n][vocab]; -1 if one is NaN or none is above -inf. */
+int gpu_argmax(struct gpu *g, const float *logits, int n, int vocab, int32_t *id, struct err *e);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,195 @@
+/* matmul_f32.cu - y = w x with f32 activations and the weights exactly as stored, for every type: --exact, f32 matrices, small projections.
+ *
+ * tile     a block: 32 rows x 8 tokens; 8 warps take steps of 32 k in turn, lane = row: a warp reads a line of 128 bytes at a time
+ * moves    the matrix once per 8 tokens
+ * limit    HBM for f32 with few tokens; a plain loop of fma otherwise
+ * checked  tests/unit/t-gpu-matmul.c */
+#include "gpu/prim/weights.cuh"
+#include "gpu/rt/launch.cuh"
+
+enum { WARPS = 8, TOKENS = 8, PAD = 33 };
+
+/* f32 of the NF4 levels times 127: quant/qtype.c */
+static __constant__ float nf4_level[16] = {
+    -127.0f, (float)(-0.6961928009986877 * 127), (float)(-0.5250730514526367 * 127), (float)(-0.39491748809814453 * 127), (float)(-0.28444138169288635 * 127),
+    (float)(-0.18477343022823334 * 127), (float)(-0.09105003625154495 * 127), 0, (float)(0.07958029955625534 * 127), (float)(0.16093020141124725 * 127),
+    (float)(0.24611230194568634 * 127), (float)(0.33791524171829224 * 127), (float)(0.44070982933044434 * 127), (float)(0.5626170039176941 * 127),
+    (float)(0.7229568362236023 * 127), 127.0f,
+};
+
+DEVICE float value_of(int type, int code)
+{
+    switch (type) {
+    case QT_I8: case QT_I8R: return (float)(int8_t)code;
+    case QT_I4:  return (float)(code - 8);
+    case QT_I4M: case QT_I4Z: return (float)code;
+    case QT_NF4: return nf4_level[code];
+    case QT_M5:  return (float)(code - 16);
+    case QT_M6:  return (float)(code - 32);
+    default:     return half_low(codebook[type == QT_NL4 ? 0 : type == QT_M2 ? 2 : 3][code]);
+    }
+}
+
+struct layout { int bits, plane, unit, scale_size, extra_size, row_scale; };
+DEVICE layout layout_of(int type)
+{
+    switch (type) {
+    case QT_F32:  return { 32, 32, 1, 0, 0, 0 };
+    case QT_F16: case QT_BF16: return { 16, 16, 1, 0, 0, 0 };
+    case QT_I8:   return { 8, 8, 2, 2, 0, 0 };
+    case QT_I8R:  return { 8, 8, 1, 0, 0, 1 };
+    case QT_I4:   return { 4, 4, 2, 2, 0, 0 };
+    case QT_I4M:  return { 4, 4, 2, 2, 2, 0 };
+    case QT_I4Z:  return { 4, 4, 2, 2, 1, 0 };
+    case QT_M2:   return { 2, 2, 4, 1, 0, 1 };
+    case QT_M3:   return { 3, 2, 4, 1, 0, 1 };
+    case QT_M5:   return { 5, 4, 4, 1, 0, 1 };
+    case QT_M6:   return { 6, 4, 4, 1, 0, 1 };
+    default:      return { 4, 4, 4, 1, 0, 1 };
+    }
+}
+
+/* Where step `step` of a row lies: its codes' first dword, the group's scale and extra. */
+struct place { const uint8_t *code, *scale, *extra; };
+DEVICE place place_of(const gpu_mat &m, const layout &a, const uint8_t *tile, int step, int row)
+{
+    const int group = step >> m.group_shift, unit = group / a.unit, in_unit = group % a.unit, n = min(a.unit, m.n_groups - unit * a.unit);
+    const int group_bytes = (a.bits * 128) << m.group_shift, at = (row / 4 * n + in_unit) * 4 + row % 4;
+    const int full = scale_area(a.unit, a.scale_size) + scale_area(a.unit, a.extra_size) + a.unit * group_bytes;
+    const uint8_t *p = tile + (a.row_scale ? 128 : 0) + (size_t)unit * full;
+    place q;
+    q.scale = p + at * a.scale_size;
+    p += scale_area(n, a.scale_size);
+    q.extra = p + at * a.extra_size;
+    p += scale_area(n, a.extra_size) + in_unit * group_bytes;
+    q.code = p + (step & ((1 << m.group_shift) - 1)) * (a.plane * 128) + 4 * row;
+    return q;
+}
+
+/* The 32 values of a row and step as codes_decode (quant/tile.h) defines them, without the row's scale where there is one: s = row_scale * scale
+ * comes first there, so it is taken in here. */
+DEVICE void decode_exact(float v[32], const gpu_mat &m, const layout &a, const uint8_t *tile, int step, int row)
+{
+    const place q = place_of(m, a, tile, step, row);
+    if (a.bits >= 16) {
+#pragma unroll
+        for (int i = 0; i < 32; i++) {
+            if (a.bits == 32) {
+                v[i] = float_of(load4(q.code + 128 * i));
+            } else if (i < 16) {
+                const uint32_t w = load4(q.code + 128 * i);
+                v[2 * i] = m.type == QT_F16 ? half_low(w) : float_of(w << 16);
+                v[2 * i + 1] = m.type == QT_F16 ? half_high(w) : float_of(w & 0xffff0000u);
+            }
+        }
+        return;
+    }
+    float scale = a.row_scale ? float_of(load4(tile + 4 * row)) : 1, extra = 0;
+    if (a.scale_size == 2)
+        scale = half_low(*reinterpret_cast<const uint16_t *>(q.scale));
+    else if (a.scale_size == 1)
+        scale *= m.type == QT_NF4 ? (float)*q.scale : (float)*reinterpret_cast<const int8_t *>(q.scale);
+    if (a.extra_size == 2)
+        extra = half_low(*reinterpret_cast<const uint16_t *>(q.extra));
+    else if (a.extra_size == 1)
+        extra = (float)*q.extra;
+    const uint8_t *second = q.code + a.plane * 128;            /* the high plane: those types have groups of 32 */
+#pragma unroll
+    for (int i = 0; i < 8; i++) {       /* k 4i .. 4i+3 */
+        const int per = 8 / a.plane;    /* fours in a line */
+        uint32_t w = load4(q.code + i / per * 128) >> i % per * a.plane & 0x01010101u * ((1u << a.plane) - 1);
+        if (a.bits == 6)
+            w |= (load4(second + i / 4 * 128) >> i % 4 * 2 & 0x03030303u) << 4;
+        else if (a.bits == 5 || a.bits == 3)
+            w |= (load4(second) >> i & 0x01010101u) << a.plane;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const float x = value_of(m.type, (int)(w >> 8 * j & 0xff));
+            v[4 * i + j] = a.extra_size == 2 ? scale * x + extra : a.extra_size == 1 ? scale * (x - extra) : scale * x;
+        }
+    }
+}
+
+__global__ __launch_bounds__(WARPS * 32) void matmul_f32_kernel(gpu_linear l)
+{
+    SHARED(float, sums);                /* [WARPS][TOKENS][PAD] */
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int which = 0, tile = blockIdx.x;
+    while (tile >= l.w[which].n_tiles)
+        tile -= l.w[which++].n_tiles;
+    const gpu_mat &m = l.w[which];
+    const layout a = layout_of(m.type);
+    const uint8_t *data = m.data + (size_t)tile * m.tile_bytes;
+    const int first = blockIdx.y * TOKENS, n = min(TOKENS, l.n_tokens - first);
+    float acc[TOKENS];
+#pragma unroll
+    for (int t = 0; t < TOKENS; t++)
+        acc[t] = 0;
+    for (int step = warp; step < m.n_steps; step += WARPS) {
+        float v[32];
+        decode_exact(v, m, a, data, step, lane);
+        const int k = min(32, m.cols - step * 32);      /* x has no padding */
+#pragma unroll
+        for (int t = 0; t < TOKENS; t++) {
+            if (t >= n)
+                break;
+            const float *x = l.x + (size_t)(first + t) * l.ldx + step * 32;
+#pragma unroll
+            for (int i = 0; i < 32; i++)
+                if (i < k)
+                    acc[t] = fmaf(v[i], x[i], acc[t]);
+        }
+    }
+#pragma unroll
+    for (int t = 0; t < TOKENS; t++)
+        sums[(warp * TOKENS + t) * PAD + lane] = acc[t];
+    __syncthreads();
+    for (int o = threadIdx.x; o < n * 32; o += WARPS * 32) {
+        const int t = o / 32, row = tile * 32 + o % 32;
+        if (row >= m.rows)
+            continue;
+        float y = 0;
+        for (int w = 0; w < WARPS; w++)
+            y += sums[(w * TOKENS + t) * PAD + o % 32];
+        finish_one(l, l.to[which], first + t, row, y);
+    }
+}
+
+extern "C" int gpu_matmul_f32(struct gpu *g, const struct gpu_linear *l, struct err *e)
+{
+    unsigned tiles = 0;
+    for (int i = 0; i < l->n_mats; i++)
+        tiles += (unsigned)l->w[i].n_tiles;
+    return launch(g, "matmul_f32", matmul_f32_kernel, dim3(tiles, (unsigned)(l->n_tokens + TOKENS - 1) / TOKENS), WARPS * 32,
+                  sizeof(float) * WARPS * TOKENS * PAD, e, *l);
+}
+
+/* ---- embedding: rows of a matrix, as stored ---- */
+
+__global__ __launch_bounds__(256) void embed_kernel(float *x, gpu_mat m, const int32_t *token, const int32_t *pos, float scale, const float *pos_embed, int pos_offset)
+{
+    const layout a = layout_of(m.type);
+    const int t = blockIdx.x, row = token[t];
+    const uint8_t *tile = m.data + (size_t)(row / 32) * m.tile_bytes;
+    for (int step = threadIdx.x; step < m.n_steps; step += 256) {
+        float v[32] = { 0 };
+        if (m.data)
+            decode_exact(v, m, a, tile, step, row % 32);
+#pragma unroll
+        for (int i = 0; i < 32; i++) {
+            const int k = step * 32 + i;
+            if (k >= m.cols)
+                break;
+            float y = scale != 1 ? v[i] * scale : v[i];
+            if (pos_embed)
+                y += pos_embed[((size_t)max(pos[t], 0) + pos_offset) * m.cols + k];
+            x[(size_t)t * m.cols + k] = y;
+        }
+    }
+}
+
+extern "C" int gpu_embed(struct gpu *g, float *x, const struct gpu_mat *w, const int32_t *token, const int32_t *pos, int n, float scale, const float *pos_embed,
+                         int pos_offset, struct err *e)
+{
+    return launch(g, "embed", embed_kernel, dim3((unsigned)n), 256, 0, e, x, *w, token, pos, scale, pos_embed, pos_offset);
+}

@@ -1,0 +1,142 @@
+/* matvec.cu - y = w x for 1 to 16 tokens, on the tensor cores from the first token on.
+ *
+ * shapes   w in kernel order, any type but f32; activations [n][act_stride] f16
+ * tile     a block: 32 rows (of two matrices for gate and up), all k: 16 warps take chunks of k in turn, 128 k for 4-bit codes; the 16 partial sums meet in shared
+ *          memory in the order of the warps, so a token's result depends on nothing but its own activations
+ * moves    the matrix once from HBM, 16 bytes a lane, up to 8 loads in flight a lane: 64 KB a block, 2 blocks an SM; activations from L2, once a block
+ *          (n * cols * 2 bytes: 11 % of 4-bit weights with one token, 90 % with 8)
+ * limit    HBM bandwidth; about 110 issue slots per 16 bytes of nl4 and lane where 131-148 fit into the time of the bytes on an H200
+ * checked  tests/unit/t-gpu-matmul.c */
+#include "gpu/prim/weights.cuh"
+#include "gpu/rt/launch.cuh"
+
+enum { WARPS = 16, PAD_ROWS = 36 };     /* 36: lanes that store 4 rows of token 2t meet in no bank */
+
+/* TOKENS8: tokens / 8; N: matrices multiplied side by side (gate and up) */
+template <int TYPE, int TOKENS8, int N> __global__ __launch_bounds__(WARPS * 32) void matvec_kernel(gpu_linear l)
+{
+    typedef format<TYPE> f;
+    constexpr int LOADS = f::raw * N, STEPS = LOADS >= 8 ? 1 : LOADS >= 4 ? 2 : 4;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    SHARED(uint32_t, shared);
+    float *sums = reinterpret_cast<float *>(shared + (f::table ? TABLE_BYTES / 4 : 0));      /* [warp][N][8 * TOKENS8][PAD_ROWS] */
+
+    int which = 0, tile = blockIdx.x;
+    if (N == 1)
+        while (tile >= l.w[which].n_tiles)
+            tile -= l.w[which++].n_tiles;
+    const gpu_mat &m = l.w[which];
+    const uint8_t *data[N];
+    for (int i = 0; i < N; i++)
+        data[i] = l.w[which + i].data + (size_t)tile * m.tile_bytes;
+
+    const uint32_t *table = table_fill<TYPE>(shared);
+    if (f::table)
+        __syncthreads();
+
+    float c[N][TOKENS8][2][4];
+    for (int i = 0; i < N * TOKENS8 * 8; i++)
+        (&c[0][0][0][0])[i] = 0;
+    for (int first = warp * STEPS; first < m.n_steps; first += WARPS * STEPS) {
+        raw_step<TYPE> raw[N][STEPS];
+        uint4 x[STEPS][TOKENS8];
+#pragma unroll
+        for (int s = 0; s < STEPS; s++) {
+            if (first + s >= m.n_steps)
+                break;
+#pragma unroll
+            for (int i = 0; i < N; i++)
+                load_step<TYPE>(raw[i][s], data[i], m, first + s, g, t);
+        }
+#pragma unroll
+        for (int s = 0; s < STEPS; s++) {
+            if (first + s >= m.n_steps)
+                break;
+#pragma unroll
+            for (int b = 0; b < TOKENS8; b++) {
+                const int token = 8 * b + g;
+                x[s][b] = token < l.n_tokens ? load16(l.act + (size_t)token * l.act_stride + (first + s) * 32 + 8 * t) : make_uint4(0, 0, 0, 0);
+            }
+#pragma unroll
+            for (int i = 0; i < N; i++)
+#pragma unroll
+                for (int p = 0; p < 2; p++) {
+                    uint32_t even[4], odd[4];
+                    decode_row<TYPE>(even, raw[i][s], 2 * p, t, table);
+                    decode_row<TYPE>(odd, raw[i][s], 2 * p + 1, t, table);
+#pragma unroll
+                    for (int b = 0; b < TOKENS8; b++)
+                        multiply_rows(c[i][b][p], even, odd, x[s][b]);
+                }
+        }
+    }
+
+#pragma unroll
+    for (int i = 0; i < N; i++)
+#pragma unroll
+        for (int b = 0; b < TOKENS8; b++)
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+                float *to = sums + ((warp * N + i) * 8 * TOKENS8 + 8 * b + 2 * t + k) * PAD_ROWS + 4 * g;
+                *reinterpret_cast<float4 *>(to) = make_float4(c[i][b][0][k], c[i][b][0][2 + k], c[i][b][1][k], c[i][b][1][2 + k]);
+            }
+    __syncthreads();
+    for (int o = threadIdx.x; o < l.n_tokens * 32; o += WARPS * 32) {
+        const int token = o / 32, in_tile = o % 32, row = tile * 32 + in_tile;
+        if (row >= m.rows)
+            continue;
+        float y[N];
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            y[i] = 0;
+            for (int w = 0; w < WARPS; w++)
+                y[i] += sums[((w * N + i) * 8 * TOKENS8 + token) * PAD_ROWS + in_tile];
+            y[i] *= f::row_scale ? ACT_UNIT * float_of(load4(data[i] + 4 * in_tile)) : ACT_UNIT;
+        }
+        if (l.finish != GPU_MLP) {
+            finish_one(l, l.to[which], token, row, y[0]);
+            continue;
+        }
+        float h = activation(l.to[0].bias ? y[0] + l.to[0].bias[row] : y[0], l.function);
+        if (N == 2)
+            h *= l.to[1].bias ? y[N - 1] + l.to[1].bias[row] : y[N - 1];
+        l.act_out[(size_t)token * l.act_out_stride + act_place(row)] = act_of(h);
+    }
+}
+
+template <int TYPE, int TOKENS8, int N> static int run(struct gpu *g, const gpu_linear *l, struct err *e)
+{
+    const size_t shared = (format<TYPE>::table ? TABLE_BYTES : 0) + sizeof(float) * WARPS * N * 8 * TOKENS8 * PAD_ROWS;
+    int tiles = 0;
+    for (int i = 0; i < (N == 2 ? 1 : l->n_mats); i++)
+        tiles += l->w[i].n_tiles;
+    return launch(g, "matvec", matvec_kernel<TYPE, TOKENS8, N>, dim3((unsigned)tiles), WARPS * 32, shared, e, *l);
+}
+
+template <int TYPE> static int run_type(struct gpu *g, const gpu_linear *l, struct err *e)
+{
+    const int pair = l->finish == GPU_MLP && l->n_mats == 2;
+    if (l->n_tokens <= 8)
+        return pair ? run<TYPE, 1, 2>(g, l, e) : run<TYPE, 1, 1>(g, l, e);
+    return pair ? run<TYPE, 2, 2>(g, l, e) : run<TYPE, 2, 1>(g, l, e);
+}
+
+extern "C" int gpu_matvec(struct gpu *g, const struct gpu_linear *l, struct err *e)
+{
+    switch (l->w[0].type) {
+    case QT_F16:  return run_type<QT_F16>(g, l, e);
+    case QT_BF16: return run_type<QT_BF16>(g, l, e);
+    case QT_I8:   return run_type<QT_I8>(g, l, e);
+    case QT_I8R:  return run_type<QT_I8R>(g, l, e);
+    case QT_I4:   return run_type<QT_I4>(g, l, e);
+    case QT_I4M:  return run_type<QT_I4M>(g, l, e);
+    case QT_I4Z:  return run_type<QT_I4Z>(g, l, e);
+    case QT_NL4:  return run_type<QT_NL4>(g, l, e);
+    case QT_NF4:  return run_type<QT_NF4>(g, l, e);
+    case QT_M2:   return run_type<QT_M2>(g, l, e);
+    case QT_M3:   return run_type<QT_M3>(g, l, e);
+    case QT_M5:   return run_type<QT_M5>(g, l, e);
+    case QT_M6:   return run_type<QT_M6>(g, l, e);
+    default:      return err_set(e, ERR_UNSUPPORTED, "matvec: number format %d", l->w[0].type);
+    }
+}

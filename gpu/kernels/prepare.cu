@@ -1,0 +1,135 @@
+/* prepare.cu - what happens to q, k and v between their projection and attention: norms of heads, rotation, the KV cache.
+ *
+ * tile     one head of one token a warp: q heads, then key heads, then value heads
+ * moves    q read and written, k and v read, once; the cache's element once (keys lie with 16 tokens side by side: a key's elements are 32 bytes apart)
+ * limit    launch-bound with one token
+ * checked  tests/unit/t-gpu-attention.c */
+#include "gpu/kernels/kernels.h"
+#include "gpu/prim/prim.cuh"
+#include "gpu/rt/launch.cuh"
+
+enum { WARPS = 4, MAX_DIM = 256 };
+
+/* cos and sin in double, as the CPU computes them: an f32 sine of a large angle would differ in its last bits. */
+__global__ __launch_bounds__(128) void rope_table_kernel(float *cosine, float *sine, const int32_t *pos, const int32_t *is_long, int half, const float *freq,
+                                                         const float *freq_long, float scale, float scale_long)
+{
+    const int t = blockIdx.x;
+    const int far = freq_long && is_long[t];
+    for (int d = threadIdx.x; d < half; d += 128) {
+        const float angle = (float)max(pos[t], 0) * (far ? freq_long[d] : freq[d]);
+        cosine[(size_t)t * half + d] = (float)cos((double)angle) * (far ? scale_long : scale);
+        sine[(size_t)t * half + d] = (float)sin((double)angle) * (far ? scale_long : scale);
+    }
+}
+
+extern "C" int gpu_rope_table(struct gpu *g, float *cosine, float *sine, const int32_t *pos, const int32_t *is_long, int n, int dim, const float *freq,
+                              const float *freq_long, float scale, float scale_long, struct err *e)
+{
+    return launch(g, "rope_table", rope_table_kernel, dim3((unsigned)n), 128, 0, e, cosine, sine, pos, is_long, dim / 2, freq, freq_long, scale, scale_long);
+}
+
+/* One head's row in shared memory, by one warp. */
+DEVICE void norm_head(float *x, const float *w, const float *b, int n, int kind, float eps, float offset, int lane)
+{
+    float mean = 0, sum = 0;
+    if (kind == 2) {
+        for (int d = lane; d < n; d += 32)
+            mean += x[d];
+        mean = warp_sum(mean) / (float)n;
+    }
+    for (int d = lane; d < n; d += 32)
+        sum = fmaf(x[d] - mean, x[d] - mean, sum);
+    const float inverse = 1 / sqrtf(warp_sum(sum) / (float)n + eps);
+    for (int d = lane; d < n; d += 32) {
+        const float v = (x[d] - mean) * inverse;
+        x[d] = kind == 2 ? fmaf(v, w ? w[d] : 1, b ? b[d] : 0) : w ? v * (w[d] + offset) : v;
+    }
+}
+
+DEVICE void rotate(float *x, const float *cosine, const float *sine, int dim, int pairs, int lane)
+{
+    for (int i = lane; i < dim / 2; i += 32) {
+        const int a = pairs ? 2 * i : i, b = pairs ? a + 1 : i + dim / 2;
+        const float x0 = x[a], x1 = x[b];
+        x[a] = fmaf(x0, cosine[i], -(x1 * sine[i]));
+        x[b] = fmaf(x1, cosine[i], x0 * sine[i]);
+    }
+}
+
+__global__ __launch_bounds__(WARPS * 32) void prepare_kernel(struct gpu_prepare o)
+{
+    SHARED(float, rows);                /* [WARPS][head_dim] */
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t = blockIdx.y, n = o.head_dim;
+    const int head = blockIdx.x * WARPS + warp;
+    if (head >= o.n_heads + 2 * o.n_kv_heads)
+        return;
+    float *x = rows + warp * n;
+    const int is_q = head < o.n_heads, is_k = !is_q && head < o.n_heads + o.n_kv_heads;
+    const int h = is_q ? head : is_k ? head - o.n_heads : head - o.n_heads - o.n_kv_heads;
+    const float *from = is_q ? o.q + ((size_t)t * o.n_heads + h) * n : (is_k ? o.k : o.v) + ((size_t)t * o.n_kv_heads + h) * n;
+    for (int d = lane; d < n; d += 32)
+        x[d] = from[d];
+    __syncwarp();
+    if (is_q || is_k) {
+        const float *w = is_q ? o.qw : o.kw, *b = is_q ? o.qb : o.kb;
+        if (o.norm_each) {
+            w = w ? w + (size_t)h * n : nullptr;
+            b = b ? b + (size_t)h * n : nullptr;
+        }
+        const size_t at = (size_t)t * (o.rope_dim / 2);
+        if (o.norm && !o.norm_after_rope) {
+            norm_head(x, w, b, n, o.norm, o.eps, o.offset, lane);
+            __syncwarp();
+        }
+        if (o.rope_dim) {
+            rotate(x, o.cosine + at, o.sine + at, o.rope_dim, o.rope_pairs, lane);
+            __syncwarp();
+        }
+        if (o.norm && o.norm_after_rope) {
+            norm_head(x, w, b, n, o.norm, o.eps, o.offset, lane);
+            __syncwarp();
+        }
+    }
+    if (is_q) {
+        float *to = o.q + ((size_t)t * o.n_heads + h) * n;
+        for (int d = lane; d < n; d += 32)
+            to[d] = x[d];
+        return;
+    }
+    const int pos = o.step.pos[t];
+    if (pos < 0)
+        return;
+    const int slot = pos % KV_BLOCK;
+    uint8_t *block = o.kv.base + (size_t)o.step.tables[o.step.table_of[t] + pos / KV_BLOCK] * o.kv.stride + o.kv.layer_offset + h * o.kv.head_stride + (is_k ? 0 : o.kv.part);
+    float scale = 1, factor = 1;
+    if (o.kv.type == KV_I8) {           /* as kernels.h says: amax / 127, and what is not a number stays so */
+        float most = 0;
+        int bad = 0;
+        for (int d = lane; d < n; d += 32) {
+            most = fmaxf(most, fabsf(x[d]));
+            bad |= !(fabsf(x[d]) < INFINITY);
+        }
+        most = warp_max(most);
+        bad = __ballot_sync(FULL_WARP, bad) != 0;
+        scale = bad ? NAN : most < 7.8886090522101181e-31f ? 0 : most / 127;            /* 2^-100 */
+        factor = bad || most < 7.8886090522101181e-31f ? 0 : 127 / most;
+        if (lane == 0)
+            *reinterpret_cast<float *>(block + KV_BLOCK * n + slot * 4) = scale;
+    }
+    for (int d = lane; d < n; d += 32) {
+        const int at = is_k ? d * KV_BLOCK + slot : slot * n + d;
+        if (o.kv.type == KV_F32)
+            reinterpret_cast<float *>(block)[at] = x[d];
+        else if (o.kv.type == KV_F16)
+            reinterpret_cast<uint16_t *>(block)[at] = (uint16_t)pack_half(x[d], 0);
+        else
+            block[at] = (uint8_t)(int8_t)(factor > 0 ? rintf(x[d] * factor) : 0);
+    }
+}
+
+extern "C" int gpu_prepare(struct gpu *g, const struct gpu_prepare *o, struct err *e)
+{
+    const unsigned heads = (unsigned)(o->n_heads + 2 * o->n_kv_heads);
+    return launch(g, "prepare", prepare_kernel, dim3((heads + WARPS - 1) / WARPS, (unsigned)o->step.n), WARPS * 32, sizeof(float) * WARPS * (size_t)o->head_dim, e, *o);
+}

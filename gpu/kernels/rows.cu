@@ -1,0 +1,127 @@
+/* rows.cu - what is done to rows: norms, activation functions, the rounding of activations to f16, argmax.
+ *
+ * tile     one row a block of 256 threads; row lengths are a few thousand, so the second read of a row hits L1
+ * moves    each operand once
+ * limit    HBM for many tokens; with one token the launch itself (about 2 us in a graph)
+ * checked  tests/unit/t-gpu-rows.c against kernels_ref */
+#include "gpu/prim/weights.cuh"
+#include "gpu/rt/launch.cuh"
+
+enum { BLOCK = 256 };
+
+/* norm of a row: value k of it.  x + scale_b * b where b is there. */
+struct row_norm { float mean, inverse; };
+
+DEVICE row_norm measure(const float *x, const float *b, float scale_b, int n, int layer, float eps, float *room)
+{
+    row_norm r = { 0, 1 };
+    float sum = 0;
+    if (layer) {
+        for (int k = threadIdx.x; k < n; k += BLOCK)
+            sum += b ? fmaf(scale_b, b[k], x[k]) : x[k];
+        r.mean = block_sum(sum, room) / (float)n;
+        sum = 0;
+    }
+    for (int k = threadIdx.x; k < n; k += BLOCK) {
+        const float v = (b ? fmaf(scale_b, b[k], x[k]) : x[k]) - r.mean;
+        sum = fmaf(v, v, sum);
+    }
+    r.inverse = 1 / sqrtf(block_sum(sum, room) / (float)n + eps);
+    return r;
+}
+
+__global__ __launch_bounds__(BLOCK) void norm_kernel(struct gpu_norm o)
+{
+    SHARED(float, room);
+    const int row = blockIdx.x;
+    float *x = o.x + (size_t)(o.rows ? o.rows[row] : row) * o.ldx;
+    const float *add = o.add ? o.add + (size_t)row * o.cols : nullptr;
+    row_norm r = { 0, 1 };
+    if (o.present) {
+        if (add && !o.after_add)
+            r = measure(add, nullptr, 0, o.cols, o.layer_norm, o.eps, room);
+        else
+            r = measure(x, add, o.scale, o.cols, o.layer_norm, o.eps, room);
+    }
+    for (int k = threadIdx.x; k < o.cols; k += BLOCK) {
+        float v = add && !o.after_add ? add[k] : add ? fmaf(o.scale, add[k], x[k]) : x[k];
+        if (o.present) {
+            v = (v - r.mean) * r.inverse;
+            if (o.layer_norm)
+                v = fmaf(v, o.w ? o.w[k] : 1, o.b ? o.b[k] : 0);
+            else if (o.w)
+                v *= o.w[k] + o.offset;
+        }
+        if (add)
+            x[k] = o.after_add ? v : fmaf(o.scale, v, x[k]);
+        if (o.out)
+            o.out[(size_t)row * o.ldo + k] = v;
+        if (o.act)
+            o.act[(size_t)row * o.act_stride + act_place(k)] = act_of(v);
+    }
+}
+
+extern "C" int gpu_norm(struct gpu *g, const struct gpu_norm *o, struct err *e)
+{
+    return launch(g, "norm", norm_kernel, dim3((unsigned)o->n), BLOCK, 32 * sizeof(float), e, *o);
+}
+
+__global__ __launch_bounds__(BLOCK) void act_mul_kernel(const float *gate, const float *up, int cols, int function, float *out, uint16_t *act, int act_stride)
+{
+    const size_t row = blockIdx.y, at = row * cols;
+    const int k = blockIdx.x * BLOCK + threadIdx.x;
+    if (k >= cols)
+        return;
+    float v = gate[at + k];
+    if (function >= 0)
+        v = activation(v, function);
+    if (up)
+        v *= up[at + k];
+    if (out)
+        out[at + k] = v;
+    if (act)
+        act[row * act_stride + act_place(k)] = act_of(v);
+}
+
+static dim3 rows_grid(int n, int cols) { return dim3((unsigned)(cols + BLOCK - 1) / BLOCK, (unsigned)n); }
+
+extern "C" int gpu_act_mul(struct gpu *g, const float *gate, const float *up, int n, int cols, int function, float *out, uint16_t *act, int act_stride, struct err *e)
+{
+    return launch(g, "act_mul", act_mul_kernel, rows_grid(n, cols), BLOCK, 0, e, gate, up, cols, function, out, act, act_stride);
+}
+
+extern "C" int gpu_act_pack(struct gpu *g, const float *x, int n, int cols, uint16_t *act, int act_stride, struct err *e)
+{
+    return launch(g, "act_pack", act_mul_kernel, rows_grid(n, cols), BLOCK, 0, e, x, (const float *)nullptr, cols, -1, (float *)nullptr, act, act_stride);
+}
+
+/* The lowest index of the largest value; NaN wins over all and answers -1. */
+__global__ __launch_bounds__(BLOCK) void argmax_kernel(const float *logits, int vocab, int32_t *id)
+{
+    SHARED(float, best);                /* [BLOCK], then their indexes */
+    int *index = reinterpret_cast<int *>(best + BLOCK);
+    const float *x = logits + (size_t)blockIdx.x * vocab;
+    float most = -INFINITY;
+    int at = -1, bad = 0;
+    for (int k = threadIdx.x; k < vocab; k += BLOCK) {
+        bad |= x[k] != x[k];
+        if (x[k] > most)
+            most = x[k], at = k;
+    }
+    best[threadIdx.x] = bad ? NAN : most;
+    index[threadIdx.x] = at;
+    __syncthreads();
+    if (threadIdx.x)
+        return;
+    for (int i = 1; i < BLOCK; i++) {
+        bad |= best[i] != best[i];
+        if (best[i] > most || (best[i] == most && index[i] >= 0 && (at < 0 || index[i] < at)))
+            most = best[i], at = index[i];
+    }
+    id[blockIdx.x] = bad ? -1 : at;
+}
+
+extern "C" int gpu_argmax(struct gpu *g, const float *logits, int n, int vocab, int32_t *id, struct err *e)
+{
+    return launch(g, "argmax", argmax_kernel, dim3((unsigned)n), BLOCK, BLOCK * (sizeof(float) + sizeof(int)), e, logits, vocab, id);
+}

@@ -1,0 +1,115 @@
+/* emulate.h - CUDA C++ for the processor: what a kernel source needs to compile with a plain C++ compiler and run without a GPU.
+ *
+ * The threads of a block are fibers of one thread, run in order; blocks follow each other.  A warp's collectives (shuffles, votes,
+ * __syncwarp, mma, ldmatrix) wait until all 32 lanes came, __syncthreads until all threads did; a block whose threads wait for
+ * something that cannot come is an error that names the kernel.
+ *
+ * Checks, for a device opened with debug_sync: device memory and shared memory are known by their bounds.  In objects compiled with -fsanitize=thread the compiler calls us at
+ * every access (emulated.cc has those functions): outside of bounds, a read of shared memory that nobody wrote, and two threads at one byte of
+ * shared memory without a barrier between them, are errors.  Lanes of a warp are ordered by its collectives. */
+#ifndef ZSE_GPU_PRIM_EMULATE_H
+#define ZSE_GPU_PRIM_EMULATE_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <functional>
+
+#include "gpu/rt/rt.h"
+#include "libcommon/quant/half.h"
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __noinline__ __attribute__((noinline))
+#define __launch_bounds__(...)
+#define __restrict__ __restrict
+#define __align__(n) alignas(n)
+#define __constant__ const
+
+struct dim3 {
+    unsigned x, y, z;
+    dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
+};
+struct alignas(8) float2 { float x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
+struct alignas(8) uint2 { uint32_t x, y; };
+struct alignas(16) uint4 { uint32_t x, y, z, w; };
+static inline float2 make_float2(float x, float y) { return { x, y }; }
+static inline float4 make_float4(float x, float y, float z, float w) { return { x, y, z, w }; }
+static inline uint2 make_uint2(uint32_t x, uint32_t y) { return { x, y }; }
+static inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return { x, y, z, w }; }
+
+struct emulated_thread { dim3 thread, block, n_threads, n_blocks; };
+extern emulated_thread *emulated;       /* the thread that runs now */
+#define threadIdx (emulated->thread)
+#define blockIdx  (emulated->block)
+#define blockDim  (emulated->n_threads)
+#define gridDim   (emulated->n_blocks)
+
+void *emulated_shared();
+void __syncthreads();
+
+/* A collective of the warp: every lane gives IN bytes, the last to come runs work(in of all lanes, out of all lanes), every lane takes OUT bytes. */
+enum { EMULATED_SLOT = 64 };
+struct emulated_slots { alignas(16) uint8_t lane[32][EMULATED_SLOT]; };
+typedef void (*emulated_work)(const emulated_slots *in, emulated_slots *out, uint32_t lanes);
+void emulated_collective(const void *in, size_t n_in, void *out, size_t n_out, emulated_work work, const char *what);
+
+static inline void __syncwarp() { emulated_collective(nullptr, 0, nullptr, 0, nullptr, "__syncwarp"); }
+
+struct emulated_shuffle_in { uint32_t value, from; };
+static inline uint32_t emulated_shuffle(uint32_t value, uint32_t from)
+{
+    emulated_shuffle_in in = { value, from };
+    uint32_t out = 0;
+    emulated_collective(&in, sizeof in, &out, sizeof out, [](const emulated_slots *a, emulated_slots *b, uint32_t) {
+        for (int i = 0; i < 32; i++) {
+            const emulated_shuffle_in *me = (const emulated_shuffle_in *)a->lane[i];
+            memcpy(b->lane[i], a->lane[me->from & 31], 4);
+        }
+    }, "__shfl_sync");
+    return out;
+}
+static inline uint32_t emulated_lane() { return threadIdx.x & 31; }
+template <class T> static inline T __shfl_xor_sync(uint32_t, T v, int mask)
+{
+    static_assert(sizeof(T) == 4, "shuffles move 4 bytes");
+    uint32_t u;
+    memcpy(&u, &v, 4);
+    u = emulated_shuffle(u, emulated_lane() ^ (uint32_t)mask);
+    memcpy(&v, &u, 4);
+    return v;
+}
+template <class T> static inline T __shfl_sync(uint32_t, T v, int lane)
+{
+    static_assert(sizeof(T) == 4, "shuffles move 4 bytes");
+    uint32_t u;
+    memcpy(&u, &v, 4);
+    u = emulated_shuffle(u, (uint32_t)lane);
+    memcpy(&v, &u, 4);
+    return v;
+}
+static inline uint32_t __ballot_sync(uint32_t, int p)
+{
+    uint32_t in = p != 0, out = 0;
+    emulated_collective(&in, 4, &out, 4, [](const emulated_slots *a, emulated_slots *b, uint32_t) {
+        uint32_t all = 0;
+        for (int i = 0; i < 32; i++)
+            all |= (uint32_t)(a->lane[i][0] & 1) << i;
+        for (int i = 0; i < 32; i++)
+            memcpy(b->lane[i], &all, 4);
+    }, "__ballot_sync");
+    return out;
+}
+
+static inline float rsqrtf(float x) { return 1 / sqrtf(x); }
+static inline int min(int a, int b) { return a < b ? a : b; }
+static inline int max(int a, int b) { return a > b ? a : b; }
+static inline int atomicAdd(int *p, int v) { int old = *p; *p += v; return old; }
+
+int emulate_launch(struct gpu *g, const char *name, dim3 grid, int threads, size_t shared, std::function<void()> kernel, struct err *e);
+
+#endif

@@ -1,0 +1,282 @@
+/* prim.cuh - the device instructions that kernels use, each with its emulated form: loads past the cache, pairs of f16, mma, ldmatrix, cp.async.
+ * Fragment layouts: PTX ISA 8.x, sections "Matrix fragments for mma.m16n8k16" and "ldmatrix". */
+#ifndef ZSE_GPU_PRIM_PRIM_CUH
+#define ZSE_GPU_PRIM_PRIM_CUH
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __CUDACC__
+#include <cuda_fp16.h>
+#include <string.h>
+#define SHARED(type, name) extern __shared__ __align__(16) unsigned char shared_bytes[]; type *const name = reinterpret_cast<type *>(shared_bytes)
+#else
+#include "gpu/prim/emulate.h"
+#define SHARED(type, name) type *const name = static_cast<type *>(emulated_shared())
+#endif
+
+#define FULL_WARP 0xffffffffu
+#define DEVICE __device__ __forceinline__
+
+/* ---- bits ---- */
+
+DEVICE float float_of(uint32_t u)
+{
+#ifdef __CUDACC__
+    return __uint_as_float(u);
+#else
+    return f32_from_bits(u);
+#endif
+}
+
+DEVICE uint32_t bits_of(float f)
+{
+#ifdef __CUDACC__
+    return __float_as_uint(f);
+#else
+    return f32_bits(f);
+#endif
+}
+
+/* exp to a few ulp of f32, good enough beside f16. */
+DEVICE float fast_exp(float x)
+{
+#ifdef __CUDACC__
+    return __expf(x);
+#else
+    return expf(x);
+#endif
+}
+
+/* Bytes of a (0..3) and b (4..7), chosen by the nibbles of s. */
+DEVICE uint32_t prmt(uint32_t a, uint32_t b, uint32_t s)
+{
+#ifdef __CUDACC__
+    return __byte_perm(a, b, s);
+#else
+    const uint64_t v = (uint64_t)b << 32 | a;
+    uint32_t out = 0;
+    for (int i = 0; i < 4; i++)
+        out |= (uint32_t)(v >> 8 * (s >> 4 * i & 7) & 0xff) << 8 * i;
+    return out;
+#endif
+}
+
+/* ---- memory ---- */
+
+/* Weights are read once a step: past L1, and first to leave L2's lines for what is read again. */
+DEVICE uint4 load_stream(const void *p)
+{
+#ifdef __CUDACC__
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    return v;
+#else
+    return *static_cast<const uint4 *>(p);
+#endif
+}
+
+DEVICE uint4 load16(const void *p) { return *static_cast<const uint4 *>(p); }
+DEVICE uint2 load8(const void *p) { return *static_cast<const uint2 *>(p); }
+DEVICE uint32_t load4(const void *p) { return *static_cast<const uint32_t *>(p); }
+
+#ifndef __CUDACC__
+void emulated_copy(void *to, const void *from, int n);
+void emulated_commit();
+void emulated_wait(int n);
+#endif
+
+/* 16 bytes from global to shared memory, in the background. */
+DEVICE void copy_async(void *to, const void *from)
+{
+#ifdef __CUDACC__
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"((uint32_t)__cvta_generic_to_shared(to)), "l"(from) : "memory");
+#else
+    emulated_copy(to, from, 16);
+#endif
+}
+DEVICE void copy_commit()
+{
+#ifdef __CUDACC__
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#else
+    emulated_commit();
+#endif
+}
+/* Until at most N of this thread's groups are under way; a barrier must follow before others' bytes are read. */
+template <int N> DEVICE void copy_wait()
+{
+#ifdef __CUDACC__
+    asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory");
+#else
+    emulated_wait(N);
+#endif
+}
+
+/* ---- f16 in pairs: the low half is the first ---- */
+
+#ifdef __CUDACC__
+union half2_bits { uint32_t u; __half2 h; DEVICE half2_bits() {} };
+DEVICE __half2 as_half2(uint32_t u) { half2_bits b; b.u = u; return b.h; }
+DEVICE uint32_t from_half2(__half2 h) { half2_bits b; b.h = h; return b.u; }
+#else
+/* f16 of a value that f32 holds exactly or nearly: products and sums of two f16. */
+static inline uint32_t emulated_pair(float a, float b) { return (uint32_t)f32_to_f16(b) << 16 | f32_to_f16(a); }
+#endif
+
+DEVICE float half_low(uint32_t u)
+{
+#ifdef __CUDACC__
+    return __low2float(as_half2(u));
+#else
+    return f16_to_f32((f16)u);
+#endif
+}
+DEVICE float half_high(uint32_t u)
+{
+#ifdef __CUDACC__
+    return __high2float(as_half2(u));
+#else
+    return f16_to_f32((f16)(u >> 16));
+#endif
+}
+DEVICE uint32_t pack_half(float a, float b)
+{
+#ifdef __CUDACC__
+    return from_half2(__floats2half2_rn(a, b));
+#else
+    return emulated_pair(a, b);
+#endif
+}
+/* The same, but what is too large for f16 becomes the largest f16. */
+DEVICE uint32_t pack_half_clamped(float a, float b)
+{
+    const float most = 65504;
+    a = a > most ? most : a < -most ? -most : a;
+    b = b > most ? most : b < -most ? -most : b;
+    return pack_half(a, b);
+}
+DEVICE uint32_t half_both(uint32_t low) { return prmt(low, low, 0x1010); }
+DEVICE uint32_t half_mul(uint32_t a, uint32_t b)
+{
+#ifdef __CUDACC__
+    return from_half2(__hmul2(as_half2(a), as_half2(b)));
+#else
+    return emulated_pair(half_low(a) * half_low(b), half_high(a) * half_high(b));
+#endif
+}
+DEVICE uint32_t half_add(uint32_t a, uint32_t b)
+{
+#ifdef __CUDACC__
+    return from_half2(__hadd2(as_half2(a), as_half2(b)));
+#else
+    return emulated_pair(half_low(a) + half_low(b), half_high(a) + half_high(b));
+#endif
+}
+DEVICE uint32_t half_fma(uint32_t a, uint32_t b, uint32_t c)
+{
+#ifdef __CUDACC__
+    return from_half2(__hfma2(as_half2(a), as_half2(b), as_half2(c)));
+#else
+    return emulated_pair(fmaf(half_low(a), half_low(b), half_low(c)), fmaf(half_high(a), half_high(b), half_high(c)));
+#endif
+}
+
+/* ---- the tensor cores ---- */
+
+/* c[16][8] += a[16][16] b[16][8], f16 in, f32 out.  Lane 4g + t holds
+ *     a[0] rows g, k 2t 2t+1   a[1] row g+8   a[2] row g, k 2t+8 2t+9   a[3] row g+8, k 2t+8 2t+9
+ *     b0 k 2t 2t+1, column g   b1 k 2t+8 2t+9
+ *     c[0] c[1] row g, columns 2t 2t+1   c[2] c[3] row g+8 */
+DEVICE void mma_f16(float c[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1)
+{
+#ifdef __CUDACC__
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+#else
+    const uint32_t in[10] = { a0, a1, a2, a3, b0, b1, bits_of(c[0]), bits_of(c[1]), bits_of(c[2]), bits_of(c[3]) };
+    emulated_collective(in, sizeof in, c, 16, [](const emulated_slots *s, emulated_slots *out, uint32_t) {
+        float a[16][16], b[8][16];
+        for (int lane = 0; lane < 32; lane++) {
+            const uint32_t *u = (const uint32_t *)s->lane[lane];
+            const int g = lane / 4, t = lane % 4;
+            for (int i = 0; i < 2; i++) {       /* k + 8 */
+                a[g][2 * t + 8 * i] = half_low(u[2 * i]);
+                a[g][2 * t + 8 * i + 1] = half_high(u[2 * i]);
+                a[g + 8][2 * t + 8 * i] = half_low(u[2 * i + 1]);
+                a[g + 8][2 * t + 8 * i + 1] = half_high(u[2 * i + 1]);
+                b[g][2 * t + 8 * i] = half_low(u[4 + i]);
+                b[g][2 * t + 8 * i + 1] = half_high(u[4 + i]);
+            }
+        }
+        for (int lane = 0; lane < 32; lane++) {
+            const uint32_t *u = (const uint32_t *)s->lane[lane];
+            float *o = (float *)out->lane[lane];
+            for (int i = 0; i < 4; i++) {
+                const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+                float sum = 0;
+                for (int k = 0; k < 16; k++)
+                    sum += a[row][k] * b[column][k];
+                o[i] = float_of(u[6 + i]) + sum;
+            }
+        }
+    }, "mma");
+#endif
+}
+
+/* Four 8 x 8 matrices of f16 from shared memory, transposed: lane 8i + j points at row j of matrix i (16 bytes);
+ * lane 4g + t gets of matrix i the elements [2t][g] and [2t+1][g]. */
+DEVICE void load_matrices_transposed(uint32_t r[4], const void *row)
+{
+#ifdef __CUDACC__
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"((uint32_t)__cvta_generic_to_shared(row)) : "memory");
+#else
+    const uint4 mine = load16(row);
+    emulated_collective(&mine, 16, r, 16, [](const emulated_slots *s, emulated_slots *out, uint32_t) {
+        for (int lane = 0; lane < 32; lane++)
+            for (int i = 0; i < 4; i++) {
+                const int g = lane / 4, t = lane % 4;
+                const uint16_t *first = (const uint16_t *)s->lane[8 * i + 2 * t], *second = (const uint16_t *)s->lane[8 * i + 2 * t + 1];
+                ((uint32_t *)out->lane[lane])[i] = (uint32_t)second[g] << 16 | first[g];
+            }
+    }, "ldmatrix");
+#endif
+}
+
+/* ---- sums over a warp and a block, in a fixed order ---- */
+
+DEVICE float warp_sum(float x)
+{
+    for (int i = 16; i; i /= 2)
+        x += __shfl_xor_sync(FULL_WARP, x, i);
+    return x;
+}
+DEVICE float warp_max(float x)
+{
+    for (int i = 16; i; i /= 2)
+        x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, i));
+    return x;
+}
+/* room: 32 floats of shared memory that nobody else uses.  All threads get the sum. */
+DEVICE float block_sum(float x, float *room)
+{
+    const int n_warps = blockDim.x / 32;
+    x = warp_sum(x);
+    __syncthreads();                    /* room may still be read from the sum before */
+    if (threadIdx.x % 32 == 0)
+        room[threadIdx.x / 32] = x;
+    __syncthreads();
+    float sum = 0;
+    for (int i = 0; i < n_warps; i++)
+        sum += room[i];
+    return sum;
+}
+
+/* ---- activations as linear layers read them ----
+ * f16 of x / ACT_UNIT: values to a million fit, and what f16 drops at the small end is 1e-6.
+ * Within every 8 the order is 0 4 1 5 2 6 3 7: codes lie in bytes as k, k+4, so that pairs come out of them without moving. */
+#define ACT_UNIT 16.0f
+DEVICE int act_place(int k) { return (k & ~7) | (k & 3) << 1 | (k >> 2 & 1); }
+
+#endif

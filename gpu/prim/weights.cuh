@@ -1,0 +1,241 @@
+/* weights.cuh - from the bytes of a tile to mma fragments, for every number format.
+ *
+ * A warp takes 32 rows x 32 k at a time (a step).  Lane 4g + t has rows 4g..4g+3 and k 8t..8t+7 of it: its 16-byte loads are, for 4-bit
+ * codes, one line of the four (quant/tile.h) at the quad of its rows; for 8 bits two lines, for 16 bits four; the extra planes of 5 and 6 bits
+ * are read by several lanes at once.  A row's 8 values leave as four pairs of f16, (0,4) (1,5) (2,6) (3,7): as prim.cuh orders activations,
+ * so that two mma take them as they are, rows 4g and 4g+1 as the rows g and g+8 of one pair of mma, 4g+2 and 4g+3 of another.
+ *
+ * The group's scale is multiplied in (f16, one rounding of 2^-12); the row's scale is left to the end.
+ * Codebooks are read from shared memory: 256 pairs by byte, a copy for every lane, so that no two lanes meet in a bank. */
+#ifndef ZSE_GPU_PRIM_WEIGHTS_CUH
+#define ZSE_GPU_PRIM_WEIGHTS_CUH
+
+#include "gpu/kernels/kernels.h"
+#include "gpu/prim/prim.cuh"
+
+enum { TILE_OF_ROWS = 32, TABLE_BYTES = 256 * 32 * 4 };
+enum { SCALES_NONE, SCALES_F16, SCALES_S8, SCALES_U8 };
+enum { EXTRAS_NONE, EXTRAS_MIN, EXTRAS_ZERO };
+
+/* raw: 16-byte loads of a step; bits: of a group's k; unit: groups of a unit; bias: what 0 is stored as */
+template <int TYPE> struct format;
+#define FORMAT(T, RAW, BITS, UNIT, SCALES, EXTRAS, ROW, TABLE, BIAS) \
+    template <> struct format<T> { static constexpr int raw = RAW, bits = BITS, unit = UNIT, scales = SCALES, extras = EXTRAS, row_scale = ROW, table = TABLE, bias = BIAS; }
+FORMAT(QT_F16,  4, 16, 1, SCALES_NONE, EXTRAS_NONE, 0, 0, 0);
+FORMAT(QT_BF16, 4, 16, 1, SCALES_NONE, EXTRAS_NONE, 0, 0, 0);
+FORMAT(QT_I8,   2,  8, 2, SCALES_F16,  EXTRAS_NONE, 0, 0, 128);
+FORMAT(QT_I8R,  2,  8, 1, SCALES_NONE, EXTRAS_NONE, 1, 0, 128);
+FORMAT(QT_I4,   1,  4, 2, SCALES_F16,  EXTRAS_NONE, 0, 0, 8);
+FORMAT(QT_I4M,  1,  4, 2, SCALES_F16,  EXTRAS_MIN,  0, 0, 0);
+FORMAT(QT_I4Z,  1,  4, 2, SCALES_F16,  EXTRAS_ZERO, 0, 0, 0);
+FORMAT(QT_NL4,  1,  4, 4, SCALES_S8,   EXTRAS_NONE, 1, 1, 0);
+FORMAT(QT_NF4,  1,  4, 4, SCALES_U8,   EXTRAS_NONE, 1, 1, 0);
+FORMAT(QT_M2,   1,  2, 4, SCALES_S8,   EXTRAS_NONE, 1, 1, 0);
+FORMAT(QT_M3,   2,  3, 4, SCALES_S8,   EXTRAS_NONE, 1, 1, 0);
+FORMAT(QT_M5,   2,  5, 4, SCALES_S8,   EXTRAS_NONE, 1, 0, 16);
+FORMAT(QT_M6,   2,  6, 4, SCALES_S8,   EXTRAS_NONE, 1, 0, 32);
+#undef FORMAT
+
+/* One step of a lane, as loaded. */
+template <int TYPE> struct raw_step {
+    uint4 code[format<TYPE>::raw];
+    uint2 scale, extra;                 /* of the lane's 4 rows: f16 in both, 8-bit in scale.x */
+};
+
+DEVICE int scale_area(int n, int size) { return (n * TILE_OF_ROWS * size + 63) & ~63; }
+
+/* Step `step` (32 k) of the tile at `tile`. */
+template <int TYPE> DEVICE void load_step(raw_step<TYPE> &r, const uint8_t *tile, const gpu_mat &m, int step, int g, int t)
+{
+    typedef format<TYPE> f;
+    const int shift = f::unit == 2 ? m.group_shift : TYPE == QT_NF4 ? 1 : 0;
+    const int scale_size = f::scales == SCALES_NONE ? 0 : f::scales == SCALES_F16 ? 2 : 1;
+    const int extra_size = f::extras == EXTRAS_NONE ? 0 : f::extras == EXTRAS_MIN ? 2 : 1;
+    const int group = step >> shift, unit = group / f::unit, in_unit = group % f::unit;
+    const int n = min(f::unit + 0, m.n_groups - unit * f::unit);
+    const int group_bytes = (f::bits * 128) << shift;
+    const int full = scale_area(f::unit, scale_size) + scale_area(f::unit, extra_size) + f::unit * group_bytes;
+    const uint8_t *p = tile + (f::row_scale ? 128 : 0) + (size_t)unit * full;
+    if (f::scales == SCALES_F16)
+        r.scale = load8(p + ((g * n + in_unit) << 3));
+    else if (f::scales != SCALES_NONE)
+        r.scale.x = load4(p + ((g * n + in_unit) << 2));
+    p += scale_area(n, scale_size);
+    if (f::extras == EXTRAS_MIN)
+        r.extra = load8(p + ((g * n + in_unit) << 3));
+    else if (f::extras == EXTRAS_ZERO)
+        r.extra.x = load4(p + ((g * n + in_unit) << 2));
+    p += scale_area(n, extra_size) + in_unit * group_bytes + ((step & ((1 << shift) - 1)) * (f::bits * 128)) + g * 16;
+    if (f::bits == 16) {
+        for (int i = 0; i < 4; i++)
+            r.code[i % f::raw] = load_stream(p + (4 * t + i) * 128);
+    } else if (f::bits == 8) {
+        r.code[0] = load_stream(p + 2 * t * 128);
+        r.code[1 % f::raw] = load_stream(p + (2 * t + 1) * 128);
+    } else if (f::bits < 4) {           /* a line has 16 k */
+        r.code[0] = load_stream(p + (t >> 1) * 128);
+        if (f::bits == 3)
+            r.code[1 % f::raw] = load_stream(p + 256);
+    } else {
+        r.code[0] = load_stream(p + t * 128);
+        if (f::bits == 5)
+            r.code[1 % f::raw] = load_stream(p + 512);
+        if (f::bits == 6)
+            r.code[1 % f::raw] = load_stream(p + 512 + (t >> 1) * 128);
+    }
+}
+
+DEVICE uint32_t word_of(const uint4 &v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
+
+/* 0x6400 | n is 1024 + n in f16, for n < 1024. */
+DEVICE uint32_t pair_of_bytes(uint32_t low, uint32_t high, int j, int bias)
+{
+    const uint32_t u = (prmt(low, high, (uint32_t)(j | j << 4 | (4 + j) << 8 | (4 + j) << 12)) & 0x00ff00ffu) | 0x64006400u;
+    const uint32_t minus = bias == 16 ? 0xe410e410u : bias == 32 ? 0xe420e420u : 0xe480e480u;      /* -(1024 + bias) */
+    return half_add(u, minus);
+}
+
+/* The 8 values of row i (0..3) of the lane's quad, scaled by its group, as pairs (0,4) (1,5) (2,6) (3,7). */
+template <int TYPE> DEVICE void decode_row(uint32_t v[4], const raw_step<TYPE> &r, int i, int t, const uint32_t *table)
+{
+    typedef format<TYPE> f;
+    const uint32_t w = word_of(r.code[0], i), w1 = word_of(r.code[1 % f::raw], i);
+    if (TYPE == QT_F16 || TYPE == QT_BF16) {
+        const uint32_t w2 = word_of(r.code[2 % f::raw], i), w3 = word_of(r.code[3 % f::raw], i);
+        if (TYPE == QT_F16) {
+            v[0] = prmt(w, w2, 0x5410);
+            v[1] = prmt(w, w2, 0x7632);
+            v[2] = prmt(w1, w3, 0x5410);
+            v[3] = prmt(w1, w3, 0x7632);
+        } else {
+            v[0] = pack_half(float_of(w << 16), float_of(w2 << 16));
+            v[1] = pack_half(float_of(w & 0xffff0000u), float_of(w2 & 0xffff0000u));
+            v[2] = pack_half(float_of(w1 << 16), float_of(w3 << 16));
+            v[3] = pack_half(float_of(w1 & 0xffff0000u), float_of(w3 & 0xffff0000u));
+        }
+        return;
+    }
+    if (f::table) {
+        uint32_t b = w;                 /* byte j: code of k j, of k j+4 above it */
+        if (f::bits < 4) {
+            const uint32_t c = w >> 4 * (t & 1);
+            b = (c & 0x03030303u) | (c & 0x0c0c0c0cu) << 2;
+            if (f::bits == 3) {
+                const uint32_t h = w1 >> 2 * t;
+                b |= (h & 0x01010101u) << 2 | (h & 0x02020202u) << 5;
+            }
+        }
+        for (int j = 0; j < 4; j++)
+            v[j] = table[(b >> 8 * j & 0xff) << 5];
+    } else if (f::bits == 4) {          /* i4, i4m, i4z: 1024 + code, 1024 + 16 * code */
+        const uint32_t add = f::bias == 8 ? 0xd480e408u : 0xd400e400u;         /* -(1024 + bias), -(64 + bias) */
+        for (int j = 0; j < 4; j++)
+            v[j] = half_fma((prmt(w, w, (uint32_t)(0x1111 * j)) & 0x00f0000fu) | 0x64006400u, 0x2c003c00u, add);
+    } else {
+        uint32_t low, high;
+        if (f::bits == 8) {
+            low = w ^ 0x80808080u;
+            high = w1 ^ 0x80808080u;
+        } else {
+            low = w & 0x0f0f0f0fu;
+            high = w >> 4 & 0x0f0f0f0fu;
+            if (f::bits == 5) {
+                const uint32_t h = w1 >> 2 * t;
+                low |= (h & 0x01010101u) << 4;
+                high |= (h & 0x02020202u) << 3;
+            } else {
+                const uint32_t h = w1 >> 4 * (t & 1);
+                low |= (h & 0x03030303u) << 4;
+                high |= (h & 0x0c0c0c0cu) << 2;
+            }
+        }
+        for (int j = 0; j < 4; j++)
+            v[j] = pair_of_bytes(low, high, j, f::bias);
+    }
+    if (f::scales == SCALES_NONE)
+        return;
+    uint32_t s;
+    if (f::scales == SCALES_F16) {
+        const uint32_t h = i < 2 ? r.scale.x : r.scale.y;
+        s = prmt(h, h, i % 2 ? 0x3232 : 0x1010);
+    } else {
+        const int is_signed = f::scales == SCALES_S8;
+        s = prmt(is_signed ? r.scale.x ^ 0x80808080u : r.scale.x, 0x64646464u, (uint32_t)(i | 4 << 4 | i << 8 | 4 << 12));
+        s = half_add(s, is_signed ? 0xe480e480u : 0xe400e400u);
+    }
+    if (f::extras == EXTRAS_MIN) {
+        const uint32_t h = i < 2 ? r.extra.x : r.extra.y, least = prmt(h, h, i % 2 ? 0x3232 : 0x1010);
+        for (int j = 0; j < 4; j++)
+            v[j] = half_fma(v[j], s, least);
+        return;
+    }
+    if (f::extras == EXTRAS_ZERO) {     /* -(1024 + zero) + 1024 */
+        const uint32_t zero = half_add(prmt(r.extra.x, 0xe4e4e4e4u, (uint32_t)(i | 4 << 4 | i << 8 | 4 << 12)), 0x64006400u);
+        for (int j = 0; j < 4; j++)
+            v[j] = half_add(v[j], zero);
+    }
+    for (int j = 0; j < 4; j++)
+        v[j] = half_mul(v[j], s);
+}
+
+/* A whole step times 8 tokens: x holds the lane's 8 activations of token g; c[p] the rows 4g + 2p (tokens 2t, 2t+1) and 4g + 2p + 1. */
+DEVICE void multiply_rows(float c[4], const uint32_t a[4], const uint32_t b[4], const uint4 &x)
+{
+    mma_f16(c, a[0], b[0], a[1], b[1], x.x, x.y);
+    mma_f16(c, a[2], b[2], a[3], b[3], x.z, x.w);
+}
+
+/* f16 of nl4_value, of the NF4 levels times 127 rounded once, of m2's and m3's values. */
+static __constant__ uint16_t codebook[4][16] = {
+    { 0xd7f0, 0xd610, 0xd4c0, 0xd360, 0xd1a0, 0xcfc0, 0xccc0, 0xc800, 0x4000, 0x4a00, 0x4dc0, 0x5040, 0x51e0, 0x53c0, 0x5510, 0x56f0 },
+    { 0xd7f0, 0xd587, 0xd42b, 0xd245, 0xd084, 0xcdde, 0xc9c8, 0x0000, 0x490e, 0x4d1c, 0x4fd0, 0x515d, 0x52ff, 0x5477, 0x55bd, 0x57f0 },
+    { 0xd7f0, 0xd180, 0x4c80, 0x5590 },
+    { 0xd7f0, 0xd4d0, 0xd1a0, 0xcc80, 0x4700, 0x5020, 0x5400, 0x5690 },
+};
+
+/* The codebook of TYPE in all its copies; the block's threads share the work, a barrier must follow.  Returns this lane's copy. */
+template <int TYPE> DEVICE const uint32_t *table_fill(uint32_t *table)
+{
+    if (!format<TYPE>::table)
+        return table;
+    const uint16_t *value = codebook[TYPE == QT_NL4 ? 0 : TYPE == QT_NF4 ? 1 : TYPE == QT_M2 ? 2 : 3];
+    for (int i = threadIdx.x; i < 256 * 32; i += blockDim.x) {
+        const int byte = i >> 5;
+        table[i] = (uint32_t)value[byte >> 4] << 16 | value[byte & 15];
+    }
+    return table + threadIdx.x % 32;
+}
+
+/* ---- what happens to a finished sum ---- */
+
+DEVICE float activation(float x, int function)
+{
+    switch (function) {                 /* enum config_act */
+    case 0:  return x / (1 + expf(-x));
+    case 1:  return 0.5f * x * (1 + erff(x * 0.70710678f));
+    case 2:  return x / (1 + expf(-1.5957691f * x * (1 + 0.044715f * x * x)));
+    case 3:  return 0 > x ? 0 : x;
+    case 4:  return 0 > x ? 0 : x * x;
+    default: return x / (1 + expf(-1.702f * x));
+    }
+}
+
+DEVICE uint16_t act_of(float x) { return (uint16_t)pack_half_clamped(x * (1 / ACT_UNIT), 0); }
+
+/* Element (token, row) of matrix i; y with the row's scale. */
+DEVICE void finish_one(const gpu_linear &l, const gpu_output &to, int token, int row, float y)
+{
+    if (to.bias)
+        y += to.bias[row];
+    float *out = to.out + (size_t)token * to.ldo + row;
+    if (l.finish == GPU_STORE)
+        *out = l.limit > 0 ? fminf(fmaxf(y, -l.limit), l.limit) : y;
+    else if (l.finish == GPU_ADD)
+        *out = fmaf(l.scale, y, *out);
+    else {
+        y *= l.scale;
+        *out = l.limit > 0 ? l.limit * tanhf(y / l.limit) : y;
+    }
+}
+
+#endif

@@ -1,0 +1,578 @@
+/* emulated.cc - rt.h and emulate.h without a GPU: fibers, memory with bounds, the checks. */
+#include "gpu/prim/prim.cuh"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <mutex>
+#include <vector>
+
+#include "libcommon/base/clock.h"
+
+#if !defined __x86_64__
+#include <ucontext.h>
+#endif
+
+extern "C" { const char gpu_kind[] = "emulated"; }
+
+struct region { uint8_t *map; size_t map_size; uint8_t *p; size_t size; int pinned; };
+struct gpu {
+    int debug_sync;
+    std::vector<region> regions;
+    std::mutex lock;                    /* the loader's thread allocates nothing, but copies while kernels run */
+    struct err lost;
+    bool recording;
+    struct gpu_graph *graph;
+};
+struct node { const char *name; dim3 grid; int threads; size_t shared; std::function<void()> kernel; };
+struct gpu_graph { std::vector<node> nodes; };
+struct gpu_event { uint64_t ns; };
+
+/* ---- fibers ---- */
+
+enum { MAX_THREADS = 1024, STACK = 64 << 10, MAX_SHARED = 227 << 10 };      /* 227 KB: what a block of an sm_90 may have */
+
+#if defined __x86_64__
+extern "C" void emulated_switch(void **from, void *to);
+__asm__(".text\n.globl emulated_switch\n.type emulated_switch,@function\nemulated_switch:\n"
+        "push %rbp\npush %rbx\npush %r12\npush %r13\npush %r14\npush %r15\n"
+        "mov %rsp, (%rdi)\nmov %rsi, %rsp\n"
+        "pop %r15\npop %r14\npop %r13\npop %r12\npop %rbx\npop %rbp\nret\n"
+        ".size emulated_switch, .-emulated_switch\n");
+#endif
+
+struct fiber {
+    emulated_thread id;
+#if defined __x86_64__
+    void *sp;
+#else
+    ucontext_t context;
+#endif
+    const unsigned *waits_for;          /* runs again when *waits_for != generation; NULL: can run */
+    unsigned generation;
+    const char *waits_in;
+    bool done;
+    int n_groups;                       /* of copy_async, committed */
+};
+struct warp { emulated_slots in, out; int n, n_done, arrived; unsigned generation; const char *what; };
+
+struct pending { fiber *f; int group; void *to; const void *from; int n; };
+
+/* One block at a time in the process: a test device, not a fast one. */
+static struct machine {
+    std::mutex lock;
+    uint8_t *stacks;
+    fiber fibers[MAX_THREADS];
+    warp warps[MAX_THREADS / 32];
+    int n_threads, n_done, arrived;
+    unsigned generation;                /* of the block's barrier; never goes back */
+    unsigned first_generation;          /* where this block began */
+    fiber *self;
+#if defined __x86_64__
+    void *main_sp;
+#else
+    ucontext_t main_context;
+#endif
+    const std::function<void()> *kernel;
+    const char *name;
+    uint8_t *shared;
+    size_t shared_size;
+    std::vector<pending> copies;
+    struct gpu *gpu;
+    char error[400];
+} m;
+emulated_thread *emulated;
+
+static void complain(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+static void complain(const char *fmt, ...)
+{
+    if (m.error[0])
+        return;
+    va_list ap;
+    char what[256];
+    va_start(ap, fmt);
+    vsnprintf(what, sizeof what, fmt, ap);
+    va_end(ap);
+    if (m.self)
+        snprintf(m.error, sizeof m.error, "kernel %s, block (%u, %u, %u), thread %u: %s", m.name, m.self->id.block.x, m.self->id.block.y,
+                 m.self->id.block.z, m.self->id.thread.x, what);
+    else
+        snprintf(m.error, sizeof m.error, "kernel %s: %s", m.name, what);
+}
+
+static void to_main()
+{
+#if defined __x86_64__
+    emulated_switch(&m.self->sp, m.main_sp);
+#else
+    swapcontext(&m.self->context, &m.main_context);
+#endif
+}
+
+static void to_fiber(fiber *f)
+{
+    m.self = f;
+    emulated = &f->id;
+#if defined __x86_64__
+    emulated_switch(&m.main_sp, f->sp);
+#else
+    swapcontext(&m.main_context, &f->context);
+#endif
+    m.self = nullptr;
+}
+
+static void body()
+{
+    (*m.kernel)();
+    fiber *f = m.self;
+    f->done = true;
+    m.n_done++;
+    m.warps[f->id.thread.x / 32].n_done++;
+    to_main();
+}
+
+static void start(fiber *f, int i)
+{
+    uint8_t *stack = m.stacks + (size_t)i * STACK;
+#if defined __x86_64__
+    void **top = (void **)(stack + STACK);
+    *--top = nullptr;                   /* where body() would return to; keeps the stack aligned as after a call */
+    *--top = (void *)body;
+    for (int r = 0; r < 6; r++)
+        *--top = nullptr;
+    f->sp = top;
+#else
+    getcontext(&f->context);
+    f->context.uc_stack.ss_sp = stack;
+    f->context.uc_stack.ss_size = STACK;
+    f->context.uc_link = nullptr;
+    makecontext(&f->context, body, 0);
+#endif
+}
+
+static void wait_for(const unsigned *generation, const char *what)
+{
+    fiber *f = m.self;
+    f->waits_for = generation;
+    f->generation = *generation;
+    f->waits_in = what;
+    do
+        to_main();
+    while (*generation == f->generation);
+    f->waits_for = nullptr;
+}
+
+void __syncthreads()
+{
+    if (++m.arrived == m.n_threads) {
+        m.arrived = 0;
+        m.generation++;
+        for (int i = 0; i < (m.n_threads + 31) / 32; i++)       /* a barrier orders the lanes of a warp too */
+            m.warps[i].generation++;
+        return;
+    }
+    wait_for(&m.generation, "__syncthreads");
+}
+
+void emulated_collective(const void *in, size_t n_in, void *out, size_t n_out, emulated_work work, const char *what)
+{
+    fiber *f = m.self;
+    const int lane = f->id.thread.x & 31;
+    warp *w = &m.warps[f->id.thread.x / 32];
+    if (n_in)
+        memcpy(w->in.lane[lane], in, n_in);
+    if (w->arrived == 0)
+        w->what = what;
+    else if (strcmp(w->what, what) != 0)
+        complain("%s, while another lane of the warp is in %s", what, w->what);
+    if (++w->arrived == w->n) {
+        if (w->n != 32 && work)
+            complain("%s in a warp of %d lanes", what, w->n);
+        if (work)
+            work(&w->in, &w->out, 0xffffffff);
+        w->arrived = 0;
+        w->generation++;
+    } else {
+        wait_for(&w->generation, what);
+    }
+    if (n_out)
+        memcpy(out, w->out.lane[lane], n_out);
+}
+
+void *emulated_shared() { return m.shared; }
+
+/* ---- checks ---- */
+
+/* Of every 4 bytes of shared memory: who wrote last and who read last, and when.  Generations only grow, so what is older than the block never happened.
+ * reader -2: several warps. */
+struct shadow { int16_t writer, reader; uint32_t write_block, write_warp, read_block, read_warp; };
+static shadow *shadows;
+
+/* Is what thread `other` did at (block, warp) before everything we do now? */
+static bool ordered(int other, uint32_t block, uint32_t warp_generation, int me)
+{
+    return other == me || block != m.generation || (other / 32 == me / 32 && warp_generation != m.warps[me / 32].generation);
+}
+
+static void check_shared(size_t at, size_t n, bool write)
+{
+    const int me = (int)m.self->id.thread.x;
+    const uint32_t warp_generation = m.warps[me / 32].generation;
+    for (size_t i = at / 4; i <= (at + n - 1) / 4; i++) {
+        shadow *s = &shadows[i];
+        const bool written = s->write_block >= m.first_generation, was_read = s->read_block >= m.first_generation;
+        if (written && !ordered(s->writer, s->write_block, s->write_warp, me))
+            return complain("race: %s of byte %zu of shared memory, which thread %d wrote without a barrier between", write ? "write" : "read", 4 * i, s->writer);
+        if (write) {
+            if (was_read && (s->reader == -2 ? s->read_block == m.generation : !ordered(s->reader, s->read_block, s->read_warp, me)))
+                return complain("race: write of byte %zu of shared memory, which thread %d read without a barrier between", 4 * i, s->reader);
+            s->writer = (int16_t)me;
+            s->write_block = m.generation;
+            s->write_warp = warp_generation;
+        } else {
+            if (!written)
+                return complain("read of byte %zu of shared memory, which no thread has written", 4 * i);
+            /* several warps as readers; within one warp the last reader stands for all up to the next collective */
+            const bool first = !was_read || s->read_block != m.generation;
+            s->reader = first || (s->reader >= 0 && s->reader / 32 == me / 32) ? (int16_t)me : (int16_t)-2;
+            s->read_block = m.generation;
+            s->read_warp = warp_generation;
+        }
+    }
+}
+
+static void check_access(const void *address, size_t n, bool write)
+{
+    if (!m.self || !m.gpu->debug_sync)
+        return;
+    const uint8_t *p = (const uint8_t *)address;
+    if (p >= m.stacks && p < m.stacks + (size_t)MAX_THREADS * STACK)
+        return;
+    if (p >= m.shared && p < m.shared + MAX_SHARED) {
+        const size_t at = (size_t)(p - m.shared);
+        if (at + n > m.shared_size)
+            return complain("%s of %zu bytes at %zu of %zu bytes of shared memory", write ? "write" : "read", n, at, m.shared_size);
+        if ((uintptr_t)p % (n < 16 ? n : 16))
+            return complain("access of %zu bytes at %zu of shared memory is not aligned", n, at);
+        return check_shared(at, n, write);
+    }
+    const std::vector<region> &all = m.gpu->regions;
+    static size_t last;                 /* accesses come in runs */
+    for (size_t i = 0; i <= all.size(); i++) {
+        const size_t j = i == 0 ? last : i - 1;
+        if (j >= all.size() || p < all[j].map || p >= all[j].map + all[j].map_size)
+            continue;
+        const region &r = all[j];
+        last = j;
+        if (p < r.p || p + n > r.p + r.size)
+            complain("%s of %zu bytes at %td of an allocation of %zu bytes", write ? "write" : "read", n, p - r.p, r.size);
+        else if ((uintptr_t)p % (n < 16 ? n : 16))
+            complain("access of %zu bytes at %td of an allocation is not aligned", n, p - r.p);
+        return;
+    }
+}
+
+/* Copies happen as late as they may, so that a missing wait shows. */
+void emulated_copy(void *to, const void *from, int n) { m.copies.push_back({ m.self, m.self->n_groups, to, from, n }); }
+void emulated_commit() { m.self->n_groups++; }
+void emulated_wait(int n)
+{
+    size_t left = 0;
+    for (const pending &c : m.copies) {
+        if (c.f != m.self || c.group >= m.self->n_groups - n) {
+            m.copies[left++] = c;
+            continue;
+        }
+        check_access(c.from, (size_t)c.n, false);
+        check_access(c.to, (size_t)c.n, true);
+        memcpy(c.to, c.from, (size_t)c.n);
+    }
+    m.copies.resize(left, pending());
+}
+
+/* What -fsanitize=thread makes the compiler call.  Nothing is linked from its library. */
+extern "C" {
+void __tsan_init(void);
+void __tsan_func_entry(void *);
+void __tsan_func_exit(void);
+#define ACCESS(N) \
+    void __tsan_read##N(void *p); void __tsan_write##N(void *p); void __tsan_unaligned_read##N(void *p); void __tsan_unaligned_write##N(void *p); \
+    void __tsan_read##N(void *p) { check_access(p, N, false); } \
+    void __tsan_write##N(void *p) { check_access(p, N, true); } \
+    void __tsan_unaligned_read##N(void *p) { check_access(p, N, false); } \
+    void __tsan_unaligned_write##N(void *p) { check_access(p, N, true); }
+ACCESS(1) ACCESS(2) ACCESS(4) ACCESS(8) ACCESS(16)
+void __tsan_read_range(void *p, long n);
+void __tsan_write_range(void *p, long n);
+void __tsan_read_range(void *p, long n) { check_access(p, (size_t)n, false); }
+void __tsan_write_range(void *p, long n) { check_access(p, (size_t)n, true); }
+void *__tsan_memcpy(void *to, const void *from, size_t n);
+void *__tsan_memset(void *to, int c, size_t n);
+void *__tsan_memcpy(void *to, const void *from, size_t n) { check_access(from, n, false); check_access(to, n, true); return memcpy(to, from, n); }
+void *__tsan_memset(void *to, int c, size_t n) { check_access(to, n, true); return memset(to, c, n); }
+void __tsan_vptr_update(void **, void *);
+void __tsan_vptr_read(void **);
+void __tsan_vptr_update(void **, void *) {}
+void __tsan_vptr_read(void **) {}
+void __tsan_init(void) {}
+void __tsan_func_entry(void *) {}
+void __tsan_func_exit(void) {}
+}
+
+/* ---- launches ---- */
+
+/* Lanes of a warp, until none can go on.  1: some did. */
+static bool run_warp(int w)
+{
+    bool any = false, again;
+    do {
+        again = false;
+        for (int i = w * 32; i < (w + 1) * 32 && i < m.n_threads; i++) {
+            fiber *f = &m.fibers[i];
+            if (f->done || (f->waits_for && *f->waits_for == f->generation))
+                continue;
+            to_fiber(f);
+            any = again = true;
+        }
+    } while (again);
+    return any;
+}
+
+static void run_block(dim3 block, dim3 grid, int threads)
+{
+    m.n_threads = threads;
+    m.n_done = m.arrived = 0;
+    m.generation++;
+    m.copies.clear();
+    m.first_generation = m.generation;
+    if (!m.gpu->debug_sync)
+        memset(m.shared, 0xff, m.shared_size);  /* NaN */
+    for (int i = 0; i < threads; i++) {
+        fiber *f = &m.fibers[i];
+        f->id = { dim3((unsigned)i), block, dim3((unsigned)threads), grid };
+        f->waits_for = nullptr;
+        f->done = false;
+        f->n_groups = 0;
+        start(f, i);
+        warp *w = &m.warps[i / 32];
+        w->n = i % 32 + 1;
+        w->n_done = w->arrived = 0;
+    }
+    while (m.n_done < threads) {
+        bool any = false;
+        for (int w = 0; w < (threads + 31) / 32; w++)
+            any |= run_warp(w);
+        if (any)
+            continue;
+        int waiting = 0;
+        const char *where = "";
+        for (int i = 0; i < threads; i++)
+            if (!m.fibers[i].done)
+                where = m.fibers[i].waits_in, waiting++;
+        complain("%d of %d threads wait in %s for the others, which ended or wait elsewhere", waiting, threads, where);
+        return;
+    }
+}
+
+static int run_kernel(struct gpu *g, const char *name, dim3 grid, int threads, size_t shared, const std::function<void()> &kernel, struct err *e)
+{
+    std::lock_guard<std::mutex> guard(m.lock);
+    if (!m.stacks) {
+        void *p = mmap(nullptr, (size_t)MAX_THREADS * STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        void *s = mmap(nullptr, MAX_SHARED, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (p == MAP_FAILED || s == MAP_FAILED)
+            return err_nomem(e, "emulated device");
+        shadows = (shadow *)calloc(MAX_SHARED / 4, sizeof *shadows);
+        if (!shadows)
+            return err_nomem(e, "emulated device");
+        m.stacks = (uint8_t *)p;
+        m.shared = (uint8_t *)s;
+    }
+    m.gpu = g;
+    m.name = name;
+    m.kernel = &kernel;
+    m.shared_size = shared;
+    m.error[0] = '\0';
+    if (threads < 1 || threads > MAX_THREADS || shared > MAX_SHARED || !grid.x || !grid.y || !grid.z || grid.y > 65535 || grid.z > 65535)
+        snprintf(m.error, sizeof m.error, "kernel %s: a grid of %u x %u x %u blocks of %d threads with %zu bytes of shared memory cannot be launched", name, grid.x, grid.y,
+                 grid.z, threads, shared);
+    for (unsigned z = 0; z < grid.z && !m.error[0]; z++)
+        for (unsigned y = 0; y < grid.y && !m.error[0]; y++)
+            for (unsigned x = 0; x < grid.x && !m.error[0]; x++)
+                run_block(dim3(x, y, z), grid, threads);
+    if (!m.error[0])
+        return 0;
+    err_set(&g->lost, ERR_DEVICE, "%s", m.error);
+    *e = g->lost;
+    return -1;
+}
+
+int emulate_launch(struct gpu *g, const char *name, dim3 grid, int threads, size_t shared, std::function<void()> kernel, struct err *e)
+{
+    if (g->lost.code != ERR_NONE) {
+        *e = g->lost;
+        return -1;
+    }
+    if (g->recording) {
+        g->graph->nodes.push_back({ name, grid, threads, shared, std::move(kernel) });
+        return 0;
+    }
+    return run_kernel(g, name, grid, threads, shared, kernel, e);
+}
+
+/* ---- the device ---- */
+
+int gpu_count(struct err *e) { (void)e; return 1; }
+
+struct gpu *gpu_open(int device, int debug_sync, struct err *e)
+{
+    if (device != 0) {
+        err_set(e, ERR_DEVICE, "emulated:%d: there is one emulated device, number 0", device);
+        return nullptr;
+    }
+    struct gpu *g = new struct gpu();
+    g->debug_sync = debug_sync;
+    g->lost.code = ERR_NONE;
+    return g;
+}
+
+void gpu_close(struct gpu *g)
+{
+    if (!g)
+        return;
+    for (const region &r : g->regions)
+        munmap(r.map, r.map_size);
+    delete g;
+}
+
+int gpu_info(const struct gpu *, struct gpu_info *info, struct err *)
+{
+    memset(info, 0, sizeof *info);
+    snprintf(info->name, sizeof info->name, "emulated");
+    info->major = 9;
+    info->n_sms = 4;
+    info->memory = info->free = (size_t)4 << 30;
+    info->l2 = 1 << 20;
+    return 0;
+}
+
+int gpu_n_sms(const struct gpu *) { return 4; }
+
+/* The end lies against a page that nobody may touch; what was never written is NaN. */
+static void *region_open(struct gpu *g, size_t size, int pinned, const char *what, struct err *e)
+{
+    const size_t page = 4096, n = ((size ? size : 1) + 255) / 256 * 256, all = (n + page - 1) / page * page + 2 * page;
+    void *map = mmap(nullptr, all, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (map == MAP_FAILED) {
+        err_nomem(e, what);
+        return nullptr;
+    }
+    uint8_t *end = (uint8_t *)map + all - page;
+    mprotect(end, page, PROT_NONE);
+    mprotect(map, page, PROT_NONE);
+    if (!pinned && size <= (size_t)64 << 20)
+        memset(end - n, 0xff, n);
+    std::lock_guard<std::mutex> guard(g->lock);
+    g->regions.push_back({ (uint8_t *)map, all, end - n, size, pinned });
+    return end - n;
+}
+
+void *gpu_alloc(struct gpu *g, size_t size, const char *what, struct err *e) { return region_open(g, size, 0, what, e); }
+void *gpu_pinned(struct gpu *g, size_t size, const char *what, struct err *e) { return region_open(g, size, 1, what, e); }
+
+void gpu_free(struct gpu *g, void *p)
+{
+    if (!p)
+        return;
+    std::lock_guard<std::mutex> guard(g->lock);
+    for (size_t i = 0; i < g->regions.size(); i++) {
+        if (g->regions[i].p != p)
+            continue;
+        munmap(g->regions[i].map, g->regions[i].map_size);
+        g->regions.erase(g->regions.begin() + (long)i);
+        return;
+    }
+}
+void gpu_pinned_free(struct gpu *g, void *p) { gpu_free(g, p); }
+
+static int in_device(struct gpu *g, const void *at, size_t n, const char *what, struct err *e)
+{
+    std::lock_guard<std::mutex> guard(g->lock);
+    const uint8_t *p = (const uint8_t *)at;
+    for (const region &r : g->regions)
+        if (!r.pinned && p >= r.p && p + n <= r.p + r.size)
+            return 0;
+    return err_set(e, ERR_DEVICE, "%s of %zu bytes does not lie in device memory", what, n);
+}
+
+static int move(struct gpu *g, void *to, const void *from, size_t n, struct err *e)
+{
+    if (g->lost.code != ERR_NONE) {
+        *e = g->lost;
+        return -1;
+    }
+    if (n)
+        memcpy(to, from, n);
+    return 0;
+}
+
+int gpu_upload(struct gpu *g, enum gpu_stream, void *to, const void *from, size_t n, struct err *e)
+{
+    return n && in_device(g, to, n, "an upload", e) < 0 ? -1 : move(g, to, from, n, e);
+}
+int gpu_download(struct gpu *g, enum gpu_stream, void *to, const void *from, size_t n, struct err *e)
+{
+    return n && in_device(g, from, n, "a download", e) < 0 ? -1 : move(g, to, from, n, e);
+}
+int gpu_copy(struct gpu *g, enum gpu_stream, void *to, const void *from, size_t n, struct err *e)
+{
+    return n && (in_device(g, from, n, "a copy", e) < 0 || in_device(g, to, n, "a copy", e) < 0) ? -1 : move(g, to, from, n, e);
+}
+int gpu_fill(struct gpu *g, enum gpu_stream, void *to, int byte, size_t n, struct err *e)
+{
+    if (n && in_device(g, to, n, "a fill", e) < 0)
+        return -1;
+    memset(to, byte, n);
+    return 0;
+}
+int gpu_sync(struct gpu *g, enum gpu_stream, struct err *e) { return move(g, nullptr, nullptr, 0, e); }
+
+struct gpu_event *gpu_event_open(struct gpu *, struct err *) { return new gpu_event(); }
+void gpu_event_close(struct gpu *, struct gpu_event *v) { delete v; }
+int gpu_event_record(struct gpu *, enum gpu_stream, struct gpu_event *v, struct err *) { v->ns = clock_ns(); return 0; }
+int gpu_event_wait(struct gpu *, enum gpu_stream, struct gpu_event *, struct err *) { return 0; }
+int gpu_event_sync(struct gpu *, struct gpu_event *, struct err *) { return 0; }
+int gpu_event_elapsed(struct gpu *, struct gpu_event *from, struct gpu_event *to, double *seconds, struct err *)
+{
+    *seconds = (double)(to->ns - from->ns) * 1e-9;
+    return 0;
+}
+
+int gpu_graph_begin(struct gpu *g, struct err *)
+{
+    g->graph = new gpu_graph();
+    g->recording = true;
+    return 0;
+}
+
+struct gpu_graph *gpu_graph_end(struct gpu *g, struct err *)
+{
+    g->recording = false;
+    struct gpu_graph *graph = g->graph;
+    g->graph = nullptr;
+    return graph;
+}
+
+int gpu_graph_launch(struct gpu *g, struct gpu_graph *graph, struct err *e)
+{
+    for (const node &n : graph->nodes)
+        if (emulate_launch(g, n.name, n.grid, n.threads, n.shared, n.kernel, e) < 0)
+            return -1;
+    return 0;
+}
+
+void gpu_graph_close(struct gpu *, struct gpu_graph *graph) { delete graph; }

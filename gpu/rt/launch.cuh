@@ -1,0 +1,43 @@
+/* launch.cuh - how kernels start: the same line on a GPU and in the emulation, since <<<>>> is no C++. */
+#ifndef ZSE_GPU_RT_LAUNCH_CUH
+#define ZSE_GPU_RT_LAUNCH_CUH
+
+#include "gpu/prim/prim.cuh"
+#include "gpu/rt/rt.h"
+
+#ifdef __CUDACC__
+
+struct gpu {
+    int device, debug_sync, n_sms;
+    cudaStream_t stream[2];
+    struct err lost;                    /* the first failure; code ERR_NONE: none */
+};
+/* Turn a CUDA error into a sentence; 0 if there is none. */
+int gpu_check(struct gpu *g, cudaError_t rc, const char *what, struct err *e);
+
+template <class... P, class... A>
+static int launch(struct gpu *g, const char *name, void (*kernel)(P...), dim3 grid, int threads, size_t shared, struct err *e, A... args)
+{
+    if (g->lost.code != ERR_NONE) {
+        *e = g->lost;
+        return -1;
+    }
+    if (shared > 48 * 1024 && gpu_check(g, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared), name, e) < 0)
+        return -1;
+    kernel<<<grid, threads, shared, g->stream[GPU_COMPUTE]>>>(static_cast<P>(args)...);
+    cudaError_t rc = cudaGetLastError();
+    if (rc == cudaSuccess && g->debug_sync)         /* the backend captures no graphs then */
+        rc = cudaStreamSynchronize(g->stream[GPU_COMPUTE]);
+    return gpu_check(g, rc, name, e);
+}
+
+#else
+
+template <class... P, class... A>
+static int launch(struct gpu *g, const char *name, void (*kernel)(P...), dim3 grid, int threads, size_t shared, struct err *e, A... args)
+{
+    return emulate_launch(g, name, grid, threads, shared, [=] { kernel(static_cast<P>(args)...); }, e);
+}
+
+#endif
+#endif

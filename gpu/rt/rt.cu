@@ -1,0 +1,218 @@
+/* rt.cu - rt.h on a GPU.  The runtime is linked statically and loads the driver when it is first asked, so the same binary runs where there is none. */
+#include "gpu/rt/launch.cuh"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+extern "C" { extern const char gpu_kind[] = "cuda"; }
+
+struct gpu_event { cudaEvent_t event; };
+struct gpu_graph { cudaGraphExec_t exec; };
+
+int gpu_check(struct gpu *g, cudaError_t rc, const char *what, struct err *e)
+{
+    if (rc == cudaSuccess)
+        return 0;
+    cudaGetLastError();
+    err_set(e, ERR_DEVICE, "cuda:%d: %s: %s (%s)%s", g ? g->device : 0, what, cudaGetErrorString(rc), cudaGetErrorName(rc),
+            g && !g->debug_sync && rc != cudaErrorMemoryAllocation ? "; ZSE_DEBUG_SYNC=1 names the kernel" : "");
+    if (g && rc != cudaErrorMemoryAllocation && g->lost.code == ERR_NONE)
+        g->lost = *e;
+    return -1;
+}
+
+/* Work for a device that is lost is refused with the sentence that told so. */
+static int ready(struct gpu *g, struct err *e)
+{
+    if (g->lost.code == ERR_NONE)
+        return 0;
+    *e = g->lost;
+    return -1;
+}
+
+extern "C" {
+
+int gpu_count(struct err *e)
+{
+    int n = 0, driver = 0;
+    cudaError_t rc = cudaGetDeviceCount(&n);
+    if (rc == cudaSuccess && n > 0)
+        return n;
+    cudaGetLastError();
+    cudaDriverGetVersion(&driver);
+    if (driver == 0)
+        return err_set(e, ERR_DEVICE, "no NVIDIA driver on this machine (libcuda.so.1 does not load)");
+    return err_set(e, ERR_DEVICE, "no GPU: %s (driver for CUDA %d.%d)", rc == cudaSuccess ? "the driver lists none" : cudaGetErrorString(rc), driver / 1000, driver % 1000 / 10);
+}
+
+struct gpu *gpu_open(int device, int debug_sync, struct err *e)
+{
+    const int n = gpu_count(e);
+    if (n < 0)
+        return nullptr;
+    if (device < 0 || device >= n) {
+        err_set(e, ERR_DEVICE, "cuda:%d: there %s %d GPU%s, expected 0 to %d", device, n == 1 ? "is" : "are", n, n == 1 ? "" : "s", n - 1);
+        return nullptr;
+    }
+    struct gpu *g = (struct gpu *)calloc(1, sizeof *g);
+    if (!g) {
+        err_nomem(e, "device");
+        return nullptr;
+    }
+    g->device = device;
+    g->debug_sync = debug_sync;
+    if (gpu_check(g, cudaSetDevice(device), "opening the device", e) < 0 ||
+        gpu_check(g, cudaDeviceGetAttribute(&g->n_sms, cudaDevAttrMultiProcessorCount, device), "asking the device", e) < 0 ||
+        gpu_check(g, cudaStreamCreateWithFlags(&g->stream[0], cudaStreamNonBlocking), "stream", e) < 0 ||
+        gpu_check(g, cudaStreamCreateWithFlags(&g->stream[1], cudaStreamNonBlocking), "stream", e) < 0) {
+        gpu_close(g);
+        return nullptr;
+    }
+    return g;
+}
+
+void gpu_close(struct gpu *g)
+{
+    if (!g)
+        return;
+    for (int i = 0; i < 2; i++)
+        if (g->stream[i])
+            cudaStreamDestroy(g->stream[i]);
+    cudaGetLastError();
+    free(g);
+}
+
+int gpu_info(const struct gpu *g, struct gpu_info *info, struct err *e)
+{
+    cudaDeviceProp p;
+    struct gpu *me = const_cast<struct gpu *>(g);
+    int clock_khz = 0, bus_bits = 0;
+    memset(info, 0, sizeof *info);
+    if (gpu_check(me, cudaSetDevice(g->device), "device", e) < 0 || gpu_check(me, cudaGetDeviceProperties(&p, g->device), "properties", e) < 0 ||
+        gpu_check(me, cudaMemGetInfo(&info->free, &info->memory), "memory", e) < 0)
+        return -1;
+    cudaDeviceGetAttribute(&clock_khz, cudaDevAttrMemoryClockRate, g->device);
+    cudaDeviceGetAttribute(&bus_bits, cudaDevAttrGlobalMemoryBusWidth, g->device);
+    cudaGetLastError();
+    snprintf(info->name, sizeof info->name, "%s", p.name);
+    info->major = p.major;
+    info->minor = p.minor;
+    info->n_sms = p.multiProcessorCount;
+    info->l2 = (size_t)p.l2CacheSize;
+    info->bandwidth = 2e3 * clock_khz * (bus_bits / 8);
+    return 0;
+}
+
+int gpu_n_sms(const struct gpu *g) { return g->n_sms; }
+
+void *gpu_alloc(struct gpu *g, size_t size, const char *what, struct err *e)
+{
+    void *p = nullptr;
+    char text[128];
+    snprintf(text, sizeof text, "%zu bytes of device memory for %s", size, what);
+    if (ready(g, e) < 0 || gpu_check(g, cudaSetDevice(g->device), "device", e) < 0 || gpu_check(g, cudaMalloc(&p, size ? size : 1), text, e) < 0)
+        return nullptr;
+    return p;
+}
+
+void gpu_free(struct gpu *g, void *p)
+{
+    (void)g;
+    if (p && cudaFree(p) != cudaSuccess)
+        cudaGetLastError();
+}
+
+void *gpu_pinned(struct gpu *g, size_t size, const char *what, struct err *e)
+{
+    void *p = nullptr;
+    char text[128];
+    snprintf(text, sizeof text, "%zu bytes of pinned memory for %s", size, what);
+    if (ready(g, e) < 0 || gpu_check(g, cudaSetDevice(g->device), "device", e) < 0 || gpu_check(g, cudaMallocHost(&p, size ? size : 1), text, e) < 0)
+        return nullptr;
+    return p;
+}
+
+void gpu_pinned_free(struct gpu *g, void *p)
+{
+    (void)g;
+    if (p && cudaFreeHost(p) != cudaSuccess)
+        cudaGetLastError();
+}
+
+static int copy(struct gpu *g, enum gpu_stream s, void *to, const void *from, size_t n, enum cudaMemcpyKind kind, const char *what, struct err *e)
+{
+    return ready(g, e) < 0 ? -1 : n == 0 ? 0 : gpu_check(g, cudaMemcpyAsync(to, from, n, kind, g->stream[s]), what, e);
+}
+int gpu_upload(struct gpu *g, enum gpu_stream s, void *to, const void *from, size_t n, struct err *e) { return copy(g, s, to, from, n, cudaMemcpyHostToDevice, "upload", e); }
+int gpu_download(struct gpu *g, enum gpu_stream s, void *to, const void *from, size_t n, struct err *e) { return copy(g, s, to, from, n, cudaMemcpyDeviceToHost, "download", e); }
+int gpu_copy(struct gpu *g, enum gpu_stream s, void *to, const void *from, size_t n, struct err *e) { return copy(g, s, to, from, n, cudaMemcpyDeviceToDevice, "copy", e); }
+int gpu_fill(struct gpu *g, enum gpu_stream s, void *to, int byte, size_t n, struct err *e)
+{
+    return ready(g, e) < 0 ? -1 : n == 0 ? 0 : gpu_check(g, cudaMemsetAsync(to, byte, n, g->stream[s]), "fill", e);
+}
+int gpu_sync(struct gpu *g, enum gpu_stream s, struct err *e) { return ready(g, e) < 0 ? -1 : gpu_check(g, cudaStreamSynchronize(g->stream[s]), "waiting for the kernels", e); }
+
+struct gpu_event *gpu_event_open(struct gpu *g, struct err *e)
+{
+    struct gpu_event *v = (struct gpu_event *)calloc(1, sizeof *v);
+    if (!v) {
+        err_nomem(e, "event");
+        return nullptr;
+    }
+    if (gpu_check(g, cudaSetDevice(g->device), "device", e) < 0 || gpu_check(g, cudaEventCreate(&v->event), "event", e) < 0) {
+        free(v);
+        return nullptr;
+    }
+    return v;
+}
+void gpu_event_close(struct gpu *g, struct gpu_event *v)
+{
+    (void)g;
+    if (v)
+        cudaEventDestroy(v->event);
+    free(v);
+}
+int gpu_event_record(struct gpu *g, enum gpu_stream s, struct gpu_event *v, struct err *e) { return gpu_check(g, cudaEventRecord(v->event, g->stream[s]), "event", e); }
+int gpu_event_wait(struct gpu *g, enum gpu_stream s, struct gpu_event *v, struct err *e) { return gpu_check(g, cudaStreamWaitEvent(g->stream[s], v->event, 0), "event", e); }
+int gpu_event_sync(struct gpu *g, struct gpu_event *v, struct err *e) { return gpu_check(g, cudaEventSynchronize(v->event), "event", e); }
+int gpu_event_elapsed(struct gpu *g, struct gpu_event *from, struct gpu_event *to, double *seconds, struct err *e)
+{
+    float ms = 0;
+    if (gpu_check(g, cudaEventSynchronize(to->event), "event", e) < 0 || gpu_check(g, cudaEventElapsedTime(&ms, from->event, to->event), "event", e) < 0)
+        return -1;
+    *seconds = (double)ms * 1e-3;
+    return 0;
+}
+
+/* Thread local: the loader's copies go on meanwhile. */
+int gpu_graph_begin(struct gpu *g, struct err *e) { return ready(g, e) < 0 ? -1 : gpu_check(g, cudaStreamBeginCapture(g->stream[0], cudaStreamCaptureModeThreadLocal), "graph", e); }
+
+struct gpu_graph *gpu_graph_end(struct gpu *g, struct err *e)
+{
+    cudaGraph_t graph = nullptr;
+    struct gpu_graph *out = (struct gpu_graph *)calloc(1, sizeof *out);
+    if (gpu_check(g, cudaStreamEndCapture(g->stream[0], &graph), "graph", e) < 0 || !out || gpu_check(g, cudaGraphInstantiate(&out->exec, graph, 0), "graph", e) < 0) {
+        if (!out)
+            err_nomem(e, "graph");
+        free(out);
+        out = nullptr;
+    }
+    if (graph)
+        cudaGraphDestroy(graph);
+    return out;
+}
+
+int gpu_graph_launch(struct gpu *g, struct gpu_graph *graph, struct err *e)
+{
+    return ready(g, e) < 0 ? -1 : gpu_check(g, cudaGraphLaunch(graph->exec, g->stream[0]), "graph", e);
+}
+
+void gpu_graph_close(struct gpu *g, struct gpu_graph *graph)
+{
+    (void)g;
+    if (graph)
+        cudaGraphExecDestroy(graph->exec);
+    free(graph);
+}
+
+}

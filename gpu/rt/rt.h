@@ -1,0 +1,71 @@
+/* rt.h - one device: memory, copies, events, graphs.  rt.cu answers with the CUDA runtime, emulated.cc with the processor.
+ *
+ * Errors say what was asked for and what the driver answered; after the first failure of a kernel the device is lost, and every later
+ * call fails with the same sentence: requests end with an error, the process goes on. */
+#ifndef ZSE_GPU_RT_RT_H
+#define ZSE_GPU_RT_RT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "libcommon/base/err.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct gpu;                         /* launch.cuh knows its inside */
+struct gpu_event;
+struct gpu_graph;
+enum gpu_stream { GPU_COMPUTE, GPU_COPY };
+
+struct gpu_info {
+    char name[128];                 /* "NVIDIA H200" */
+    int major, minor;               /* compute capability */
+    int n_sms;
+    size_t memory, free, l2;        /* bytes; free: now */
+    double bandwidth;               /* bytes/s by clock and width of the memory; 0: unknown */
+};
+
+extern const char gpu_kind[];       /* "cuda" or "emulated" */
+
+/* debug_sync: wait after every kernel, so that a failure names it; emulated: check every access (see emulate.h). */
+struct gpu *gpu_open(int device, int debug_sync, struct err *e);
+void gpu_close(struct gpu *g);      /* frees what is left; NULL is fine */
+int gpu_count(struct err *e);       /* -1: no driver, or it does not work */
+int gpu_info(const struct gpu *g, struct gpu_info *info, struct err *e);
+
+/* Device memory, 256-byte aligned; what names it for the error. */
+void *gpu_alloc(struct gpu *g, size_t size, const char *what, struct err *e);
+void gpu_free(struct gpu *g, void *p);
+/* Host memory that copies at the link's speed. */
+void *gpu_pinned(struct gpu *g, size_t size, const char *what, struct err *e);
+void gpu_pinned_free(struct gpu *g, void *p);
+
+/* In the order of the stream; the host memory is pinned and stays untouched until the stream came there. */
+int gpu_upload(struct gpu *g, enum gpu_stream s, void *to, const void *from, size_t n, struct err *e);
+int gpu_download(struct gpu *g, enum gpu_stream s, void *to, const void *from, size_t n, struct err *e);
+int gpu_copy(struct gpu *g, enum gpu_stream s, void *to, const void *from, size_t n, struct err *e);
+int gpu_fill(struct gpu *g, enum gpu_stream s, void *to, int byte, size_t n, struct err *e);
+int gpu_sync(struct gpu *g, enum gpu_stream s, struct err *e);
+
+struct gpu_event *gpu_event_open(struct gpu *g, struct err *e);
+void gpu_event_close(struct gpu *g, struct gpu_event *v);
+int gpu_event_record(struct gpu *g, enum gpu_stream s, struct gpu_event *v, struct err *e);
+int gpu_event_wait(struct gpu *g, enum gpu_stream s, struct gpu_event *v, struct err *e);      /* s waits, not the host */
+int gpu_event_sync(struct gpu *g, struct gpu_event *v, struct err *e);                          /* the host waits */
+int gpu_event_elapsed(struct gpu *g, struct gpu_event *from, struct gpu_event *to, double *seconds, struct err *e);
+
+/* Between begin and end, launches on GPU_COMPUTE are recorded, not run. */
+int gpu_graph_begin(struct gpu *g, struct err *e);
+struct gpu_graph *gpu_graph_end(struct gpu *g, struct err *e);
+int gpu_graph_launch(struct gpu *g, struct gpu_graph *graph, struct err *e);
+void gpu_graph_close(struct gpu *g, struct gpu_graph *graph);
+
+/* Multiprocessors and the shared memory that a block may have. */
+int gpu_n_sms(const struct gpu *g);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

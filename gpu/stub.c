@@ -1,0 +1,15 @@
+/* stub.c - gpu.h in a build without a device engine. */
+#include "gpu/gpu.h"
+
+const char gpu_kind[] = "none";
+
+int gpu_count(struct err *e) { return err_set(e, ERR_DEVICE, "this build has no CUDA engine; make GPU=cuda, where nvcc is, makes one that has"); }
+
+static void *open_none(const struct model *m, const struct backend_options *o, struct err *e)
+{
+    (void)m, (void)o;
+    gpu_count(e);
+    return NULL;
+}
+
+const struct backend backend_gpu = { .name = "none", .open = open_none };

@@ -1,0 +1,146 @@
+/* gpu.h - what the tests of the device's kernels share: one device, arrays on it, matrices of random codes. */
+#ifndef ZSE_TESTS_GPU_H
+#define ZSE_TESTS_GPU_H
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "gpu/kernels/kernels.h"
+#include "gpu/rt/rt.h"
+#include "libcommon/base/rng.h"
+#include "libcommon/kernels/kernels.h"
+#include "libcommon/quant/half.h"
+#include "libcommon/quant/quantize.h"
+
+static struct gpu *device;
+static struct err why;
+
+/* Every call that may fail goes through this: the sentence of the device is the test's message. */
+#define OK(call) do { if ((call) < 0) fail_msg("%s", why.msg); } while (0)
+
+/* 1 with a device; 0 and the reason where this machine has none, or where another build has done it all. */
+static inline int device_usable(void)
+{
+    const char *reason = NULL;
+    if (gpu_kind[0] == 'e' && getenv("ZSE_SANITIZED"))
+        reason = "the emulated kernels have checks of their own, and are the same in every build";
+    else if (gpu_count(&why) < 1)
+        reason = why.msg;
+    if (reason)
+        printf("1..1\nok 1 - the device # SKIP %s\n", reason);
+    return !reason;
+}
+
+static inline int device_open(void)
+{
+    if (!device_usable())
+        return 0;
+    device = gpu_open(0, 1, &why);
+    if (!device)
+        fail_msg("%s", why.msg);
+    return 1;
+}
+
+static inline void *to_device(const void *from, size_t n)
+{
+    void *d = gpu_alloc(device, n, "test", &why), *p = gpu_pinned(device, n, "test", &why);
+    if (!d || !p)
+        fail_msg("%s", why.msg);
+    memcpy(p, from, n);
+    OK(gpu_upload(device, GPU_COMPUTE, d, p, n, &why));
+    OK(gpu_sync(device, GPU_COMPUTE, &why));
+    gpu_pinned_free(device, p);
+    return d;
+}
+
+/* n bytes of 0xff: not a number in every format, so that what was not written shows. */
+static inline void *on_device(size_t n)
+{
+    void *d = gpu_alloc(device, n, "test", &why);
+    if (!d)
+        fail_msg("%s", why.msg);
+    OK(gpu_fill(device, GPU_COMPUTE, d, 0xff, n, &why));
+    return d;
+}
+
+static inline void from_device(void *to, const void *d, size_t n)
+{
+    void *p = gpu_pinned(device, n, "test", &why);
+    if (!p)
+        fail_msg("%s", why.msg);
+    OK(gpu_download(device, GPU_COMPUTE, p, d, n, &why));
+    OK(gpu_sync(device, GPU_COMPUTE, &why));
+    memcpy(to, p, n);
+    gpu_pinned_free(device, p);
+}
+
+static inline float uniform(struct rng *r, float from, float to) { return from + (to - from) * (float)rng_double(r); }
+static inline int below(struct rng *r, int n) { return (int)(rng_double(r) * n); }
+
+/* Any code and any scale the type has. */
+static inline uint8_t *random_mat(struct mat *m, enum qtype type, int group_size, int rows, int cols, struct rng *r)
+{
+    const struct qtype_info *t = qtype_info(type);
+    struct qrow q;
+    OK(mat_init(m, type, group_size, t->is_float ? 0 : 32, rows, cols, &why));
+    uint8_t *data = aligned_alloc(64, m->size);
+    m->data = data;
+    for (int tile = 0; tile < m->n_tiles; tile++)
+        tile_clear(m, data + (size_t)tile * m->tile_bytes);
+    if (t->is_float) {
+        float *x = malloc((size_t)rows * (size_t)cols * sizeof *x);
+        for (int i = 0; i < rows * cols; i++)
+            x[i] = uniform(r, -1, 1);
+        mat_encode_float(m, data, x, (size_t)cols);
+        free(x);
+        return data;
+    }
+    OK(qrow_init(&q, m, &why));
+    for (int row = 0; row < rows; row++) {
+        q.row_scale = t->row_scale ? uniform(r, 1e-4f, 1e-3f) : 1;
+        for (int i = 0; i < m->cols_padded; i++)
+            q.code[i] = (uint8_t)(i >= cols ? t->code_zero : t->bits == 8 ? below(r, 255) - 127 : below(r, 1 << t->bits));
+        for (int g = 0; g < m->n_groups; g++) {
+            q.scale[g] = t->scale == SCALE_NONE ? 1 : t->scale == SCALE_F16 ? f16_to_f32(f32_to_f16(uniform(r, -0.02f, 0.02f)))
+                       : t->scale == SCALE_S8 ? (float)(below(r, 255) - 127) : (float)below(r, 256);
+            if (q.extra)
+                q.extra[g] = t->extra == EXTRA_MIN_F16 ? f16_to_f32(f32_to_f16(uniform(r, -0.2f, 0.2f))) : (float)below(r, 16);
+        }
+        tile_put(m, data + (size_t)(row / TILE_ROWS) * m->tile_bytes, row % TILE_ROWS, &q);
+    }
+    qrow_release(&q);
+    return data;
+}
+
+static inline struct gpu_mat gpu_mat_of(const struct mat *m, const void *data)
+{
+    int shift = 0;
+    while (32 << shift < m->group_size)
+        shift++;
+    return (struct gpu_mat){ .data = data, .tile_bytes = m->tile_bytes, .type = m->type, .rows = m->rows, .cols = m->cols, .n_steps = m->cols_padded / 32,
+                             .n_tiles = m->n_tiles, .n_groups = m->n_groups, .group_shift = shift };
+}
+
+/* f16 activations as linear layers read them (gpu/prim/prim.cuh), and what they are worth: x changes to it. */
+static inline uint16_t *pack_act(float *x, int n, int cols, int stride)
+{
+    uint16_t *act = calloc((size_t)n * (size_t)stride, sizeof *act);
+    for (int t = 0; t < n; t++)
+        for (int k = 0; k < cols; k++) {
+            float *v = &x[(size_t)t * (size_t)cols + (size_t)k];
+            const f16 h = f32_to_f16(*v / 16);
+            act[(size_t)t * (size_t)stride + (size_t)((k & ~7) | (k & 3) << 1 | (k >> 2 & 1))] = h;
+            *v = f16_to_f32(h) * 16;
+        }
+    return act;
+}
+
+#endif

@@ -1,0 +1,334 @@
+/* t-gpu-forward.c - whole models through the device's backend: the answers of transformers for dense oracle folders, in f32 (1e-4 of the largest |logit|) and with f16 weights
+ * (2e-2), greedy ids equal but for gaps below the error; and quantized models, windows, ragged batches, graphs, KV formats against the CPU. */
+#include "tests/lib/gpu.h"
+
+#include "gpu/gpu.h"
+#include "libcommon/base/json.h"
+#include "libcommon/convert/assemble.h"
+#include "libcommon/engine/backend.h"
+
+enum { MAX_TOKENS = 256, N_BLOCKS = 64 };
+
+static const char *root(void)
+{
+    const char *r = getenv("ZSE_ORACLES");
+    return r ? r : "../shared/oracles";
+}
+
+static struct model *load(const char *name, enum qtype type)
+{
+    char path[400];
+    snprintf(path, sizeof path, strcmp(name, "tiny") == 0 ? "models/tiny" : "%s/models/hf/%s", root(), name);
+    struct source *s = source_open(path, &why);
+    struct model *m = s ? model_assemble(s, type, &why) : NULL;
+    source_close(s);
+    if (!m)
+        fail_msg("%s: %s", name, why.msg);
+    return m;
+}
+
+static int have_oracles(void)
+{
+    char path[400];
+    snprintf(path, sizeof path, "%s/models/hf/llama/config.json", root());
+    FILE *f = fopen(path, "r");
+    if (f)
+        fclose(f);
+    return f != NULL;
+}
+
+static int32_t argmax(const float *x, int n)
+{
+    int best = 0;
+    for (int i = 1; i < n; i++)
+        if (x[i] > x[best])
+            best = i;
+    return best;
+}
+
+static int checked;             /* emulated: with every access checked, which takes twice as long and records no graphs */
+
+static void *backend_open(const struct backend *d, const struct model *m, enum kv_type kv, int exact)
+{
+    const struct backend_options o = { .debug_sync = checked, .n_threads = 2, .kv_type = kv, .n_blocks = N_BLOCKS, .max_tokens = MAX_TOKENS, .max_logits = MAX_TOKENS, .exact = exact };
+    void *b = d->open(m, &o, &why);
+    if (!b)
+        fail_msg("%s", why.msg);
+    return b;
+}
+
+static void forward(const struct backend *d, void *b, const int32_t *ids, int pos, int n, int n_logits, float *logits)
+{
+    int32_t table[N_BLOCKS];
+    for (int i = 0; i < N_BLOCKS; i++)
+        table[i] = (i * 5 + 3) % N_BLOCKS;
+    const struct batch_item item = { .tokens = ids, .n_tokens = n, .pos = pos, .table = table, .n_logits = n_logits };
+    OK(d->forward(b, &(struct batch){ &item, 1 }, logits, &why));
+}
+
+static double error_of(const float *got, const float *want, size_t n)
+{
+    double max = 0, error = 0;
+    for (size_t i = 0; i < n; i++) {
+        max = fmax(max, fabs((double)want[i]));
+        error = isfinite(got[i]) ? fmax(error, fabs((double)got[i] - want[i])) : INFINITY;
+    }
+    return error / max;
+}
+
+/* ---- against transformers ---- */
+
+static void check_folder(const char *name, enum qtype type, int exact, double limit)
+{
+    char path[400];
+    snprintf(path, sizeof path, "%s/models/hf/%s/expected.json", root(), name);
+    json_t *expected = js_load(path, 1 << 24, &why);
+    snprintf(path, sizeof path, "%s/models/hf/%s/logits.f32", root(), name);
+    FILE *f = fopen(path, "rb");
+    assert_true(expected && f);
+    struct model *m = load(name, type);
+    const size_t vocab = (size_t)m->config.vocab_size;
+    void *b = backend_open(&backend_gpu, m, exact ? KV_F32 : KV_F16, exact);
+    float *got = malloc(MAX_TOKENS * vocab * sizeof *got), *want = malloc(MAX_TOKENS * vocab * sizeof *want);
+    double worst = 0;
+    int greedy_ok = 1;
+    size_t i;
+    const json_t *prompt;
+    json_array_foreach(json_object_get(expected, "prompts"), i, prompt) {
+        const json_t *ids = json_object_get(prompt, "ids"), *greedy = json_object_get(prompt, "greedy"), *gap = json_object_get(prompt, "greedy_gap");
+        int32_t id[MAX_TOKENS];
+        const int n = (int)json_array_size(ids);
+        assert_true(n <= MAX_TOKENS);
+        /* emulated, the shorter ones are enough: 1, 7 and, where tiles come into play, 40 tokens */
+        if (n > (exact ? 8 : 48) && gpu_kind[0] == 'e') {
+            fseek(f, (long)((size_t)n * vocab * sizeof *want), SEEK_CUR);
+            continue;
+        }
+        for (int t = 0; t < n; t++)
+            id[t] = (int32_t)json_integer_value(json_array_get(ids, (size_t)t));
+        assert_int_equal(fread(want, sizeof *want * vocab, (size_t)n, f), n);
+        forward(&backend_gpu, b, id, 0, n, n, got);
+        double largest = 0;
+        for (size_t j = 0; j < (size_t)n * vocab; j++)
+            largest = fmax(largest, fabs((double)want[j]));
+        const double error = error_of(got, want, (size_t)n * vocab);
+        worst = fmax(worst, error);
+        const float *last = got + (size_t)(n - 1) * vocab;
+        for (size_t g = 0; g < json_array_size(greedy) && (g < 2 || gpu_kind[0] != 'e'); g++) {
+            const int32_t next = argmax(last, (int)vocab);
+            if (next != json_integer_value(json_array_get(greedy, g))) {
+                greedy_ok &= json_number_value(json_array_get(gap, g)) <= 2 * error * largest + 1e-6;
+                break;
+            }
+            forward(&backend_gpu, b, &next, n + (int)g, 1, 1, got);
+            last = got;
+        }
+    }
+    print_message("# %-18s | %-4s | %.1e | %s\n", name, exact ? "f32" : qtype_info(type)->name, worst, greedy_ok ? "ok" : "DIFFERENT");
+    if (!(worst <= limit) || !greedy_ok)
+        fail_msg("%s: error %.3g of the largest logit, limit %.0e; greedy ids %s", name, worst, limit, greedy_ok ? "equal" : "DIFFERENT");
+    backend_gpu.close(b);
+    model_close(m);
+    fclose(f);
+    json_decref(expected);
+    free(got), free(want);
+}
+
+/* One folder for each way through the code that no other has: see what the names mean in model/config.c. */
+static const char *const in_f32[] = { "llama-odd", "gemma2", "bloom", "opt", "gptj", "gpt_neox", "cohere", "olmo2", "hunyuan", "phi3-longrope", "nemotron" };
+static const char *const in_f16[] = { "llama-odd", "bloom" };
+
+static void folders(const char *const *names, size_t n, enum qtype type, int exact, double limit)
+{
+    const char *only = getenv("ZSE_TEST_FOLDER");
+    if (!have_oracles()) {
+        print_message("# skipped: no oracles (set ZSE_ORACLES)\n");
+        skip();
+    }
+    for (size_t i = 0; i < n; i++)
+        if (!only || strcmp(only, names[i]) == 0)
+            check_folder(names[i], type, exact, limit);
+}
+static void exact_folders(void **state) { (void)state; folders(in_f32, sizeof in_f32 / sizeof *in_f32, QT_F32, 1, 1e-4); }
+static void f16_folders(void **state) { (void)state; folders(in_f16, sizeof in_f16 / sizeof *in_f16, QT_F16, 0, 2e-2); }
+
+/* ---- against the CPU: our own model, in other types ---- */
+
+static uint8_t *quantize(struct linear *l, enum qtype type, int group_size)
+{
+    struct mat m;
+    struct qrow q;
+    OK(mat_init(&m, type, group_size, qtype_info(type)->is_float ? 0 : 64, l->w.rows, l->w.cols, &why));
+    uint8_t *data = aligned_alloc(64, (m.size + 63) / 64 * 64);
+    float *row = malloc((size_t)m.rows * (size_t)m.cols * sizeof *row);
+    for (int r = 0; r < m.rows; r++)
+        mat_decode_row(&l->w, r, row + (size_t)r * (size_t)m.cols);
+    if (qtype_info(type)->is_float) {
+        mat_encode_float(&m, data, row, (size_t)m.cols);
+    } else {
+        OK(qrow_init(&q, &m, &why));
+        for (int tile = 0; tile < m.n_tiles; tile++)
+            tile_clear(&m, data + (size_t)tile * m.tile_bytes);
+        for (int r = 0; r < m.rows; r++) {
+            quantize_row(&m, row + (size_t)r * (size_t)m.cols, NULL, QUANT_ABSMAX, &q);
+            tile_put(&m, data + (size_t)(r / TILE_ROWS) * m.tile_bytes, r % TILE_ROWS, &q);
+        }
+        qrow_release(&q);
+    }
+    free(row);
+    m.data = data;
+    l->w = m;
+    return data;
+}
+
+/* All logits of TEXT, then eight more tokens one by one, on the device and (exactly, so that only the device's rounding counts) on the CPU. */
+static void against_cpu(struct model *m, enum kv_type kv, int exact, double limit, const char *what)
+{
+    enum { MOST = 40, FIRST = 18 };
+    const int LEN = checked ? FIRST + 1 : MOST - 3, MORE = checked ? 1 : 3;
+    const size_t vocab = (size_t)m->config.vocab_size;
+    int32_t id[MOST];
+    struct rng r = { 11 };
+    for (int i = 0; i < LEN + MORE; i++)
+        id[i] = below(&r, (int)vocab);
+    float *got = malloc(MOST * vocab * sizeof *got), *want = malloc(MOST * vocab * sizeof *want);
+    const struct backend *d[2] = { &backend_gpu, &backend_cpu };
+    for (int k = 0; k < 2; k++) {
+        float *out = k ? want : got;
+        void *b = backend_open(d[k], m, kv, k ? 1 : exact);
+        forward(d[k], b, id, 0, FIRST, FIRST, out);
+        forward(d[k], b, id + FIRST, FIRST, LEN - FIRST, LEN - FIRST, out + FIRST * vocab);
+        for (int i = LEN; i < LEN + MORE; i++)
+            forward(d[k], b, id + i, i, 1, 1, out + (size_t)i * vocab);
+        d[k]->close(b);
+    }
+    const double error = error_of(got, want, (size_t)(LEN + MORE) * vocab);
+    print_message("# %-24s | %.1e\n", what, error);
+    if (!(error <= limit))
+        fail_msg("%s: error %.3g of the largest logit, limit %.0e", what, error, limit);
+    free(got), free(want);
+}
+
+static void types(void **state)
+{
+    (void)state;
+    static const struct { enum qtype type; int group; } cases[] = { { QT_NL4, 32 }, { QT_I4, 128 }, { QT_I8, 64 }, { QT_M6, 32 }, { QT_BF16, 32 } };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct model *m = load("tiny", QT_F32);
+        uint8_t *owned[7 * 64 + 1];
+        int n = 0;
+        for (int k = 0; k < m->config.n_layers; k++) {
+            struct layer *l = &m->layers[k];
+            struct linear *all[] = { &l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down };
+            for (int j = 0; j < 7; j++)         /* in the second layer other types stand side by side */
+                owned[n++] = k == 1 && j % 3 == 1 ? quantize(all[j], QT_I8, 32) : k == 1 && j == 6 ? quantize(all[j], QT_F32, 32) : quantize(all[j], cases[i].type, cases[i].group);
+        }
+        checked = i == 0;
+        against_cpu(m, KV_F16, 0, 2e-2, qtype_info(cases[i].type)->name);
+        checked = 0;
+        if (i == 0)
+            against_cpu(m, KV_F32, 1, 1e-4, "the same, exact");
+        while (n)
+            free(owned[--n]);
+        model_close(m);
+    }
+}
+
+static void kv_formats(void **state)
+{
+    (void)state;
+    struct model *m = load("tiny", QT_F16);
+    against_cpu(m, KV_F32, 0, 2e-2, "KV f32");
+    against_cpu(m, KV_I8, 0, 3e-2, "KV i8");            /* both sides round to 8 bits, not always the same way */
+    model_close(m);
+}
+
+/* Sequences of a ragged batch get what they get alone, and a graph's replay what the launches give; blocks can be copied. */
+static void batches(void **state)
+{
+    (void)state;
+    enum { N = 3, LEN = 24 };
+    struct model *m = load("tiny", QT_F16);
+    const size_t vocab = (size_t)m->config.vocab_size;
+    int32_t id[N][LEN], table[N][4] = { { 1, 5, 9, 0 }, { 2, 6, 10, 0 }, { 3, 7, 11, 0 } };
+    struct rng r = { 3 };
+    for (int s = 0; s < N; s++)
+        for (int i = 0; i < LEN; i++)
+            id[s][i] = below(&r, (int)vocab);
+    float *alone[N], *got = malloc(64 * vocab * sizeof *got);
+    void *b = backend_open(&backend_gpu, m, KV_F16, 0);
+    for (int s = 0; s < N; s++) {
+        alone[s] = malloc(LEN * vocab * sizeof *got);
+        for (int i = 0; i < LEN; i++) {
+            const struct batch_item item = { .tokens = &id[s][i], .n_tokens = 1, .pos = i, .table = table[s], .n_logits = 1 };
+            OK(backend_gpu.forward(b, &(struct batch){ &item, 1 }, alone[s] + (size_t)i * vocab, &why));
+        }
+    }
+    for (int i = 0; i < LEN; i++) {                     /* decoding together: 3 are padded to 4; the second step is recorded, the others replayed */
+        struct batch_item item[N];
+        for (int s = 0; s < N; s++)
+            item[s] = (struct batch_item){ .tokens = &id[s][i], .n_tokens = 1, .pos = i, .table = table[s], .n_logits = 1 };
+        OK(backend_gpu.forward(b, &(struct batch){ item, N }, got, &why));
+        for (int s = 0; s < N; s++)
+            if (memcmp(got + (size_t)s * vocab, alone[s] + (size_t)i * vocab, vocab * sizeof *got) != 0)
+                fail_msg("sequence %d, position %d: other bits in a batch than alone", s, i);
+    }
+    /* a prompt in tiles beside sequences that decode, no logits for one of them */
+    const struct batch_item mixed[N] = { { .tokens = &id[0][LEN - 1], .n_tokens = 1, .pos = LEN - 1, .table = table[0], .n_logits = 1 },
+                                         { .tokens = id[1], .n_tokens = LEN, .pos = 0, .table = table[1], .n_logits = 2 },
+                                         { .tokens = &id[2][LEN - 2], .n_tokens = 2, .pos = LEN - 2, .table = table[2], .n_logits = 0 } };
+    OK(backend_gpu.forward(b, &(struct batch){ mixed, N }, got, &why));
+    assert_true(error_of(got, alone[0] + (LEN - 1) * vocab, vocab) < 1e-2);
+    assert_true(error_of(got + vocab, alone[1] + (LEN - 2) * vocab, 2 * vocab) < 1e-2);
+    /* the last token again, on copies of the blocks */
+    const int32_t copies[4] = { 20, 21, 22, 0 };
+    for (int i = 0; i < 2; i++)
+        OK(backend_gpu.copy_block(b, table[0][i], copies[i], &why));
+    const struct batch_item again = { .tokens = &id[0][LEN - 1], .n_tokens = 1, .pos = LEN - 1, .table = copies, .n_logits = 1 };
+    OK(backend_gpu.forward(b, &(struct batch){ &again, 1 }, got, &why));
+    assert_true(error_of(got, alone[0] + (LEN - 1) * vocab, vocab) < 1e-2);
+    backend_gpu.close(b);
+    for (int s = 0; s < N; s++)
+        free(alone[s]);
+    free(got);
+    model_close(m);
+}
+
+static void refusals(void **state)
+{
+    (void)state;
+    struct model *m = load("tiny", QT_F16);
+    struct backend_options o = { .kv_type = KV_F16, .n_blocks = 4, .max_tokens = 8, .max_logits = 8 };
+    float *logits = malloc(8 * (size_t)m->config.vocab_size * sizeof *logits);
+    void *b = backend_gpu.open(m, &o, &why);
+    assert_non_null(b);
+    const int32_t ids[2] = { 1, m->config.vocab_size }, table[1] = { 4 }, good[1] = { 0 };
+    assert_int_equal(backend_gpu.forward(b, &(struct batch){ &(struct batch_item){ .tokens = ids, .n_tokens = 1, .table = table }, 1 }, logits, &why), -1);
+    assert_non_null(strstr(why.msg, "KV block 4"));
+    assert_int_equal(backend_gpu.forward(b, &(struct batch){ &(struct batch_item){ .tokens = ids, .n_tokens = 2, .table = good }, 1 }, logits, &why), -1);
+    assert_non_null(strstr(why.msg, "vocabulary"));
+    assert_int_equal(backend_gpu.copy_block(b, 0, 4, &why), -1);
+    backend_gpu.close(b);
+    o.device = 99;
+    assert_null(backend_gpu.open(m, &o, &why));
+    assert_non_null(strstr(why.msg, "99"));
+    o.device = 0;
+    o.n_blocks = INT32_MAX / KV_BLOCK;
+    assert_null(backend_gpu.open(m, &o, &why));         /* petabytes: refused before anything is allocated, with numbers */
+    assert_non_null(strstr(why.msg, "MB"));
+    free(logits);
+    model_close(m);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(types), cmocka_unit_test(kv_formats), cmocka_unit_test(batches), cmocka_unit_test(refusals),
+        cmocka_unit_test(exact_folders), cmocka_unit_test(f16_folders),
+    };
+    if (gpu_kind[0] != 'e' && !device_usable())
+        return 0;
+    if (getenv("ZSE_SANITIZED"))        /* for the backend's own code */
+        return cmocka_run_group_tests(((const struct CMUnitTest[]){ cmocka_unit_test(batches), cmocka_unit_test(refusals) }), NULL, NULL);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,259 @@
+/* t-gpu-matmul.c - linear layers on the device against sums in double over the weights as stored: every number format, group size and way to finish, at awkward sizes.
+ * Runs emulated in every build (with all accesses checked), natively by make check-gpu. */
+#include "tests/lib/gpu.h"
+
+static const int shapes[][2] = { { 1, 1 }, { 31, 33 }, { 32, 32 }, { 33, 100 }, { 100, 576 }, { 200, 1100 } };
+static const int counts[] = { 1, 3, 8, 9, 16, 17, 70, 140 };
+
+enum path { MATVEC, MATMUL, EXACT };
+
+/* Bound: EXACT: f32 sums (Higham 2002, section 3.1).  The others: activations are f16 exactly here; a weight is rounded to f16 after its scale, 2^-11 of
+ * it (scale and value, then the product), and below 2^-14 by 2^-25; sums are f32. */
+static void compare(const struct mat *m, const float *got, size_t ldo, const float *x, int n, enum path path, const float *bias, const char *what)
+{
+    const struct qtype_info *type = qtype_info(m->type);
+    float *w = malloc((size_t)m->cols * sizeof *w);
+    for (int r = 0; r < m->rows; r++) {
+        mat_decode_row(m, r, w);
+        for (int t = 0; t < n; t++) {
+            double sum = bias ? bias[r] : 0, size = fabs(sum), small = 0;
+            for (int k = 0; k < m->cols; k++) {
+                const double v = (double)w[k] * x[(size_t)t * (size_t)m->cols + (size_t)k];
+                sum += v;
+                size += fabs(v) + (type->extra != EXTRA_NONE ? 0.5 * fabs((double)x[(size_t)t * (size_t)m->cols + (size_t)k]) : 0);
+                small += fabs((double)x[(size_t)t * (size_t)m->cols + (size_t)k]);
+            }
+            const double bound = path == EXACT ? (m->cols + 4) * 0x1p-23 * size : (0x1p-10 + (m->cols + 4) * 0x1p-23) * size + small * 0x1p-24;
+            const float v = got[(size_t)t * ldo + (size_t)r];
+            if (!(fabs(v - sum) <= bound))
+                fail_msg("%s %s group %d, %d x %d, %d tokens: token %d row %d is %.9g, not %.9g (bound %.2g)", what, type->name, m->group_size, m->rows, m->cols, n, t, r,
+                         (double)v, sum, bound);
+        }
+    }
+    free(w);
+}
+
+static void check(enum qtype type, int group_size, int rows, int cols, int n, enum path path)
+{
+    static const char *const name[] = { "matvec", "matmul", "matmul_f32" };
+    struct rng r = { (uint64_t)type * 1000003 + (uint64_t)(group_size * 7 + rows * 131 + cols + n) };
+    struct mat m;
+    uint8_t *data = random_mat(&m, type, group_size, rows, cols, &r);
+    const int stride = m.cols_padded + 64;
+    const size_t ldo = (size_t)rows + 3;
+    float *x = malloc((size_t)n * (size_t)cols * sizeof *x), *bias = malloc((size_t)rows * sizeof *bias), *out = malloc((size_t)n * ldo * sizeof *out);
+    for (int i = 0; i < n * cols; i++)
+        x[i] = uniform(&r, -1, 1) * (below(&r, 50) ? 1 : 30);
+    for (int i = 0; i < rows; i++)
+        bias[i] = uniform(&r, -1, 1);
+    uint16_t *act = pack_act(x, n, cols, stride);
+    void *dw = to_device(data, m.size), *dact = to_device(act, (size_t)n * (size_t)stride * 2), *dx = to_device(x, (size_t)n * (size_t)cols * 4);
+    void *dbias = to_device(bias, (size_t)rows * 4);
+    for (size_t i = 0; i < (size_t)n * ldo; i++)
+        out[i] = -12345;
+    void *dout = to_device(out, (size_t)n * ldo * 4);
+    const struct gpu_linear l = { .w = { gpu_mat_of(&m, dw) }, .to = { { .bias = dbias, .out = dout, .ldo = (int)ldo } }, .n_mats = 1, .act = dact, .act_stride = stride,
+                                  .x = dx, .ldx = cols, .n_tokens = n, .finish = GPU_STORE };
+    OK(path == MATVEC ? gpu_matvec(device, &l, &why) : path == MATMUL ? gpu_matmul(device, &l, &why) : gpu_matmul_f32(device, &l, &why));
+    from_device(out, dout, (size_t)n * ldo * 4);
+    compare(&m, out, ldo, x, n, path, bias, name[path]);
+    for (int t = 0; t < n; t++)
+        for (size_t i = (size_t)rows; i < ldo; i++)
+            if (out[(size_t)t * ldo + i] != -12345)
+                fail_msg("%s: wrote beyond the last row", name[path]);
+    gpu_free(device, dw), gpu_free(device, dact), gpu_free(device, dx), gpu_free(device, dbias), gpu_free(device, dout);
+    free(act), free(out), free(bias), free(x), free(data);
+}
+
+/* Each type and group size; the shapes and numbers of tokens take turns, so that the whole stays a matter of seconds. */
+static void each(enum path path)
+{
+    int turn = 0;
+    for (int type = 0; type < 64; type++) {
+        const struct qtype_info *t = qtype_info((enum qtype)type);
+        if (!t || !t->has_kernels || (path != EXACT && type == QT_F32))
+            continue;
+        for (int g = 32; g <= 128; g *= 2) {
+            if (!(t->group_sizes & (unsigned)g))
+                continue;
+            for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+                const int first = path == MATMUL ? 5 : 0, last = path == MATVEC ? 5 : 8, step = s < 4 ? turn++ % (last - first) : 0;
+                check((enum qtype)type, g, shapes[s][0], shapes[s][1], counts[first + step], path);
+            }
+        }
+    }
+}
+
+static void matvec(void **state) { (void)state; each(MATVEC); }
+static void matmul(void **state) { (void)state; each(MATMUL); }
+static void matmul_f32(void **state) { (void)state; each(EXACT); }
+
+static void every_count(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        if (counts[i] <= GPU_MATVEC_TOKENS)
+            check(QT_NL4, 32, 100, 576, counts[i], MATVEC);
+        check(QT_NL4, 32, 150, 352, counts[i], MATMUL);
+        check(QT_I4, 128, 40, 352, counts[i], EXACT);
+    }
+}
+
+/* The other endings, and several matrices in one launch. */
+static void endings(void **state)
+{
+    (void)state;
+    enum { N = 5, ROWS = 40, COLS = 96 };
+    struct rng r = { 77 };
+    struct mat m[3];
+    struct gpu_linear l = { .n_mats = 3, .n_tokens = N, .finish = GPU_STORE, .ldx = COLS };
+    float *x = malloc(N * COLS * sizeof *x), *out = malloc(N * 80 * sizeof *out);
+    float want[3][N][80], bias[3][80];
+    for (int i = 0; i < N * COLS; i++)
+        x[i] = uniform(&r, -2, 2);
+    uint16_t *act = pack_act(x, N, COLS, 128);
+    l.act = to_device(act, N * 128 * 2);
+    l.act_stride = 128;
+    l.x = to_device(x, N * COLS * 4);
+    uint8_t *data[3];
+    for (int i = 0; i < 3; i++) {
+        data[i] = random_mat(&m[i], QT_NL4, 32, i == 2 ? 80 : ROWS, COLS, &r);
+        l.w[i] = gpu_mat_of(&m[i], to_device(data[i], m[i].size));
+        for (int row = 0; row < m[i].rows; row++) {
+            float w[COLS];
+            mat_decode_row(&m[i], row, w);
+            bias[i][row] = uniform(&r, -1, 1);
+            for (int t = 0; t < N; t++) {
+                double sum = bias[i][row];
+                for (int k = 0; k < COLS; k++)
+                    sum += (double)w[k] * x[t * COLS + k];
+                want[i][t][row] = (float)sum;
+            }
+        }
+        l.to[i] = (struct gpu_output){ .bias = to_device(bias[i], sizeof bias[i]), .out = on_device(N * 80 * 4), .ldo = 80 };
+    }
+    for (int exact = 0; exact < 2; exact++) {
+        for (int i = 0; i < 3; i++)
+            OK(gpu_fill(device, GPU_COMPUTE, l.to[i].out, 0xff, N * 80 * 4, &why));
+        l.limit = 3;                                    /* clipped */
+        l.finish = GPU_STORE;
+        OK(exact ? gpu_matmul_f32(device, &l, &why) : gpu_matvec(device, &l, &why));
+        for (int i = 0; i < 3; i++) {
+            from_device(out, l.to[i].out, N * 80 * 4);
+            for (int t = 0; t < N; t++)
+                for (int row = 0; row < m[i].rows; row++) {
+                    const float v = fminf(fmaxf(want[i][t][row], -3), 3);
+                    if (!(fabsf(out[t * 80 + row] - v) < 0.02f))
+                        fail_msg("store of matrix %d: token %d row %d is %g, not %g", i, t, row, (double)out[t * 80 + row], (double)v);
+                }
+        }
+        l.n_mats = 1;
+        l.finish = GPU_ADD;                             /* to what the store left */
+        l.scale = 0.5f;
+        OK(exact ? gpu_matmul_f32(device, &l, &why) : gpu_matvec(device, &l, &why));
+        from_device(out, l.to[0].out, N * 80 * 4);
+        for (int t = 0; t < N; t++)
+            for (int row = 0; row < ROWS; row++) {
+                const float v = fminf(fmaxf(want[0][t][row], -3), 3) + 0.5f * want[0][t][row];
+                assert_true(fabsf(out[t * 80 + row] - v) < 0.03f);
+            }
+        l.finish = GPU_LOGITS;
+        l.scale = 2;
+        l.limit = 5;
+        OK(exact ? gpu_matmul_f32(device, &l, &why) : gpu_matvec(device, &l, &why));
+        from_device(out, l.to[0].out, N * 80 * 4);
+        for (int t = 0; t < N; t++)
+            for (int row = 0; row < ROWS; row++)
+                assert_true(fabsf(out[t * 80 + row] - 5 * tanhf(2 * want[0][t][row] / 5)) < 0.03f);
+        l.n_mats = 3;
+    }
+    uint16_t h[N * 64];
+    for (int mats = 1; mats <= 2; mats++) {             /* silu(gate) * up, silu(up) */
+        l.n_mats = mats;
+        l.finish = GPU_MLP;
+        l.function = ACT_SILU;
+        l.act_out_stride = 64;
+        l.act_out = on_device(sizeof h);
+        OK(gpu_matvec(device, &l, &why));
+        from_device(h, l.act_out, sizeof h);
+        for (int t = 0; t < N; t++)
+            for (int row = 0; row < ROWS; row++) {
+                const float y = want[0][t][row], v = y / (1 + expf(-y)) * (mats == 2 ? want[1][t][row] : 1);
+                const float got = 16 * f16_to_f32(h[t * 64 + ((row & ~7) | (row & 3) << 1 | (row >> 2 & 1))]);
+                if (!(fabsf(got - v) < 0.03f + 0.01f * fabsf(v)))
+                    fail_msg("mlp of %d: token %d row %d is %g, not %g", mats, t, row, (double)got, (double)v);
+            }
+    }
+    for (int i = 0; i < 3; i++)
+        free(data[i]);
+    free(act), free(out), free(x);
+}
+
+/* A token's bits do not depend on the tokens beside it. */
+static void neighbours(void **state)
+{
+    (void)state;
+    enum { N = 16, ROWS = 70, COLS = 640 };
+    struct rng r = { 5 };
+    struct mat m;
+    uint8_t *data = random_mat(&m, QT_NL4, 32, ROWS, COLS, &r);
+    float *x = malloc(N * COLS * sizeof *x), all[N][ROWS], one[ROWS];
+    for (int i = 0; i < N * COLS; i++)
+        x[i] = uniform(&r, -1, 1);
+    uint16_t *act = pack_act(x, N, COLS, COLS), *dact = to_device(act, N * COLS * 2);
+    struct gpu_linear l = { .w = { gpu_mat_of(&m, to_device(data, m.size)) }, .to = { { .out = on_device(sizeof all), .ldo = ROWS } }, .n_mats = 1, .act = dact,
+                            .act_stride = COLS, .n_tokens = N, .finish = GPU_STORE };
+    OK(gpu_matvec(device, &l, &why));
+    from_device(all, l.to[0].out, sizeof all);
+    l.n_tokens = 1;
+    for (int t = 0; t < N; t++) {
+        l.act = dact + t * COLS;
+        OK(gpu_matvec(device, &l, &why));
+        from_device(one, l.to[0].out, sizeof one);
+        assert_memory_equal(one, all[t], sizeof one);
+    }
+    free(act), free(x), free(data);
+}
+
+/* Rows of the embedding, as stored. */
+static void embedding(void **state)
+{
+    (void)state;
+    for (int type = 0; type < 64; type++) {
+        const struct qtype_info *t = qtype_info((enum qtype)type);
+        for (int g = 32; t && t->has_kernels && g <= 128; g *= 2) {
+            if (!(t->group_sizes & (unsigned)g))
+                continue;
+            struct rng r = { (uint64_t)type };
+            struct mat m;
+            const int cols = 100 + g;
+            uint8_t *data = random_mat(&m, (enum qtype)type, g, 70, cols, &r);
+            const int32_t token[3] = { 0, 69, 33 }, pos[3] = { 2, 0, 1 };
+            float want[300], got[3 * 300], position[5 * 300];
+            for (int i = 0; i < 5 * cols; i++)
+                position[i] = uniform(&r, -1, 1);
+            struct gpu_mat w = gpu_mat_of(&m, to_device(data, m.size));
+            float *x = on_device(sizeof got);
+            OK(gpu_embed(device, x, &w, to_device(token, sizeof token), to_device(pos, sizeof pos), 3, 1.5f, to_device(position, sizeof position), 2, &why));
+            from_device(got, x, sizeof got);
+            for (int i = 0; i < 3; i++) {
+                mat_decode_row(&m, token[i], want);
+                for (int k = 0; k < cols; k++) {
+                    const float v = want[k] * 1.5f + position[(pos[i] + 2) * cols + k];
+                    if (!(fabsf(got[i * cols + k] - v) <= 4e-7f * (1 + fabsf(v))))
+                        fail_msg("%s group %d: token %d element %d is %.9g, not %.9g", t->name, g, token[i], k, (double)got[i * cols + k], (double)v);
+                }
+            }
+            free(data);
+        }
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(matvec), cmocka_unit_test(matmul), cmocka_unit_test(matmul_f32), cmocka_unit_test(every_count),
+        cmocka_unit_test(endings), cmocka_unit_test(neighbours), cmocka_unit_test(embedding),
+    };
+    return device_open() ? cmocka_run_group_tests(tests, NULL, NULL) : 0;
+}
