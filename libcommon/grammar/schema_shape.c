@@ -681,11 +681,11 @@ uint32_t schema_object(struct schema *s, const struct member *m, int n)
     int n_possible = 0;
     for (int k = 0; k < o.n_p && !s->failed; k++) {
         struct property *p = &o.p[k];
-        json_t *key = json_string(p->name);
         p->value = value_of(&o, p->name);
         n_possible += p->value != EXPR_NONE;
         if (p->required && p->value == EXPR_NONE)
             goto done;
+        json_t *key = json_string(p->name);
         uint32_t text = schema_values(s, &key, 1);
         p->key = expr_term(x, expr_concat(x, expr_step(x, text, '"'), s->colon));
         json_decref(key);
