@@ -222,6 +222,8 @@ int chat_options_complete(struct chat_options *o, const struct opened_model *m, 
             continue;
         if (js_real(config, numbers[i].config, &v, e) != 0)
             return err_prefix(e, "%s: generation_config", m->path);
+        if (numbers[i].at == offsetof(struct sampling, top_k) && v == -1)
+            v = 0;                                      /* off, in the words of other engines */
         if (!(v >= numbers[i].min && v <= numbers[i].max))
             return err_set(e, ERR_FORMAT, "%s: generation_config: %s: %g is not in the range %g to %g", m->path, numbers[i].config, v, numbers[i].min, numbers[i].max);
         set_number(&o->sampling, &numbers[i], v);

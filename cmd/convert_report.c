@@ -1,5 +1,6 @@
 /* convert_report.c - what was converted into what, how exactly, how fast. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "cmd/cli.h"
@@ -28,7 +29,6 @@ static const char *source_name(int type)
 
 /* ---- pairs of source type and our type ---- */
 
-enum { MAX_PAIRS = 128 };
 struct pair {
     int source, exact, tensors;
     enum qtype type;
@@ -36,19 +36,18 @@ struct pair {
     uint64_t bytes, source_bytes;
 };
 
-/* Vectors (norms and biases) are left out: always f32. */
-static int pairs_of(const struct convert_report *r, struct pair pairs[MAX_PAIRS])
+/* Vectors (norms and biases) are left out: always f32.  The caller frees *out; out of memory looks like no pairs. */
+static int pairs_of(const struct convert_report *r, struct pair **out)
 {
+    struct pair *pairs = *out = calloc((size_t)r->n_tensors + 1, sizeof *pairs);
     int n = 0;
-    for (int i = 0; i < r->n_tensors; i++) {
+    for (int i = 0; pairs && i < r->n_tensors; i++) {
         const struct convert_tensor *t = &r->tensors[i];
         int k = 0;
         if (t->vector)
             continue;
         while (k < n && (pairs[k].source != t->source_type || pairs[k].type != t->type))
             k++;
-        if (k == MAX_PAIRS)
-            break;
         if (k == n)
             pairs[n++] = (struct pair){ .source = t->source_type, .type = t->type, .exact = 1 };
         struct pair *p = &pairs[k];
@@ -64,8 +63,10 @@ static int pairs_of(const struct convert_report *r, struct pair pairs[MAX_PAIRS]
 
 void convert_warn_inexact(const char *prog, const struct convert_report *r)
 {
-    struct pair pairs[MAX_PAIRS];
-    int n = pairs_of(r, pairs);
+    struct pair *pairs;
+    if (r->type.kind != CONVERT_KEEP)
+        return;             /* rounded by choice */
+    int n = pairs_of(r, &pairs);
     for (int i = 0; i < n; i++) {
         const struct qtype_info *t = qtype_info(pairs[i].type);
         int to_float = t->is_float && pairs[i].source != GGML_F32;
@@ -75,6 +76,7 @@ void convert_warn_inexact(const char *prog, const struct convert_report *r)
         cli_note(prog, "warning: %s to %s is not exact: %d tensors, largest error %.3g (%.2g of the weights' size)",
                  source_name(pairs[i].source), t->name, pairs[i].tensors, pairs[i].max_error, pairs[i].worst_rel);
     }
+    free(pairs);
 }
 
 /* ---- JSON ---- */
@@ -94,8 +96,8 @@ static json_t *tensor_json(const struct convert_tensor *t)
 
 void convert_print_json(const struct convert_options *o, const struct convert_report *r, int tensors)
 {
-    struct pair pairs[MAX_PAIRS];
-    int n = pairs_of(r, pairs);
+    struct pair *pairs;
+    int n = pairs_of(r, &pairs);
     json_t *list = json_array();
     json_t *j = json_pack("{s:s,s:s,s:s,s:s,s:s,s:I,s:I,s:I,s:I,s:I,s:f,s:f,s:i,s:i,s:i,s:i}", "source", o->source, "output", o->output ? o->output : "",
                           "architecture", r->arch, "type", convert_type_label(r->type), "quality", efforts[r->effort],
@@ -109,6 +111,7 @@ void convert_print_json(const struct convert_options *o, const struct convert_re
                                               "max_error", pairs[i].max_error, "bytes", (json_int_t)pairs[i].bytes,
                                               "source_bytes", (json_int_t)pairs[i].source_bytes));
     json_object_set_new(j, "types", list);
+    free(pairs);
     if (tensors) {
         json_t *all = json_array();
         for (int i = 0; i < r->n_tensors; i++)
@@ -124,8 +127,8 @@ void convert_print_json(const struct convert_options *o, const struct convert_re
 void convert_print_text(const struct convert_options *o, const struct convert_report *r, int tensors)
 {
     char in[CLI_BYTES], out[CLI_BYTES], time[CLI_BYTES];
-    struct pair pairs[MAX_PAIRS];
-    int n = pairs_of(r, pairs);
+    struct pair *pairs;
+    int n = pairs_of(r, &pairs);
     for (int i = 0; tensors && i < r->n_tensors; i++) {
         const struct convert_tensor *t = &r->tensors[i];
         printf("%-36s %-7s %-6s %8lld x %-7lld %s\n", t->name, source_name(t->source_type), qtype_info(t->type)->name,
@@ -138,4 +141,5 @@ void convert_print_text(const struct convert_options *o, const struct convert_re
     for (int i = 0; i < n; i++)
         printf("  %-8s to %-6s %4d matrices  %9s%s\n", source_name(pairs[i].source), qtype_info(pairs[i].type)->name, pairs[i].tensors,
                cli_bytes(out, pairs[i].bytes), pairs[i].source < 0 ? "" : pairs[i].exact ? "  exact" : o->output ? "  rounded" : "");
+    free(pairs);
 }

@@ -2,11 +2,14 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -180,34 +183,103 @@ static char *cache_path(const char *source, const char *type, struct err *e)
     return NULL;
 }
 
-static void note(void *prog, const char *text)
+/* ---- what lies in the cache: beside each conversion, NAME.zse.source holds the path of its source ---- */
+
+static char *beside(const char *path, const char *end, struct err *e)
 {
-    cli_note(prog, "%s", text);
+    char *name;
+    if (asprintf(&name, "%s%s", path, end) >= 0)
+        return name;
+    err_nomem(e, "path");
+    return NULL;
+}
+
+/* The conversion's type, between the third last '-' and the version: names are KEY-STAMP-TYPE-VERSION.zse. */
+static int same_type(const char *a, const char *b)
+{
+    enum { PREFIX = 32 + 1 + 16 + 1 };
+    return strlen(a) > PREFIX && strlen(b) > PREFIX && strcspn(a + PREFIX, "-") == strcspn(b + PREFIX, "-") &&
+           strncmp(a + PREFIX, b + PREFIX, strcspn(a + PREFIX, "-")) == 0;
+}
+
+/* Conversions of sources that are gone, and older ones of this source to this type, are of no more use. */
+static void drop_useless(const char *made, const char *source)
+{
+    const char *slash = strrchr(made, '/'), *name = slash + 1;
+    char *folder = strndup(made, (size_t)(slash - made));
+    DIR *dir = folder ? opendir(folder) : NULL;
+    struct err ignored;
+    for (struct dirent *d; dir && (d = readdir(dir));) {
+        const char *end = strstr(d->d_name, ".zse.source");
+        size_t size;
+        char *path = NULL, *from;
+        if (!end || end[11] || strncmp(d->d_name, name, (size_t)(end + 4 - d->d_name)) == 0 || asprintf(&path, "%s/%s", folder, d->d_name) < 0)
+            continue;
+        from = file_read(path, PATH_MAX, &size, &ignored);
+        int gone = from && *from && access(from, F_OK) != 0 && errno == ENOENT;
+        if (gone || (from && strcmp(from, source) == 0 && same_type(d->d_name, name))) {
+            unlink(path);
+            path[strlen(path) - strlen(".source")] = '\0';
+            unlink(path);
+        }
+        free(from);
+        free(path);
+    }
+    if (dir)
+        closedir(dir);
+    free(folder);
+}
+
+/* Write down where a conversion came from, tidy up, and say once how large it is and how to get along without. */
+static void keep_books(const char *prog, const char *made, const char *source)
+{
+    struct err ignored;
+    struct stat st;
+    char size[CLI_BYTES], *real = realpath(source, NULL), *name = beside(made, ".source", &ignored);
+    FILE *f = real && name ? fopen(name, "w") : NULL;
+    if (f) {
+        fputs(real, f);
+        fclose(f);
+        drop_useless(made, real);
+    }
+    cli_note(prog, "kept as %s (%s); for the fastest start convert it yourself: zse-convert %s -o NAME.zse", made,
+             cli_bytes(size, stat(made, &st) == 0 ? (uint64_t)st.st_size : 0), source);
+    free(real);
+    free(name);
+}
+
+struct notes { struct cli_progress progress; const char *prog; };
+
+static void note(void *user, const char *text)
+{
+    struct notes *to = user;
+    cli_progress_clear(&to->progress);
+    cli_note(to->prog, "%s", text);
 }
 
 static int convert(const char *prog, const char *source, const char *type, const char *output, const struct run_options *r, struct err *e)
 {
     struct convert_options o;
-    struct cli_progress progress;
+    struct notes to = { .prog = prog };
     struct sigaction before[2];
     convert_defaults(&o);
     if (convert_parse_type(&o.type, type, e) != 0)
         return -1;
     cli_note(prog, "converting %s once, to %s (%s)", source, output, type);
-    cli_progress_init(&progress);
+    cli_progress_init(&to.progress);
     o.source = source;
     o.output = output;
     o.n_threads = r->threads;
     o.kernels = r->kernels;
     o.overwrite = 1;                    /* what is there could not be read */
-    o.progress = &progress.progress;
+    o.progress = &to.progress.progress;
     o.note = note;
-    o.note_user = (void *)prog;
+    o.note_user = &to;
     sigaction(SIGINT, NULL, &before[0]);
     sigaction(SIGTERM, NULL, &before[1]);
     cli_catch_interrupt();              /* Ctrl-C leaves no half-written file behind */
     int rc = convert_run(&o, NULL, e);
-    cli_progress_clear(&progress);
+    cli_progress_clear(&to.progress);
     cli_die_of_interrupt();
     sigaction(SIGINT, &before[0], NULL);
     sigaction(SIGTERM, &before[1], NULL);
@@ -248,6 +320,41 @@ static void unload(struct opened_model *o)
     o->model = NULL;
 }
 
+/* One process converts a source, others wait for it: a lock on NAME.zse.lock.  The descriptor, or -1. */
+static int lock_conversion(const char *prog, const char *path, const char *source, struct err *e)
+{
+    char *name = beside(path, ".lock", e);
+    if (!name)
+        return -1;
+    int fd = open(name, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0) {
+        err_sys(e, "%s", name);
+    } else if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+        int rc;
+        cli_note(prog, "another process is converting %s; waiting for it", source);
+        while ((rc = flock(fd, LOCK_EX)) != 0 && errno == EINTR)
+            ;
+        if (rc != 0) {
+            err_sys(e, "%s", name);
+            close(fd);
+            fd = -1;
+        }
+    }
+    free(name);
+    return fd;
+}
+
+/* Removed while it is held: who waits for it finds the result, or converts. */
+static void unlock_conversion(int fd, const char *path)
+{
+    struct err ignored;
+    char *name = beside(path, ".lock", &ignored);
+    if (name)
+        unlink(name);
+    free(name);
+    close(fd);
+}
+
 /* A GGUF or folder: its converted file, made if it is not there or not readable. */
 static int load_converted(const char *prog, const char *path, const struct run_options *r, struct opened_model *o, struct err *e)
 {
@@ -260,11 +367,23 @@ static int load_converted(const char *prog, const char *path, const struct run_o
         return err_prefix(e, "ZSE_QUANTIZATION");
     if (!(o->path = cache_path(path, type, e)))
         return -1;
-    cli_note(prog, "%s is not a .zse: for the fastest start convert it yourself (zse-convert %s -o NAME.zse)", path, path);
     if (load(o, &ignored) == 0)
         return 0;
     unload(o);
-    return convert(prog, path, type, o->path, r, e) == 0 ? load(o, e) : -1;
+    int lock = lock_conversion(prog, o->path, path, e), rc = -1;
+    if (lock < 0)
+        return -1;
+    if (load(o, &ignored) == 0) {                       /* somebody else has made it meanwhile */
+        rc = 0;
+    } else {
+        unload(o);
+        if (convert(prog, path, type, o->path, r, e) == 0) {
+            keep_books(prog, o->path, path);
+            rc = load(o, e);
+        }
+    }
+    unlock_conversion(lock, o->path);
+    return rc;
 }
 
 static int find_and_load(const char *prog, const char *path, const struct run_options *r, struct opened_model *o, struct err *e)

@@ -18,22 +18,58 @@ print(v if isinstance(v,str) else json.dumps(v))' "$1"; }
   run --separate-stderr zse-chat models/tiny -p "What is 2+2?" --temp 0
   [ "$status" = 0 ]
   [ "$output" = "2 + 2 = 4" ]
-  [[ "$stderr" == *converting\ models/tiny\ once* ]]
+  [[ "$stderr" == *converting\ models/tiny\ once* && "$stderr" == *kept\ as*zse-convert\ models/tiny* ]]
   run --separate-stderr zse-chat models/tiny -p "What is the capital of France?" --temp 0
   [ "$output" = "The capital of France is Paris." ]
   [[ "$stderr" != *converting* ]]
-  [[ "$stderr" == *zse-convert\ models/tiny* ]]
-  [ "$(find "$XDG_CACHE_HOME" -type f | wc -l)" = 1 ]
-  printf 'x' >"$(echo "$XDG_CACHE_HOME"/zse/*)"          # a damaged file is made again
+  [ -z "$stderr" ]
+  [ "$(find "$XDG_CACHE_HOME" -type f -name '*.zse' | wc -l)" = 1 ]
+  printf 'x' >"$(echo "$XDG_CACHE_HOME"/zse/*.zse)"          # a damaged file is made again
   run --separate-stderr zse-chat models/tiny -p "What is 2+2?" --temp 0
   [ "$output" = "2 + 2 = 4" ]
   run --separate-stderr zse-chat models/tiny -q int8 -p "What is 2+2?" --temp 0
   [ "$output" = "2 + 2 = 4" ]
-  [ "$(find "$XDG_CACHE_HOME" -type f | wc -l)" = 2 ]
+  [ "$(find "$XDG_CACHE_HOME" -type f -name '*.zse' | wc -l)" = 2 ]
   unset XDG_CACHE_HOME
   HOME=$BATS_TEST_TMPDIR/home run --separate-stderr zse-chat models/tiny -p "What is 2+2?" --temp 0
   [ "$output" = "2 + 2 = 4" ]
   [ -d "$BATS_TEST_TMPDIR/home/.cache/zse" ]
+}
+
+@test "two that need the same conversion: the second waits and uses it" {
+  export XDG_CACHE_HOME=$BATS_TEST_TMPDIR/cache
+  zse-chat models/tiny -q int8 -p "What is 2+2?" --temp 0 2>/dev/null
+  made=$(echo "$XDG_CACHE_HOME"/zse/*.zse)
+  mv "$made" "$BATS_TEST_TMPDIR/made"
+  mkfifo "$BATS_TEST_TMPDIR/go"
+  flock "$made.lock" -c "read -r _ <'$BATS_TEST_TMPDIR/go'" 3>&- &
+  until [ -e "$made.lock" ] && ! flock -n "$made.lock" true; do :; done
+  zse-chat models/tiny -q int8 -p "What is 2+2?" --temp 0 >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err" 3>&- &
+  chat=$!
+  until grep -q 'another process is converting models/tiny; waiting for it' "$BATS_TEST_TMPDIR/err"; do kill -0 $chat; done
+  mv "$BATS_TEST_TMPDIR/made" "$made"
+  echo >"$BATS_TEST_TMPDIR/go"
+  wait $chat
+  [ "$(cat "$BATS_TEST_TMPDIR/out")" = "2 + 2 = 4" ]
+  run ! grep -q 'once, to' "$BATS_TEST_TMPDIR/err"
+  [ ! -e "$made.lock" ]
+}
+
+@test "conversions that are replaced, or whose source is gone, do not stay; top_k -1 in generation_config.json means off" {
+  export XDG_CACHE_HOME=$BATS_TEST_TMPDIR/cache
+  mkdir "$BATS_TEST_TMPDIR/m"
+  cp models/tiny/*.* "$BATS_TEST_TMPDIR/m"
+  echo '{"top_k": -1, "temperature": 0}' >"$BATS_TEST_TMPDIR/m/generation_config.json"
+  count() { find "$XDG_CACHE_HOME" -name '*.zse' | wc -l; }
+  [ "$(zse-chat "$BATS_TEST_TMPDIR/m" -p "What is 2+2?" 2>/dev/null)" = "2 + 2 = 4" ]
+  zse-chat "$BATS_TEST_TMPDIR/m" -q int8 -p "What is 2+2?" >/dev/null 2>&1
+  [ "$(count)" = 2 ]
+  touch -d 2001-01-01 "$BATS_TEST_TMPDIR/m/model.safetensors"
+  zse-chat "$BATS_TEST_TMPDIR/m" -q int8 -p "What is 2+2?" >/dev/null 2>&1
+  [ "$(count)" = 2 ]
+  rm -r "$BATS_TEST_TMPDIR/m"
+  zse-chat models/tiny -p "What is 2+2?" >/dev/null 2>&1
+  [ "$(count)" = 1 ] && [ "$(cat "$XDG_CACHE_HOME"/zse/*.source)" = "$PWD/models/tiny" ]
 }
 
 @test "-p, -p - and standard input give the same answer" {
