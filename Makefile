@@ -50,7 +50,7 @@ OBJS  := $(patsubst %.c,$(B)/%.o,$(LIB) $(CMD) $(addprefix cmd/,$(addsuffix .c,$
 all: $(BINS)
 
 $(B)/%_avx2.o: SIMD := -mavx2 -mfma -mf16c
-$(B)/%_avx512.o: SIMD := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx512bf16 -mavx512vbmi -mfma -mf16c
+$(B)/%_avx512.o: SIMD := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx512bf16 -mavx512vbmi -mamx-tile -mamx-int8 -mfma -mf16c
 $(B)/%_amx.o: SIMD := -mamx-tile -mamx-int8
 $(B)/%.o: %.c
 	@mkdir -p $(@D)

@@ -30,7 +30,7 @@ complete -c zse-serve -l threads -x -d 'threads (default one for each processor)
 complete -c zse-serve -l ctx -x -d 'context in tokens (default the models, at most 8192)'
 complete -c zse-serve -l kv -x -a 'f32 f16 i8' -d 'how keys and values are stored (default f16)'
 complete -c zse-serve -l exact -d 'f32 activations and f32 keys and values'
-complete -c zse-serve -l kernels -x -a 'ref avx2 avx512' -d 'CPU kernels ref, avx2, avx512 (default the fastest that run here)'
+complete -c zse-serve -l kernels -x -a 'ref avx2 avx512 amx' -d 'CPU kernels ref, avx2, avx512, amx (default the fastest that run here)'
 complete -c zse-serve -l device -x -d 'where to compute auto, cpu, cuda, cudaN (default auto)'
 complete -c zse-serve -l help -s h -d 'show this help'
 complete -c zse-serve -l version -s V -d 'show the version'

@@ -10,6 +10,7 @@
  *         for each step s in A in order:   isum = sum of value8[code] * a8   (exact int32)
  *                                          inner = fma((float)isum, w_scale[r, s], inner)
  *                                          types with min or zero: inner = fma(w_min[r, s], (float)sum of a8, inner)   (zero: w_min = -w_scale * zero)
+ *         types with 8-bit scales:         inner += isum * w_scale[r, s]  instead, exact in int32; rounded once, to f32, at the end of A
  *         acc = fma(inner, a_scale[t, A], acc)
  *     out = acc * row_scale[r]                          (types with row scales)
  * nf4's levels are rounded to 1/127 in this path (value8); decoding and the float path use them exactly.
@@ -64,7 +65,7 @@ struct attn {
 static inline size_t attn_partial(int head_dim) { return ((size_t)head_dim + 15) / 16 * 16 + 32; }
 
 struct kernels {
-    const char *name;                                   /* "ref", "avx2", "avx512" */
+    const char *name;                                   /* "ref", "avx2", "avx512", "amx" */
     int (*supported)(void);
 
     /* Activations for the integer matmul: rounded once per token and act_group, shared by every matrix that reads them
@@ -101,7 +102,7 @@ struct kernels {
 
 enum act_kind { ACT_SILU, ACT_GELU, ACT_GELU_TANH, ACT_RELU, ACT_RELU2, ACT_GELU_QUICK };
 
-extern const struct kernels kernels_ref, kernels_avx2, kernels_avx512;      /* the last two on x86-64 only */
+extern const struct kernels kernels_ref, kernels_avx2, kernels_avx512, kernels_amx;     /* all but the first on x86-64 only */
 /* All sets compiled in, fastest first, NULL-terminated. */
 const struct kernels *const *kernels_all(void);
 /* The fastest set this machine runs; WANT forces one by name (NULL: choose).  NULL with *e if it cannot. */

@@ -30,7 +30,7 @@ enum { BLOCK_K = 256, PANEL_MAX = 6, STREAM_MAX = 4, PAIR = 2, BIAS = 0, F32_PAN
 typedef int16_t code_t;
 
 /* Scales of group g of a unit of n: quad q of rows has its four at element 4 * (q * n + g). */
-INLINE void quads_8(const uint8_t *area, int n, int g, const int is_signed, vf out[2])
+INLINE void quads_8(const uint8_t *area, int n, int g, const int is_signed, vi out[2])
 {
     const __m256i odd = _mm256_setr_epi32(0, 4, 0, 4, 0, 4, 0, 4);
     __m256i v;
@@ -45,7 +45,7 @@ INLINE void quads_8(const uint8_t *area, int n, int g, const int is_signed, vf o
     }
     for (int r = 0; r < 2; r++) {
         __m128i h = r ? _mm256_extracti128_si256(v, 1) : _mm256_castsi256_si128(v), l = _mm_srli_si128(h, 8);
-        out[r] = vf_from_i32(is_signed ? (vi){ _mm256_cvtepi8_epi32(h), _mm256_cvtepi8_epi32(l) } : (vi){ _mm256_cvtepu8_epi32(h), _mm256_cvtepu8_epi32(l) });
+        out[r] = is_signed ? (vi){ _mm256_cvtepi8_epi32(h), _mm256_cvtepi8_epi32(l) } : (vi){ _mm256_cvtepu8_epi32(h), _mm256_cvtepu8_epi32(l) };
     }
 }
 
@@ -107,14 +107,14 @@ INLINE void dot_lines(const int T, vi d[], const int16_t *w, const int16_t *a, i
 /* One panel of T tokens through an unpacked block, 16 rows at a time: c [T][32] += weights * activations. */
 INLINE void dot_panel(const int T, const struct weights *w, const struct scratch *s, int n_groups, const struct act_panel *panel, float *c0)
 {
-    const int has_min = w->type->extra != EXTRA_NONE, n_lines = w->step / 2;
+    const int has_min = w->type->extra != EXTRA_NONE, is_int = has_int_scale(w->type), n_lines = w->step / 2;
     for (int half = 0; half < 2; half++) {
         struct act_panel a = *panel;
         const int16_t *line = s->w.lines + 32 * half, *code = a.code;
         const float *scale = s->scale + 16 * half, *min = s->min + 16 * half;
         float *c = c0 + 16 * half;
         for (int g = 0; g < n_groups; g++) {
-            vf inner[PANEL_MAX];
+            vf inner[PANEL_MAX];                        /* bits of int32 if the scales are 8-bit */
             UNROLL for (int t = 0; t < T; t++)
                 inner[t] = vf_set(0);
             for (int i = 0; i < w->n_steps; i++) {
@@ -124,7 +124,10 @@ INLINE void dot_panel(const int T, const struct weights *w, const struct scratch
                 code += 2 * T * n_lines;
                 const vf sv = vf_load(scale);
                 UNROLL for (int t = 0; t < T; t++) {
-                    inner[t] = vf_fma(vf_from_i32(d[t]), sv, inner[t]);
+                    if (is_int)
+                        inner[t] = vf_bits(add_int_scaled(w->type, vi_bits(inner[t]), d[t], vi_bits(sv)));
+                    else
+                        inner[t] = vf_fma(vf_from_i32(d[t]), sv, inner[t]);
                     if (has_min)
                         inner[t] = vf_fma(vf_load(min), vf_set(a.sum[t]), inner[t]);
                 }
@@ -133,7 +136,7 @@ INLINE void dot_panel(const int T, const struct weights *w, const struct scratch
                 a.sum += T;
             }
             UNROLL for (int t = 0; t < T; t++)
-                vf_store(c + 32 * t, vf_fma(inner[t], vf_set(a.scale[t]), vf_load(c + 32 * t)));
+                vf_store(c + 32 * t, vf_fma(is_int ? vf_from_i32(vi_bits(inner[t])) : inner[t], vf_set(a.scale[t]), vf_load(c + 32 * t)));
             a.scale += T;
         }
     }
@@ -193,7 +196,9 @@ INLINE void dot_stream(const int T, const int bits, const struct qtype_info type
     const struct table table = table_load(w->table, w->bits);
     const int n_steps = m->group_size > w->step ? m->group_size / w->step : 1, skip = m->group_size < w->step ? w->step / m->group_size : 1;
     const int8_t *code = a.code;
+    const int is_int = has_int_scale(&type);
     vf inner[STREAM_MAX][2] = { { { { 0 }, { 0 } } } };
+    vi whole[STREAM_MAX][2] = { { { { 0 }, { 0 } } } };         /* instead of inner */
     int steps_left = w->n_steps, group = k0 / m->group_size;
     const uint8_t *p = unit_at(m, tile, group);
     for (const int end = (k0 + n_k) / m->group_size; group < end; ) {
@@ -201,8 +206,12 @@ INLINE void dot_stream(const int T, const int bits, const struct qtype_info type
         const uint8_t *unit = p;
         p += areas(&type, n);
         for (int g = 0; g < n; g += skip) {
-            vf s[2], x[2];
-            group_scales(&type, unit, n, g, s, x);
+            vf s[2] = { vf_set(0), vf_set(0) }, x[2] = { vf_set(0), vf_set(0) };
+            vi si[2] = { vi_set(0), vi_set(0) };
+            if (is_int)
+                group_int_scales(&type, unit, n, g, si);
+            else
+                group_scales(&type, unit, n, g, s, x);
             const uint8_t *line = p;
             for (size_t i = 0; i < m->group_bytes * (size_t)skip; i += 512)
                 prefetch_512(p + i, w->ahead);
@@ -218,7 +227,10 @@ INLINE void dot_stream(const int T, const int bits, const struct qtype_info type
                 code += w->step * T;
                 UNROLL for (int t = 0; t < T; t++)
                     UNROLL for (int r = 0; r < 2; r++) {
-                        inner[t][r] = vf_fma(vf_from_i32(d[t][r]), s[r], inner[t][r]);
+                        if (is_int)
+                            whole[t][r] = add_int_scaled(&type, whole[t][r], d[t][r], si[r]);
+                        else
+                            inner[t][r] = vf_fma(vf_from_i32(d[t][r]), s[r], inner[t][r]);
                         if (type.extra != EXTRA_NONE)
                             inner[t][r] = vf_fma(x[r], vf_set(a.sum[t]), inner[t][r]);
                     }
@@ -227,8 +239,9 @@ INLINE void dot_stream(const int T, const int bits, const struct qtype_info type
                     continue;
                 UNROLL for (int t = 0; t < T; t++)
                     UNROLL for (int r = 0; r < 2; r++) {
-                        vf_store(c + 32 * t + 16 * r, vf_fma(inner[t][r], vf_set(a.scale[t]), vf_load(c + 32 * t + 16 * r)));
+                        vf_store(c + 32 * t + 16 * r, vf_fma(is_int ? vf_from_i32(whole[t][r]) : inner[t][r], vf_set(a.scale[t]), vf_load(c + 32 * t + 16 * r)));
                         inner[t][r] = vf_set(0);
+                        whole[t][r] = vi_set(0);
                     }
                 a.scale += T;
                 steps_left = w->n_steps;

@@ -5,7 +5,10 @@
  * vpdpbusd multiplies unsigned by signed bytes, so weights are used as value + 128 and the sums begin at -128 * sum of activations. */
 #include "libcommon/kernels/kernels.h"
 
+#include <cpuid.h>
 #include <limits.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #define INLINE static inline __attribute__((always_inline))
 #if defined(__clang__)
@@ -29,13 +32,13 @@ enum { BLOCK_K = 512, PANEL_MAX = 6, STREAM_MAX = 12, PAIR = 4, BIAS = 128, F32_
 typedef int8_t code_t;
 
 /* Scales of group g of a unit of n: quad q of rows has its four at element 4 * (q * n + g). */
-INLINE void quads_8(const uint8_t *area, int n, int g, const int is_signed, vf out[2])
+INLINE void quads_8(const uint8_t *area, int n, int g, const int is_signed, vi out[2])
 {
     const __m512i index = _mm512_add_epi32(_mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 0, 0, 0, 0, 0, 0, 0, 0), vi_set(n)), vi_set(g));
     __m256i v = _mm512_castsi512_si256(_mm512_permutex2var_epi32(vi_load(area), index, vi_load(area + 64)));
     __m128i a = _mm256_castsi256_si128(v), b = _mm256_extracti128_si256(v, 1);
-    out[0] = vf_from_i32(is_signed ? _mm512_cvtepi8_epi32(a) : _mm512_cvtepu8_epi32(a));
-    out[1] = vf_from_i32(is_signed ? _mm512_cvtepi8_epi32(b) : _mm512_cvtepu8_epi32(b));
+    out[0] = is_signed ? _mm512_cvtepi8_epi32(a) : _mm512_cvtepu8_epi32(a);
+    out[1] = is_signed ? _mm512_cvtepi8_epi32(b) : _mm512_cvtepu8_epi32(b);
 }
 
 INLINE void quads_f16(const uint8_t *area, int n, int g, vf out[2])
@@ -112,21 +115,25 @@ INLINE void dot_lines(const int T, __m512i d[][2], const int8_t *w, const int8_t
 }
 
 /* One panel of T tokens through an unpacked block: c [T][32] += weights * activations.
- * one: an act group is one step.  Then the running sums stay in registers; else `inner` does, and c takes an act group at a time. */
-INLINE void dot_panel(const int T, const int one, const struct weights *w, const struct scratch *s, int n_groups, struct act_panel a, float *c, struct ahead *next)
+ * ONE: an act group is one step; the running sums stay in registers.  MANY, INT: those of an act group (INT: int32) do, and c takes an act group at a time. */
+enum { MANY, ONE, INT };
+INLINE void dot_panel(const int T, const int kind, const struct weights *w, const struct scratch *s, int n_groups, struct act_panel a, float *c, struct ahead *next)
 {
     const int8_t *line = s->w.lines;
     const float *scale = s->scale, *min = w->type->extra == EXTRA_NONE ? NULL : s->min;
     const int8_t *code = a.code;
-    const int n_lines = w->step / 4, n_steps = one ? 1 : w->n_steps;
+    const int n_lines = w->step / 4, n_steps = kind == ONE ? 1 : w->n_steps;
     __m512 f[STREAM_MAX][2];
-    if (one)
+    if (kind == ONE)
         UNROLL for (int t = 0; t < T; t++)
             f[t][0] = vf_load(c + 32 * t), f[t][1] = vf_load(c + 32 * t + 16);
     for (int g = 0; g < n_groups; g++) {
         __m512 inner[STREAM_MAX][2];
-        UNROLL for (int t = 0; t < T; t++)
+        __m512i whole[STREAM_MAX][2];
+        UNROLL for (int t = 0; t < T; t++) {
             inner[t][0] = inner[t][1] = vf_set(0);
+            whole[t][0] = whole[t][1] = vi_set(0);
+        }
         for (int i = 0; i < n_steps; i++) {
             __m512i d[STREAM_MAX][2];
             dot_lines(T, d, line, code, a.seed, n_lines, next);
@@ -135,11 +142,18 @@ INLINE void dot_panel(const int T, const int one, const struct weights *w, const
             a.seed += T;
             UNROLL for (int r = 0; r < 2; r++) {
                 const __m512 v = vf_load(scale + 16 * r);
-                UNROLL for (int t = 0; t < T; t++)
-                    inner[t][r] = one ? vf_mul(vf_from_i32(d[t][r]), v) : vf_fma(vf_from_i32(d[t][r]), v, inner[t][r]);
+                if (kind == INT && w->type->scale == SCALE_S8)
+                    UNROLL for (int t = 0; t < T; t++)
+                        whole[t][r] = vi_add_scaled(whole[t][r], d[t][r], vi_bits(v));
+                else if (kind == INT)
+                    UNROLL for (int t = 0; t < T; t++)
+                        whole[t][r] = vi_add(whole[t][r], vi_mul(d[t][r], vi_bits(v)));
+                else
+                    UNROLL for (int t = 0; t < T; t++)
+                        inner[t][r] = kind == ONE ? vf_mul(vf_from_i32(d[t][r]), v) : vf_fma(vf_from_i32(d[t][r]), v, inner[t][r]);
             }
             scale += 32;
-            if (min) {
+            if (kind != INT && min) {
                 UNROLL for (int t = 0; t < T; t++)
                     UNROLL for (int r = 0; r < 2; r++)
                         inner[t][r] = vf_fma(vf_load(min + 16 * r), vf_set(a.sum[t]), inner[t][r]);
@@ -150,14 +164,14 @@ INLINE void dot_panel(const int T, const int one, const struct weights *w, const
         UNROLL for (int t = 0; t < T; t++)
             UNROLL for (int r = 0; r < 2; r++) {
                 const __m512 as = vf_set(a.scale[t]);
-                if (one)
+                if (kind == ONE)
                     f[t][r] = vf_fma(inner[t][r], as, f[t][r]);
                 else
-                    vf_store(c + 32 * t + 16 * r, vf_fma(inner[t][r], as, vf_load(c + 32 * t + 16 * r)));
+                    vf_store(c + 32 * t + 16 * r, vf_fma(kind == INT ? vf_from_i32(whole[t][r]) : inner[t][r], as, vf_load(c + 32 * t + 16 * r)));
             }
         a.scale += T;
     }
-    if (one)
+    if (kind == ONE)
         UNROLL for (int t = 0; t < T; t++)
             vf_store(c + 32 * t, f[t][0]), vf_store(c + 32 * t + 16, f[t][1]);
 }
@@ -170,10 +184,13 @@ INLINE void dot_stream(const int T, const int bits, const struct qtype_info type
     const __m512i table = vi_load(w->table);
     /* steps of a group, or groups of a step */
     const int n_lines = step * bits / 32, n_steps = m->group_size > step ? m->group_size / step : 1, skip = m->group_size < step ? step / m->group_size : 1;
+    const int is_int = has_int_scale(&type);
     __m512 f[STREAM_MAX][2], inner[STREAM_MAX][2];
+    __m512i whole[STREAM_MAX][2];                       /* instead of inner */
     UNROLL for (int t = 0; t < T; t++) {
         f[t][0] = vf_load(c + 32 * t), f[t][1] = vf_load(c + 32 * t + 16);
         inner[t][0] = inner[t][1] = vf_set(0);
+        whole[t][0] = whole[t][1] = vi_set(0);
     }
     const int8_t *code = a.code;
     int steps_left = w->n_steps, group = k0 / m->group_size;
@@ -183,8 +200,12 @@ INLINE void dot_stream(const int T, const int bits, const struct qtype_info type
         const uint8_t *p = line;
         line += areas(&type, n);
         for (int g = 0; g < n; g += skip) {
-            __m512 s[2], x[2];
-            group_scales(&type, p, n, g, s, x);
+            __m512 s[2] = { vf_set(0), vf_set(0) }, x[2] = { vf_set(0), vf_set(0) };
+            __m512i si[2] = { vi_set(0), vi_set(0) };
+            if (is_int)
+                group_int_scales(&type, p, n, g, si);
+            else
+                group_scales(&type, p, n, g, s, x);
             for (int i = 0; i < n_steps; i++) {
                 __m512i d[STREAM_MAX][2], e[STREAM_MAX][2];
                 UNROLL for (int t = 0; t < T; t++) {
@@ -217,8 +238,11 @@ INLINE void dot_stream(const int T, const int bits, const struct qtype_info type
                 }
                 UNROLL for (int t = 0; t < T; t++)
                     UNROLL for (int r = 0; r < 2; r++) {
-                        __m512 v = vf_from_i32(split ? vi_add(d[t][r], e[t][r]) : d[t][r]);
-                        inner[t][r] = vf_fma(v, s[r], inner[t][r]);
+                        __m512i v = split ? vi_add(d[t][r], e[t][r]) : d[t][r];
+                        if (is_int)
+                            whole[t][r] = add_int_scaled(&type, whole[t][r], v, si[r]);
+                        else
+                            inner[t][r] = vf_fma(vf_from_i32(v), s[r], inner[t][r]);
                         if (type.extra != EXTRA_NONE)
                             inner[t][r] = vf_fma(x[r], vf_set(a.sum[t]), inner[t][r]);
                     }
@@ -226,8 +250,9 @@ INLINE void dot_stream(const int T, const int bits, const struct qtype_info type
                 if (--steps_left == 0) {
                     UNROLL for (int t = 0; t < T; t++)
                         UNROLL for (int r = 0; r < 2; r++) {
-                            f[t][r] = vf_fma(inner[t][r], vf_set(a.scale[t]), f[t][r]);
+                            f[t][r] = vf_fma(is_int ? vf_from_i32(whole[t][r]) : inner[t][r], vf_set(a.scale[t]), f[t][r]);
                             inner[t][r] = vf_set(0);
+                            whole[t][r] = vi_set(0);
                         }
                     a.scale += T;
                     steps_left = w->n_steps;
@@ -263,29 +288,34 @@ static stream_fn *stream_of(const struct qtype_info *t, int n_tokens)
 /* n panels of T tokens from token t0 on; the first AHEAD_PANELS of all fetch what follows the codes. */
 enum { AHEAD_PANELS = 2 };
 
-INLINE void dot_panels(const int T, const int one, const struct weights *w, const struct scratch *s, int n_groups, const struct act_block *b, int t0, int n,
+INLINE void dot_panels(const int T, const int kind, const struct weights *w, const struct scratch *s, int n_groups, const struct act_block *b, int t0, int n,
                        float *c, const uint8_t *codes)
 {
     for (int t = t0; t < t0 + n * T; t += T) {
         struct ahead next = { codes + t / T * BLOCK_K / 4 * 64, t < AHEAD_PANELS * T ? 64 : 0 };
-        dot_panel(T, one, w, s, n_groups, act_panel(b, t, T), c + t * TILE_ROWS, &next);
+        dot_panel(T, kind, w, s, n_groups, act_panel(b, t, T), c + t * TILE_ROWS, &next);
     }
 }
 
-#define DOT(name, T, one) \
+#define DOT(name, T, kind) \
     static void name##_##T(const struct weights *w, const struct scratch *s, int n_groups, const struct act_block *b, int t0, int n, float *c, const uint8_t *codes) \
     { \
-        dot_panels(T, one, w, s, n_groups, b, t0, n, c, codes); \
+        dot_panels(T, kind, w, s, n_groups, b, t0, n, c, codes); \
     }
-#define DOTS(T) DOT(dot_many, T, 0) DOT(dot_one, T, 1)
-DOTS(1) DOTS(2) DOTS(3) DOTS(4) DOTS(5) DOTS(6) DOTS(7) DOTS(8) DOTS(9) DOTS(10) DOTS(11) DOTS(12)
-static void (*const dots[2][12])(const struct weights *, const struct scratch *, int, const struct act_block *, int, int, float *, const uint8_t *) = { TWELVE(dot_many), TWELVE(dot_one) };
+DOT(dot_many, 1, MANY) DOT(dot_many, 2, MANY) DOT(dot_many, 3, MANY) DOT(dot_many, 4, MANY) DOT(dot_many, 5, MANY) DOT(dot_many, 6, MANY)
+DOT(dot_one, 1, ONE) DOT(dot_one, 2, ONE) DOT(dot_one, 3, ONE) DOT(dot_one, 4, ONE) DOT(dot_one, 5, ONE) DOT(dot_one, 6, ONE)
+DOT(dot_int, 1, INT) DOT(dot_int, 2, INT) DOT(dot_int, 3, INT) DOT(dot_int, 4, INT) DOT(dot_int, 5, INT) DOT(dot_int, 6, INT)
+DOT(dot_int, 7, INT) DOT(dot_int, 8, INT) DOT(dot_int, 9, INT) DOT(dot_int, 10, INT) DOT(dot_int, 11, INT) DOT(dot_int, 12, INT)
+#define SIX(name) name##_1, name##_2, name##_3, name##_4, name##_5, name##_6
+/* Few tokens of the types that do not stream, which have 8-bit scales, come here in one panel. */
+static void (*const dots[3][12])(const struct weights *, const struct scratch *, int, const struct act_block *, int, int, float *, const uint8_t *) = { { SIX(dot_many) }, { SIX(dot_one) }, TWELVE(dot_int) };
 
 static void matmul(float *out, size_t ldo, const struct mat *m, int tile0, int tile1, const void *act, int n_tokens, void *scratch)
 {
     struct scratch *s = scratch;
     const struct weights w = weights_init(m, BIAS);
     const int panels = act_panels(n_tokens), tokens = n_tokens / panels, n_more = n_tokens % panels;   /* panels of one token more come first */
+    const int kind = has_int_scale(w.type) ? INT : w.n_steps == 1 ? ONE : MANY;
     stream_fn *stream = stream_of(w.type, n_tokens);
     for (int i = tile0; i < tile1; i++) {
         const uint8_t *tile = m->data + (size_t)i * m->tile_bytes;
@@ -299,8 +329,8 @@ static void matmul(float *out, size_t ldo, const struct mat *m, int tile0, int t
             }
             const uint8_t *next = unpack_block(&w, tile, k0, n_k, s);
             if (n_more)
-                dots[w.n_steps == 1][tokens](&w, s, n_k / m->act_group, &b, 0, n_more, s->c, next);
-            dots[w.n_steps == 1][tokens - 1](&w, s, n_k / m->act_group, &b, n_more * (tokens + 1), panels - n_more, s->c, next);
+                dots[kind][tokens](&w, s, n_k / m->act_group, &b, 0, n_more, s->c, next);
+            dots[kind][tokens - 1](&w, s, n_k / m->act_group, &b, n_more * (tokens + 1), panels - n_more, s->c, next);
         }
         write_rows(out + (size_t)i * TILE_ROWS, ldo, s->c, n_tokens, w.type->row_scale ? (const float *)tile : NULL, tile_rows(m, i));
     }
@@ -310,3 +340,5 @@ const struct kernels kernels_avx512 = {
     "avx512", supported, act_bytes, act_parts, act_pack, matmul, matmul_f32, scratch_bytes,
     rms_norm, layer_norm, add, act_mul, rope, kv_store_key, kv_store_value, attention, attention_merge, attention_scratch,
 };
+
+#include "libcommon/kernels/amx.inc"

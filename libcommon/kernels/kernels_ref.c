@@ -71,10 +71,11 @@ static size_t scratch_bytes(int n_tokens, int cols_padded)
 
 static float dot_row(const struct mat *w, const struct qtype_info *type, const struct qrow *q, const int8_t *code, const float *a_scale, const int8_t *a8)
 {
-    int step = w->group_size < w->act_group ? w->group_size : w->act_group;
+    const int step = w->group_size < w->act_group ? w->group_size : w->act_group, int_scale = type->scale == SCALE_S8 || type->scale == SCALE_U8;
     float acc = 0;
     for (int k = 0; k < w->cols_padded; k += w->act_group) {
         float inner = 0;
+        int32_t whole = 0;
         for (int s = k; s < k + w->act_group; s += step) {
             int32_t isum = 0, asum = 0;
             for (int i = s; i < s + step; i++) {
@@ -82,13 +83,14 @@ static float dot_row(const struct mat *w, const struct qtype_info *type, const s
                 asum += a8[i];
             }
             float scale = q->scale[s / w->group_size];
+            whole += int_scale ? isum * (int32_t)scale : 0;
             inner = fmaf((float)isum, scale, inner);
             if (type->extra != EXTRA_NONE) {
                 float extra = q->extra[s / w->group_size];
                 inner = fmaf(type->extra == EXTRA_MIN_F16 ? extra : -scale * extra, (float)asum, inner);
             }
         }
-        acc = fmaf(inner, a_scale[k / w->act_group], acc);
+        acc = fmaf(int_scale ? (float)whole : inner, a_scale[k / w->act_group], acc);
     }
     return type->row_scale ? acc * q->row_scale : acc;
 }
