@@ -338,7 +338,7 @@ static uint32_t value_of(struct object *o, const char *name)
 {
     struct schema *s = o->s;
     struct member *v = NULL;
-    int k = 0, room = 0;
+    int k = 0, room = 0, evaluated = 0, closed = 0;
     uint32_t r = EXPR_NONE;
     for (int i = 0; i < o->n; i++) {
         json_t *sub = json_object_get(json_object_get(o->m[i].s, "properties"), name), *x, *names = json_object_get(o->m[i].s, "propertyNames");
@@ -362,6 +362,8 @@ static uint32_t value_of(struct object *o, const char *name)
             }
         if (!known && more)
             v[k++] = (struct member){ more, 0 };
+        evaluated |= known || more;
+        closed |= json_is_false(json_object_get(o->m[i].s, "unevaluatedProperties"));
         if (names) {
             json_t *text = json_string(name);
             int ok = schema_valid(s, names, text);
@@ -372,7 +374,8 @@ static uint32_t value_of(struct object *o, const char *name)
         if (s->failed)
             goto done;
     }
-    r = schema_compile(s, v, k);
+    if (evaluated || !closed)
+        r = schema_compile(s, v, k);
 done:
     free(v);
     return r;
@@ -580,7 +583,7 @@ static uint32_t further(struct object *o)
         }
         e = exprs_settle(x, e, 1 << 14);
         if (e != EXPR_NONE)
-            ways[n_ways++] = expr_seq(x, expr_term(x, expr_concat(x, e, s->colon)), schema_compile(s, v, k));
+            ways[n_ways++] = expr_seq(x, grammar_term(s->g, expr_concat(x, e, s->colon)), schema_compile(s, v, k));
     }
     return s->failed ? (uint32_t)EXPR_NONE : expr_any_of(x, ways, n_ways);
 }

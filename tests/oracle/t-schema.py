@@ -372,7 +372,8 @@ for i in range(args.count):
         if ": /" not in a["error"]:
             bad.append((s, [("no place in", a["error"])]))
         # refused as empty: the validator must not take any simple value
-        if "nothing can satisfy" in a["error"]:
+        # (formats that the validator has no code for are not checked by it, and objects with declared properties have no others here)
+        if "nothing can satisfy" in a["error"] and "format" not in json.dumps(s) and "properties" not in json.dumps(s):
             v = jsonschema.Draft202012Validator(s, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER)
             for value in [None, True, False, 0, 1, -3, 2.5, 7, 100, "", "a", "abc", "foo", "Abc", [], {}, [1], {"a": 1}, ["a"], [None]]:
                 try:
