@@ -94,7 +94,7 @@ int gpu_info(const struct gpu *g, struct gpu_info *info, struct err *e)
     cudaDeviceGetAttribute(&clock_khz, cudaDevAttrMemoryClockRate, g->device);
     cudaDeviceGetAttribute(&bus_bits, cudaDevAttrGlobalMemoryBusWidth, g->device);
     cudaGetLastError();
-    snprintf(info->name, sizeof info->name, "%s", p.name);
+    snprintf(info->name, sizeof info->name, "%.127s", p.name);
     info->major = p.major;
     info->minor = p.minor;
     info->n_sms = p.multiProcessorCount;
