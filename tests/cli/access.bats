@@ -111,3 +111,22 @@ entry() {
     [ "$status" = 2 ] && [ -z "$output" ] || { echo "$a: $status"; return 1; }
   done
 }
+
+@test "scripts/deploy: the dashboard asks for figures that the server has, the unit is well formed" {
+  run grep -oE 'zse_[a-z_]+' scripts/deploy/grafana.json
+  [ "${#lines[@]}" -gt 8 ]
+  for name in "${lines[@]}"; do
+    grep -q "\"${name%_bucket}\"" libcommon/serve/metrics.c || { echo "the server has no $name"; return 1; }
+  done
+  jq -e '.panels | length == 8' scripts/deploy/grafana.json
+  run grep -cE '^(User=zse|NoNewPrivileges=yes|ProtectSystem=strict|CapabilityBoundingSet=$|ExecStart=/usr/local/bin/zse-serve )' scripts/deploy/zse-serve.service
+  [ "$output" = 5 ]
+  if command -v systemd-analyze >/dev/null; then
+    sed 's|^ExecStart=.*|ExecStart=/bin/true|; /^\[Install\]/,$d' scripts/deploy/zse-serve.service >"$T/zse-test.service"
+    run systemd-analyze verify "$T/zse-test.service"
+    ! grep -E 'Unknown|Failed to parse|Invalid' <<<"$output" || return 1
+  fi
+  for word in $(sed -nE 's/^[0-9*].*zse-audit ([a-z]+).*/\1/p' scripts/deploy/crontab); do
+    zse-audit --help | grep -q "^  $word" || { echo "no command $word"; return 1; }
+  done
+}

@@ -36,7 +36,7 @@
 }
 
 @test "shell scripts pass shellcheck" {
-  scripts=$(grep -lE '^#!.*\b(ba)?sh$' scripts/* tests/run tests/lib/* .ci/*)
+  scripts=$(grep -lE '^#!.*\b(ba)?sh$' $(find scripts -maxdepth 1 -type f) tests/run tests/lib/* .ci/*)
   [ "$(wc -l <<<"$scripts")" -ge 7 ]
   # shellcheck disable=SC2086
   shellcheck -S warning $scripts
