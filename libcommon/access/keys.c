@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -66,25 +67,51 @@ static int finish(struct keys *k, sqlite3_stmt *s, struct err *e)
     return rc;
 }
 
-static int open_file(struct keys *k, struct err *e)
+/* Made here, because SQLite would leave its mode to the umask; its -wal and -shm take the same mode. */
+static int make_file(struct keys *k, struct err *e)
 {
-    /* made here, because SQLite would leave its mode to the umask; its -wal and -shm take the same mode */
-    int fd = open(k->path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (fd < 0)
-        return err_sys(e, "%s", k->path);
     struct stat st;
-    int bad = fstat(fd, &st) ? err_sys(e, "%s", k->path) : 0;
-    close(fd);
-    if (bad)
-        return -1;
+    int fd = open(k->path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (fd >= 0)
+        close(fd);
+    else if (errno != EEXIST)
+        return err_sys(e, "%s", k->path);
+    if (lstat(k->path, &st))
+        return err_sys(e, "%s", k->path);
+    if (!S_ISREG(st.st_mode))
+        return err_set(e, ERR_IO, "%s: is no regular file", k->path);
     k->ino = st.st_ino;
     if (st.st_mode & 077)
         return err_set(e, ERR_IO, "%s: mode %03o, expected 600: others could read or change it", k->path, (unsigned)st.st_mode & 0777);
+    return 0;
+}
+
+static int open_file(struct keys *k, struct err *e)
+{
+    if (make_file(k, e))
+        return -1;
     if (sqlite3_open_v2(k->path, &k->db, SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX, NULL) != SQLITE_OK)
         return k->db ? sql_error(k, e) : err_nomem(e, k->path);
     sqlite3_busy_timeout(k->db, 5000);
     /* synchronous=FULL: a key that was shown is on the disk */
     return run(k, "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;", e) || run(k, schema, e) ? -1 : 0;
+}
+
+/* One program at a time: two that turn a new file to write-ahead logging would refuse each other without waiting. */
+static int open_locked(struct keys *k, struct err *e)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s.lock", k->path);
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd < 0 || flock(fd, LOCK_EX)) {
+        err_sys(e, "%s", path);
+        if (fd >= 0)
+            close(fd);
+        return -1;
+    }
+    int rc = open_file(k, e);
+    close(fd);
+    return rc;
 }
 
 struct keys *keys_open(const char *folder, struct err *e)
@@ -98,7 +125,7 @@ struct keys *keys_open(const char *folder, struct err *e)
     k->seen = -1;
     if (mkdir(folder, 0700) && errno != EEXIST)
         err_sys(e, "%s", folder);
-    else if (open_file(k, e) == 0)
+    else if (open_locked(k, e) == 0)
         return k;
     keys_close(k);
     return NULL;
@@ -421,7 +448,7 @@ static int load(struct keys *k, struct err *e)
 static int reopen(struct keys *k, struct err *e)
 {
     struct keys other = { .path = k->path };
-    if (open_file(&other, e)) {
+    if (open_locked(&other, e)) {
         sqlite3_close(other.db);
         return -1;
     }
