@@ -1,4 +1,5 @@
 #include "cmd/chat.h"
+#include "cmd/cli.h"
 #include "cmd/constrain.h"
 
 #include <stdio.h>
@@ -69,7 +70,7 @@ static void hear(void *user, const struct token_event *ev)
         a->ids[a->n_ids++] = id;
     if (a->stream && size) {
         chat_write(ev->text, size);
-        fflush(stdout);
+        cli_flush();
     }
     a->finish = ev->finish;
     if (a->finish == FINISH_NONE)

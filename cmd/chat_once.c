@@ -97,7 +97,7 @@ static int run_one(const struct chat_options *o, const struct opened_model *m, s
         print_ids(&a);
     else if (a.size == 0 || a.text[a.size - 1] != '\n')
         putchar('\n');
-    fflush(stdout);                     /* before memory is given back, which takes time; cli_finish says what failed */
+    cli_flush();                     /* before memory is given back, which takes time; cli_finish says what failed */
 done:
     engine_close(g);
     answer_release(&a);
@@ -122,7 +122,7 @@ int chat_once(const struct chat_options *o, const struct opened_model *m, struct
     free(text);
     prompter_close(&p);
     if (rc != 0) {
-        fflush(stdout);
+        cli_flush();
         return cli_fail(prog, &e);
     }
     return cli_finish(prog);
@@ -171,7 +171,7 @@ static void print_line(struct line *l, const struct chat_options *o, int number,
         print_escaped(a->text, a->size);
     if (o->grammar && a->finish == FINISH_LENGTH)
         cli_note(prog, "an answer was cut off at %d tokens: it is not complete", a->stats.n_generated);
-    fflush(stdout);
+    cli_flush();
     answer_release(a);
 }
 
@@ -258,7 +258,7 @@ int chat_batch(const struct chat_options *o, const struct opened_model *m, const
         fclose(f);
     prompter_close(&p);
     if (rc != 0) {
-        fflush(stdout);
+        cli_flush();
         return cli_fail(prog, &e);
     }
     return cli_finish(prog);

@@ -149,7 +149,7 @@ static void turn(struct talk *t, const char *text)
         else if (a.finish == FINISH_LENGTH)
             cli_note(prog, "the answer was cut after %d tokens", a.stats.n_generated);
     }
-    fflush(stdout);
+    cli_flush();
     answer_release(&a);
 }
 
@@ -279,7 +279,7 @@ static int command(struct talk *t, const char *line)
     case 5: load(t, arg); break;
     case 6: return 1;
     }
-    fflush(stdout);
+    cli_flush();
     return 0;
 }
 
@@ -372,7 +372,7 @@ int chat_talk(const struct chat_options *o, const struct opened_model *m, read_l
     char size[CLI_BYTES];
     printf("%s: %s, %s of weights, context %d.  /help lists the commands.\n", m->name, m->model->config.arch,
            cli_bytes(size, m->model->weight_bytes), context_len(m, &o->run));
-    fflush(stdout);
+    cli_flush();
     sigaction(SIGINT, &action, &before);
     loop(&t);
     sigaction(SIGINT, &before, NULL);

@@ -63,10 +63,19 @@ int cli_fail(const char *prog, const struct err *e)
     return CLI_FAILED;
 }
 
+static int flush_errno;     /* of the first write that failed: stdio only remembers that one did */
+
+void cli_flush(void)
+{
+    if (fflush(stdout) != 0 && !flush_errno)
+        flush_errno = errno;
+}
+
 int cli_finish(const char *prog)
 {
     int bad = ferror(stdout);
-    errno = 0;
+    cli_flush();
+    errno = flush_errno;
     if (fclose(stdout) || bad) {
         cli_note(prog, "standard output: %s", errno ? strerror(errno) : "write failed");
         return CLI_FAILED;

@@ -24,6 +24,8 @@ int cli_fail(const char *prog, const struct err *e);        /* "prog: MESSAGE" o
 void cli_note(const char *prog, const char *fmt, ...) __attribute__((format(printf, 2, 3)));   /* "prog: TEXT" on stderr */
 /* Flush stdout; a full disk or a closed pipe shows here or nowhere: 0 or 1. */
 int cli_finish(const char *prog);
+/* Flush it now; what fails is said by cli_finish. */
+void cli_flush(void);
 /* One JSON object and a newline on stdout. */
 void cli_json(const json_t *json);
 

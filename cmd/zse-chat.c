@@ -168,7 +168,7 @@ static char *read_line(void *user, const char *prompt, int *was_interrupted)
     *was_interrupted = interrupted;
     if (interrupted || !copy) {
         fputc('\n', isatty(STDOUT_FILENO) ? stdout : stderr);
-        fflush(stdout);
+        cli_flush();
         free(copy);
         return NULL;
     }

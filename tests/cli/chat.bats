@@ -178,7 +178,7 @@ print(v if isinstance(v,str) else json.dumps(v))' "$1"; }
   [ "$status" = 2 ]
   run --separate-stderr ask -p hi extra argument
   [ "$status" = 2 ]
-  ZSE_DEVICE=cuda run --separate-stderr ask -p hi
+  ZSE_DEVICE=tpu run --separate-stderr ask -p hi
   [ "$status" = 2 ]
   [[ "$stderr" == *ZSE_DEVICE* ]]
 }
