@@ -84,7 +84,7 @@ check_output() {
 # A page may say more than --help, but no other default.
 @test "the defaults that --help and the man page state are the same" {
   local p name default page
-  for p in zse-convert zse-info zse-chat zse-serve zse-bench; do
+  for p in zse-convert zse-info zse-chat zse-serve zse-bench zse-audit zse-apikey; do
     while read -r name default; do
       page=$(mandoc -Tascii -Owidth=300 "$ROOT/man/$p.1" | col -bx | sed -n "/^ *\(-[A-Za-z], \)\{0,1\}$name\( .*\)\{0,1\}$/,/^\$/p")
       [[ $page == *default*"$default"* ]] || { echo "$p $name: --help says $default, the man page: $page"; return 1; }
