@@ -37,7 +37,7 @@ static const char usage[] =
     "\n"
     "      --file FILE            limits: the file whose disk and page cache are read; its own pages are dropped first\n"
     "      --contexts LIST        kv: tokens in the cache, like 128,4096,8192 (the default, as far as the model goes)\n"
-    "      --shape ROWSxCOLS      matmul: output and input features (default: 8960x1536); the type is -q (default: nl4)\n"
+    "      --shape ROWSxCOLS      matmul: output and input features (default: 8960x1536); the type is that of -q, else nl4\n"
     "      --tokens LIST          matmul: numbers of tokens (default: 1,2,4,8,16,64,512)\n"
     "      --peer LLAMA-CLI       coldstart: this program of llama.cpp beside ours, in turn\n"
     "      --peer-model GGUF      coldstart: its model (default: MODEL, if that is a GGUF file)\n"

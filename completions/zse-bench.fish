@@ -7,7 +7,7 @@ complete -c zse-bench -l warmup -s w -x -d 'runs before them that do not count (
 complete -c zse-bench -l json -d 'a JSON object instead of text; logits, perplexity and quality always print one'
 complete -c zse-bench -l file -r -d 'limits the file whose disk and page cache are read; its own pages are dropped first'
 complete -c zse-bench -l contexts -x -d 'kv tokens in the cache, like 128,4096,8192 (the default, as far as the model goes)'
-complete -c zse-bench -l shape -x -d 'matmul output and input features (default 8960x1536); the type is -q (default nl4)'
+complete -c zse-bench -l shape -x -d 'matmul output and input features (default 8960x1536); the type is that of -q, else nl4'
 complete -c zse-bench -l tokens -x -d 'matmul numbers of tokens (default 1,2,4,8,16,64,512)'
 complete -c zse-bench -l peer -x -d 'coldstart this program of llama.cpp beside ours, in turn'
 complete -c zse-bench -l peer-model -x -d 'coldstart its model (default MODEL, if that is a GGUF file)'
