@@ -67,6 +67,7 @@ $(E)/gpu/rt/emulated.o: gpu/rt/emulated.cc
 	@mkdir -p $(@D)
 	$(CXX) $(EMUFLAGS) -MMD -MP -c -o $@ $<
 $(B)/emulated/libgpu.a: $(EMULATED)
+	@mkdir -p $(@D)
 	@rm -f $@
 	$(AR) rcs $@ $^
 
