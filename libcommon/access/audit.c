@@ -151,8 +151,9 @@ static int append(int fd, const char *path, uint64_t at, char *text, size_t n, s
     return err_set(e, ERR_IO, "%s: the disk took %zd of the %zu bytes of a line", path, did, n);
 }
 
-/* A new current file that goes on from hash. *fd is open for appending. */
-static int begin_file(const char *path, int *fd, struct sha256 *sha, char hash[SHA256_HEX + 1], uint64_t *end, struct err *e)
+/* A new current file that goes on from hash. *fd is open for appending.  after: the hash at the end of the rotated files, where lines between it and
+ * hash were cleared; NULL: none were. */
+static int begin_file(const char *path, int *fd, struct sha256 *sha, char hash[SHA256_HEX + 1], const char *after, uint64_t *end, struct err *e)
 {
     char text[512];
     struct line l = { text, 0, sizeof text };
@@ -161,9 +162,13 @@ static int begin_file(const char *path, int *fd, struct sha256 *sha, char hash[S
     *fd = open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (*fd < 0)
         return err_sys(e, "%s", path);
+    audit_give(*fd, path);
     put_time(&l, (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000);
     put(&l, ",\"event\":\"begin\",\"prev\":\"%s\"", hash);
-    if (append(*fd, path, 0, text, l.n, sha, hash, e)) {
+    if (after)
+        put(&l, ",\"after\":\"%s\"", after);
+    const off_t at = lseek(*fd, 0, SEEK_END);
+    if (append(*fd, path, at > 0 ? (uint64_t)at : 0, text, l.n, sha, hash, e)) {
         close(*fd);
         *fd = -1;
         return -1;
@@ -217,6 +222,12 @@ static int catch_up(struct audit *a, struct err *e)
         return 0;
     if (a->fd < 0 && !missing && (a->fd = open(a->path, O_RDWR | O_APPEND | O_CLOEXEC | O_NOFOLLOW)) < 0)
         return err_sys(e, "%s", a->path);
+    char last;
+    if (a->fd >= 0 && there.st_size > 0 && pread(a->fd, &last, 1, there.st_size - 1) == 1 && last != '\n') {      /* half a line of a crash: end it */
+        if (write(a->fd, "\n", 1) != 1)
+            return err_sys(e, "%s", a->path);
+        there.st_size++;
+    }
     uint64_t end = 0;
     if (a->fd >= 0 && audit_tail(a->fd, a->path, a->hash, &end, e))
         return -1;
@@ -225,15 +236,9 @@ static int catch_up(struct audit *a, struct err *e)
             return -1;
         if (a->fd >= 0)
             close(a->fd);
-        return begin_file(a->path, &a->fd, a->sha, a->hash, &a->end, e);
+        return begin_file(a->path, &a->fd, a->sha, a->hash, NULL, &a->end, e);
     }
     a->end = (uint64_t)there.st_size;
-    char last;
-    if (end < a->end && pread(a->fd, &last, 1, (off_t)a->end - 1) == 1 && last != '\n') {      /* half a line of a crash: end it */
-        if (write(a->fd, "\n", 1) != 1)
-            return err_sys(e, "%s", a->path);
-        a->end++;
-    }
     return 0;
 }
 
@@ -275,7 +280,6 @@ static int rotate(struct audit *a, struct err *e)
     char name[4200];
     if (rotated_name(a->folder, name, sizeof name, e))
         return -1;
-    fdatasync(a->fd);
     if (rename(a->path, name))
         return err_sys(e, "%s: cannot become %s", a->path, name);
     close(a->fd);
@@ -283,7 +287,7 @@ static int rotate(struct audit *a, struct err *e)
     a->stats.rotations++;
     a->work = 1;
     pthread_cond_signal(&a->wake);
-    return begin_file(a->path, &a->fd, a->sha, a->hash, &a->end, e);
+    return begin_file(a->path, &a->fd, a->sha, a->hash, NULL, &a->end, e);
 }
 
 static int add_line(struct audit *a, char *text, size_t n, struct err *e)
@@ -311,7 +315,7 @@ void audit_add(struct audit *a, const struct audit_entry *x)
         if (!l.p)
             err_nomem(&e, "a line of the log");
         failed(a, &e);
-        a->end = 0;                         /* whatever is in the file now, look again */
+        a->end = UINT64_MAX;                /* whatever is in the file now, look again */
     } else {
         a->stats.entries++;
         l.n += AUDIT_HASH_TAIL;
@@ -357,6 +361,7 @@ static int pack(const char *folder, const char *path, struct err *e)
         close(in);
         return 0;
     }
+    fdatasync(in);                          /* here, not where a request would wait for the disk */
     char *buffer = malloc(1 << 16);
     int out = open(temp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600), rc = -1;
     gzFile z = out >= 0 ? gzdopen(dup(out), "w6") : NULL;
@@ -520,7 +525,7 @@ static int count_lines(int fd, uint64_t *n, const char *path, struct err *e)
 
 int audit_clear(const char *folder, int all, uint64_t *dropped, struct err *e)
 {
-    char path[4096], hash[SHA256_HEX + 1];
+    char path[4096], hash[SHA256_HEX + 1], after[SHA256_HEX + 1];
     struct audit_files f = { 0 };
     struct sha256 *sha = NULL;
     uint64_t end = 0;
@@ -538,8 +543,10 @@ int audit_clear(const char *folder, int all, uint64_t *dropped, struct err *e)
     }
     if (fd >= 0 && (audit_tail(fd, path, hash, &end, e) || count_lines(fd, dropped, path, e)))
         goto done;
-    if (end == 0 && last_hash(folder, hash, e))
+    if (last_hash(folder, after, e))
         goto done;
+    if (end == 0)
+        strcpy(hash, after);
     for (int i = 0; all && i < f.n; i++)
         if (strcmp(f.file[i].path, path) != 0 && unlink(f.file[i].path) && errno != ENOENT) {
             err_sys(e, "%s", f.file[i].path);
@@ -554,7 +561,7 @@ int audit_clear(const char *folder, int all, uint64_t *dropped, struct err *e)
             goto done;
         }
     }
-    rc = begin_file(path, &fd, sha, hash, &end, e);
+    rc = begin_file(path, &fd, sha, hash, after, &end, e);
 done:
     if (fd >= 0)
         close(fd);

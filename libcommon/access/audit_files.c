@@ -101,6 +101,18 @@ void audit_files_release(struct audit_files *f)
     *f = (struct audit_files){ 0 };
 }
 
+void audit_give(int fd, const char *path)
+{
+    char folder[4096];
+    struct stat st;
+    const char *slash = strrchr(path, '/');
+    if (geteuid() != 0 || !slash || (size_t)(slash - path) >= sizeof folder)
+        return;
+    snprintf(folder, sizeof folder, "%.*s", (int)(slash - path), path);
+    if (stat(folder, &st) == 0 && st.st_uid != 0 && fchown(fd, st.st_uid, st.st_gid) != 0)
+        return;                             /* then it is root's, and its owner will hear of it as of any file that cannot be written */
+}
+
 int audit_lock(const char *folder, int exclusive, struct err *e)
 {
     char path[4096];
@@ -109,6 +121,7 @@ int audit_lock(const char *folder, int exclusive, struct err *e)
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (fd < 0)
         return err_sys(e, "%s", path);
+    audit_give(fd, path);
     while (flock(fd, exclusive ? LOCK_EX : LOCK_SH)) {
         if (errno == EINTR)
             continue;

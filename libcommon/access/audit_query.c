@@ -527,14 +527,16 @@ static int broken(struct walk *w, const struct reader *in, const char *what)
 }
 
 /* What a file's first line says of the file before. */
-static int begins(const char *line, size_t size, struct audit_text *prev)
+static int begins(const char *line, size_t size, struct audit_text *prev, struct audit_text *after)
 {
     struct cursor c = { line, line + size };
     struct audit_text key;
     struct value v;
     int begin = 0;
-    *prev = (struct audit_text){ NULL, 0 };
+    *prev = *after = (struct audit_text){ NULL, 0 };
     while (next_field(&c, &key, &v) > 0) {
+        if (is(&key, "after") && v.is_string && v.text.n == SHA256_HEX)
+            *after = v.text;
         begin |= is(&key, "event") && v.is_string && is(&v.text, "begin");
         if (is(&key, "prev") && v.is_string)
             *prev = v.text;
@@ -546,7 +548,7 @@ static int walk_line(struct walk *w, const struct reader *in, const char *line, 
 {
     struct audit_check *c = w->c;
     struct audit_record r;
-    struct audit_text prev;
+    struct audit_text prev, after;
     const char *hex;
     const size_t covered = whole ? audit_line_hash(line, size, &hex) : 0;
     if (!covered) {
@@ -554,9 +556,11 @@ static int walk_line(struct walk *w, const struct reader *in, const char *line, 
         return 0;                           /* half a line of a crash, or a foreign one: whether something is missing shows in the next */
     }
     if (in->line_no == 1 || !w->have_prev) {
-        if (!begins(line, size, &prev))
+        if (!begins(line, size, &prev, &after))
             return broken(w, in, w->have_prev ? "a file does not begin with a line of its own: its beginning was cut" : "the log does not begin with a line of its own: its beginning was cut");
-        if (w->have_prev && memcmp(w->prev, prev.p, SHA256_HEX) != 0)
+        const int cleared = w->have_prev && after.p && memcmp(w->prev, after.p, SHA256_HEX) == 0;
+        c->older_gone |= cleared;
+        if (w->have_prev && !cleared && memcmp(w->prev, prev.p, SHA256_HEX) != 0)
             return broken(w, in, "this file does not go on where the one before ends: lines between them are missing");
         if (!w->have_prev)
             c->older_gone = memcmp(prev.p, AUDIT_ZEROS, SHA256_HEX) != 0;

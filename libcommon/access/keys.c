@@ -67,7 +67,7 @@ static int finish(struct keys *k, sqlite3_stmt *s, struct err *e)
     return rc;
 }
 
-/* Made here, because SQLite would leave its mode to the umask; its -wal and -shm take the same mode. */
+/* Made here, because SQLite would leave its mode to the umask; its journal takes the same mode. */
 static int make_file(struct keys *k, struct err *e)
 {
     struct stat st;
@@ -93,11 +93,12 @@ static int open_file(struct keys *k, struct err *e)
     if (sqlite3_open_v2(k->path, &k->db, SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX, NULL) != SQLITE_OK)
         return k->db ? sql_error(k, e) : err_nomem(e, k->path);
     sqlite3_busy_timeout(k->db, 5000);
-    /* synchronous=FULL: a key that was shown is on the disk */
-    return run(k, "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;", e) || run(k, schema, e) ? -1 : 0;
+    /* One file, so that what is put in its place is whole (a write-ahead log would be laid over it); synchronous=FULL: a key that was shown is on
+     * the disk. */
+    return run(k, "PRAGMA journal_mode = DELETE; PRAGMA synchronous = FULL;", e) || run(k, schema, e) ? -1 : 0;
 }
 
-/* One program at a time: two that turn a new file to write-ahead logging would refuse each other without waiting. */
+/* One program at a time makes a new file. */
 static int open_locked(struct keys *k, struct err *e)
 {
     char path[4096];
@@ -428,6 +429,7 @@ static int load(struct keys *k, struct err *e)
         if (sqlite3_column_bytes(s, 10) != SHA256_SIZE)
             continue;
         read_row(s, &known[n].info);
+        memcpy(&known[n].info.secret, sqlite3_column_blob(s, 10), sizeof known[n].info.secret);
         memcpy(known[n++].hash, sqlite3_column_blob(s, 10), SHA256_SIZE);
     }
     if (rc != SQLITE_DONE && rc != SQLITE_ROW)
@@ -467,7 +469,7 @@ int keys_refresh(struct keys *k, struct err *e)
         return err_sys(e, "%s", k->path);
     if (st.st_ino != k->ino && reopen(k, e))
         return -1;
-    sqlite3_busy_timeout(k->db, 0);         /* the server does not wait: it asks again soon */
+    sqlite3_busy_timeout(k->db, 20);        /* the server does not wait: it asks again soon */
     int rc = data_version(k, &version, e);
     if (rc == 0 && version != k->seen && (rc = load(k, e)) == 0)
         k->seen = version;

@@ -23,6 +23,7 @@ struct key_info {
     unsigned scopes;                        /* enum key_scope */
     char models[KEY_MODELS_MAX];            /* globs with commas between; "": every model */
     int enabled;
+    uint64_t secret;                        /* of its hash, after keys_check: another one after a rotation */
 };
 
 /* "chat,models" to bits and back; out holds 32 bytes. */

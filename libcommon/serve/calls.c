@@ -24,8 +24,11 @@ struct preparing {
 
 enum { STAGE_PARSE, STAGE_PROMPTS, STAGE_READY };
 
+static void end_visit(struct call *c);
+
 static void call_free(struct call *c)
 {
+    end_visit(c);                               /* one that the server's end cut off */
     for (int i = 0; i < c->n_prompts; i++) {
         free(c->prompts[i].ids);
         free(c->prompts[i].text);
@@ -122,7 +125,23 @@ static void record(struct call *c)
         histogram_add(&m->duration, r.latency_s);
     }
     metrics_record(&c->s->metrics, &r, decode_s);
-    visit_end(c->s, c->visit, c->status, r.prompt_tokens, r.completion_tokens);
+}
+
+/* Tokens that a refused request would have had cost nobody anything. */
+void call_charge(const struct call *c, int *prompt, int *completion)
+{
+    int cached, reasoning;
+    call_totals(c, prompt, completion, &cached, &reasoning);
+    if (!c->submitted || (c->problem.status && !c->first_ns))
+        *prompt = *completion = 0;
+}
+
+/* The line of a call whose connection does not write it: a WebSocket's, or of a client that is gone. */
+static void end_visit(struct call *c)
+{
+    int prompt, completion;
+    call_charge(c, &prompt, &completion);
+    visit_end(c->s, c->visit, c->status ? c->status : 499, prompt, completion);
     c->visit = NULL;
 }
 
@@ -174,6 +193,7 @@ static void conclude(struct call *c)
     }
     if (c->form->event)
         record(c);
+    end_visit(c);
     call_free(c);
 }
 
@@ -619,7 +639,11 @@ void call_start(struct server *s, struct conn *conn, struct visit *visit, const 
     int large = size > INLINE_BODY;
     char address[64];
     if (!c) {
-        visit_end(s, visit, 503, -1, -1);
+        if (visit) {                            /* a WebSocket's: nothing to say it with */
+            visit_end(s, visit, 503, -1, -1);
+            conn_websocket_close(conn, 1011);
+            return;
+        }
         reply_refusal(s, conn, 503, NULL, "out of memory");
         return;
     }
@@ -632,7 +656,7 @@ void call_start(struct server *s, struct conn *conn, struct visit *visit, const 
     c->created = (int64_t)time(NULL);
     c->start_ns = clock_ns();
     server_id(s, form->prefix, c->id);
-    snprintf(c->client, sizeof c->client, "%s", client_address(s, conn, address));
+    snprintf(c->client, sizeof c->client, "%s", visit ? visit->client : client_address(s, conn, address));
     conn_set_exchange(conn, c);
     visit_prompt(s, call_visit(c), text, size);
     buf_add(&c->body, text, size);
@@ -656,8 +680,8 @@ static void *prepare(void *arg)
         pthread_mutex_lock(&p->lock);
         while (!p->first && !p->stop)
             pthread_cond_wait(&p->work, &p->lock);
-        struct call *c = p->first;
         int stop = p->stop;
+        struct call *c = stop ? NULL : p->first;
         if (c && !(p->first = c->next_preparing))
             p->last = &p->first;
         pthread_mutex_unlock(&p->lock);

@@ -78,6 +78,7 @@ struct call {
 /* A request arrived; its body is taken. */
 /* visit: of a WebSocket's message, taken over; NULL: the connection's. */
 void call_start(struct server *s, struct conn *c, struct visit *visit, const struct call_form *form, const char *text, size_t size);
+void call_charge(const struct call *c, int *prompt, int *completion);     /* tokens that count against a key */
 struct visit *call_visit(const struct call *c);        /* NULL: none */
 void call_gone(struct call *c);                         /* the client is */
 void call_cancel(struct call *c);

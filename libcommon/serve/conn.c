@@ -221,8 +221,11 @@ void conn_flush(struct conn *c)
 
 static void refused(struct conn *c, int status, const char *why)
 {
+    const struct http_request *r = c->parser.req;
     c->busy = 1;
     c->close_after = 1;
+    c->status = 0;
+    c->head_only = r && r->method && strcmp(r->method, "HEAD") == 0;
     c->request_ns = clock_ns();
     if (c->l->o.on_refused)
         c->l->o.on_refused(c->l->o.user, c, status, why);

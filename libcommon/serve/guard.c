@@ -1,5 +1,6 @@
 #include "libcommon/serve/guard.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,7 +25,7 @@ static int open_keys(struct server *s, struct err *e)
         return 0;
     if (!(g->keys = keys_open(s->o.home, e))) {
         snprintf(path, sizeof path, "%s/keys.db", s->o.home);
-        if (stat(path, &st) == 0)
+        if (stat(path, &st) == 0 || errno != ENOENT)
             return err_prefix(e, "the keys cannot be read");
         server_log(s, "%s: no keys", e->msg);
         return 0;
@@ -116,7 +117,7 @@ void visit_error(struct visit *v, const char *message)
 
 void visit_prompt(const struct server *s, struct visit *v, const char *text, size_t size)
 {
-    if (v && !v->prompt && s->o.audit_prompts)
+    if (v && text && !v->prompt && s->o.audit_prompts)
         v->prompt = strndup(text, size < 4096 ? size : 4096);
 }
 
@@ -247,6 +248,9 @@ static int admit_anonymous(struct server *s, struct conn *c)
     return w.allowed || too_many(s, c, &w);
 }
 
+/* A listener that others can reach never answers without a key, whatever became of the setting and the file since the start. */
+static int key_is_needed(const struct guard *g, const struct conn *c) { return g->keys && (keys_known_required(g->keys) || !conn_is_local(c)); }
+
 int guard_admits(struct server *s, struct conn *c, const struct route *r)
 {
     struct guard *g = &s->guard;
@@ -266,7 +270,7 @@ int guard_admits(struct server *s, struct conn *c, const struct route *r)
     if (is_admin_token(s, key))
         return v->is_admin = 1;
     refresh(s);
-    const int required = g->keys && keys_known_required(g->keys);
+    const int required = key_is_needed(g, c);
     const enum key_state state = key && g->keys ? keys_check(g->keys, key, &v->key) : KEY_UNKNOWN;
     v->has_key = state != KEY_UNKNOWN;
     if (state == KEY_GOOD)
@@ -281,31 +285,52 @@ int guard_admits(struct server *s, struct conn *c, const struct route *r)
         snprintf(text, sizeof text, "%.120s needs the administrator's token or a key of scope admin: Authorization: Bearer TOKEN, from admin.token", r->path);
         return refuse(s, c, 401, "invalid_admin_token", text);
     }
+    v->has_key = 0;
     return admit_anonymous(s, c);
+}
+
+/* Is what a WebSocket was let in by still good? */
+static int still_good(const struct server *s, const struct conn *c, const struct visit *v, struct key_info *k)
+{
+    const struct guard *g = &s->guard;
+    if (v->is_admin)
+        return 1;
+    if (!v->has_key)
+        return !key_is_needed(g, c);
+    return keys_check_id(g->keys, v->key.id, k) == KEY_GOOD && k->secret == v->key.secret;
+}
+
+int guard_still(struct server *s, struct conn *c)
+{
+    struct key_info k;
+    refresh(s);
+    return conn_visit(c) && still_good(s, c, conn_visit(c), &k);
 }
 
 struct visit *guard_message(struct server *s, struct conn *c, struct problem *pr)
 {
     struct guard *g = &s->guard;
     const struct visit *from = conn_visit(c);
-    struct visit *v = new_visit(s, c);
-    char address[64], text[160];
-    if (!v || !from) {
+    struct visit *v = from ? new_visit(s, c) : NULL;
+    char text[160];
+    if (!v) {
         problem_set(pr, 503, NULL, NULL, "out of memory");
-        free(v);
         return NULL;
     }
+    snprintf(v->client, sizeof v->client, "%s", from->client);
     v->method = copy("WS");
     v->path = copy(from->path);
     v->agent = copy(from->agent);
+    v->is_admin = from->is_admin;
+    v->key = from->key;
     refresh(s);
-    if (from->has_key && keys_check_id(g->keys, from->key.id, &v->key) != KEY_GOOD)
+    if (!still_good(s, c, from, &v->key)) {
         problem_set(pr, 401, NULL, "invalid_api_key", "Invalid API key");
-    else if (!from->has_key && g->keys && keys_known_required(g->keys) && !from->is_admin)
-        problem_set(pr, 401, NULL, "missing_api_key", "API key required. Provide via X-API-Key header or Bearer token.");
-    else {
+    } else {
         v->has_key = from->has_key;
-        const struct verdict w = v->has_key ? usage_admit(g->usage, v->key.id, &v->key.limit) : address_admit(g->anonymous, client_address(s, c, address));
+        if (v->is_admin)
+            return v;
+        const struct verdict w = v->has_key ? usage_admit(g->usage, v->key.id, &v->key.limit) : address_admit(g->anonymous, v->client);
         if (w.allowed)
             return v;
         verdict_text(&w, text, sizeof text);

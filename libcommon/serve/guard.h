@@ -47,6 +47,8 @@ void guard_visit(struct server *s, struct conn *c);
 int guard_admits(struct server *s, struct conn *c, const struct route *r);
 /* The same for a message on a WebSocket that guard_admits let in: a visit of its own, or NULL with *pr. */
 struct visit *guard_message(struct server *s, struct conn *c, struct problem *pr);
+/* May a WebSocket go on hearing? */
+int guard_still(struct server *s, struct conn *c);
 /* May the key of this visit use the model? -1 with *pr. */
 int guard_model(struct visit *v, const char *model, struct problem *pr);
 /* Other open requests of the same key (or address) go first: 0, -1, -2 ... to be added to the priority. */

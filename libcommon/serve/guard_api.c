@@ -115,7 +115,7 @@ void handle_keys_required(struct server *s, struct conn *c, const char *rest)
         return;
     if (p.enabled < 0)
         reply_refusal(s, c, 400, "missing", "enabled: missing");
-    else if (!p.enabled && !loop_is_local(s->loop))
+    else if (!p.enabled && (s->draining || !loop_is_local(s->loop)))
         reply_refusal(s, c, 409, "not_allowed", "this server listens beyond its machine: without keys only with --no-auth");
     else if (keys_set_required(s->guard.keys, p.enabled, &e))
         reply_refusal(s, c, 503, NULL, "%s", e.msg);

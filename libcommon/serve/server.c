@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/random.h>
 #include <time.h>
 
@@ -97,7 +98,12 @@ json_t *read_body(struct server *s, struct conn *c, enum body_kind kind, struct 
 
 const char *client_address(const struct server *s, const struct conn *c, char out[64])
 {
-    const char *list = s->o.trust_proxy && conn_request(c) ? http_field(conn_request(c), "X-Forwarded-For") : NULL, *last = list ? strrchr(list, ',') : NULL;
+    const struct http_request *r = s->o.trust_proxy ? conn_request(c) : NULL;
+    const char *list = NULL;
+    for (int i = 0; r && i < r->n_fields; i++)          /* a proxy may add a field of its own behind the client's */
+        if (strcasecmp(r->field[i].name, "X-Forwarded-For") == 0)
+            list = r->field[i].value;
+    const char *last = list ? strrchr(list, ',') : NULL;
     if (!list)
         return conn_peer(c);
     list = last ? last + 1 : list;              /* what the proxy in front of us added; the rest is the client's word */
@@ -116,9 +122,9 @@ static void on_answered(void *user, struct conn *c)
     struct server *s = user;
     struct exchange *x = conn_exchange(c);
     struct visit *v = conn_visit(c);
-    int prompt = -1, completion = -1, cached, reasoning;
+    int prompt = -1, completion = -1;
     if (x && x->kind == EXCHANGE_CALL)
-        call_totals((struct call *)x, &prompt, &completion, &cached, &reasoning);
+        call_charge((struct call *)x, &prompt, &completion);
     const int status = conn_status(c);
     visit_end(s, v, conn_is_complete(c) ? status : 499, prompt, completion);
     if (status != 101 || !conn_is_complete(c))
@@ -278,8 +284,8 @@ void server_close(struct server *s)
         loop_drop_all(s->loop);                 /* clients are gone; threads may still be busy with what they asked for */
     calls_close(s);
     models_stop(s);
+    guard_close(s);                             /* joins a thread that wakes the loop */
     loop_close(s->loop);
-    guard_close(s);
     metrics_release(&s->metrics);
     free(s);
 }

@@ -62,7 +62,11 @@ static void say_error(struct conn *c, const struct problem *p)
     buf_release(&out);
 }
 
-static void fail(struct call *c, const struct problem *p) { say_error(c->conn, p); }
+static void fail(struct call *c, const struct problem *p)
+{
+    visit_error(call_visit(c), p->message);
+    say_error(c->conn, p);
+}
 
 static int prepare(struct call *c, struct problem *pr)
 {
@@ -94,11 +98,17 @@ void ws_chat_message(struct server *s, struct conn *c, const char *text, size_t 
 
 /* ---- /ws/stats ---- */
 
+struct stats_out { struct server *s; struct buf text; };
+
 static void send_stats(void *user, struct conn *c)
 {
-    const struct buf *text = user;
-    if (conn_tag(c) == WS_TAG_STATS)
-        conn_send_text(c, text->data, text->size);
+    const struct stats_out *out = user;
+    if (conn_tag(c) != WS_TAG_STATS)
+        return;
+    if (guard_still(out->s, c))
+        conn_send_text(c, out->text.data, out->text.size);
+    else
+        conn_websocket_close(c, 1008);
 }
 
 static void stats_text(struct server *s, struct buf *out)
@@ -115,17 +125,17 @@ static void look_for_stats(void *user, struct conn *c) { *(int *)user |= conn_ta
 
 void ws_stats_tick(struct server *s)
 {
-    struct buf text = { 0 };
+    struct stats_out out = { .s = s };
     uint64_t now = clock_ns();
     int any = 0;
     loop_each_websocket(s->loop, look_for_stats, &any);
     if (!any || now - s->ws_stats_ns < 1900000000u)
         return;
     s->ws_stats_ns = now;
-    stats_text(s, &text);
-    if (text.size)
-        loop_each_websocket(s->loop, send_stats, &text);
-    buf_release(&text);
+    stats_text(s, &out.text);
+    if (out.text.size)
+        loop_each_websocket(s->loop, send_stats, &out);
+    buf_release(&out.text);
 }
 
 void handle_ws_stats(struct server *s, struct conn *c, const char *rest)
