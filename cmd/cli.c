@@ -73,8 +73,8 @@ void cli_flush(void)
 
 int cli_finish(const char *prog)
 {
-    int bad = ferror(stdout);
     cli_flush();
+    int bad = ferror(stdout);
     errno = flush_errno;
     if (fclose(stdout) || bad) {
         cli_note(prog, "standard output: %s", errno ? strerror(errno) : "write failed");
