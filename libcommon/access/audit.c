@@ -17,6 +17,7 @@
 
 #include "libcommon/access/audit_files.h"
 #include "libcommon/base/utf8.h"
+#include "libcommon/base/thread.h"
 
 enum { LINE_ROOM = 65536, FIELD_MAX = 1024, PROMPT_MAX = 4096 };
 
@@ -453,7 +454,7 @@ struct audit *audit_open(const struct audit_options *o, struct err *e)
         failed(a, &why);
     }
     a->work = 1;                            /* what a crash left uncompressed */
-    if (pthread_create(&a->packer, NULL, packer, a)) {
+    if (thread_start(&a->packer, packer, a)) {
         err_set(e, ERR_MEMORY, "a thread for the audit log: none to be had");
         goto fail;
     }

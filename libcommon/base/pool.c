@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "libcommon/base/clock.h"
+#include "libcommon/base/thread.h"
 
 /* How long a thread looks for work before it sleeps: longer than the gaps between the loops of one token
  * (a few microseconds), shorter than anything a person or another process would notice. */
@@ -171,7 +172,7 @@ struct pool *pool_open(int n_threads, struct err *e)
         if (!w)
             goto nomem;
         *w = (struct worker){ p, i };
-        int rc = pthread_create(&p->threads[i], NULL, worker_main, w);
+        int rc = thread_start(&p->threads[i], worker_main, w);
         if (rc) {
             free(w);
             errno = rc;

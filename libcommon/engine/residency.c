@@ -1,4 +1,5 @@
 #include "libcommon/engine/residency.h"
+#include "libcommon/base/thread.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -168,7 +169,7 @@ struct residency *residency_open(const struct model *m, size_t max_bytes, struct
         total += bytes(&r->piece[i]);
         r->piece[i].kept = total + 2 * largest + SLACK <= max_bytes;
     }
-    const int rc = pthread_create(&r->thread, NULL, bring, r);
+    const int rc = thread_start(&r->thread, bring, r);
     r->has_thread = rc == 0;
     if (rc == 0)
         return r;

@@ -14,6 +14,7 @@
 
 #include "libcommon/base/file.h"
 #include "libcommon/base/json.h"
+#include "libcommon/base/thread.h"
 #include "libcommon/format/zbytes.h"
 
 struct original { const char *name; uint64_t offset, packed, size; uint32_t crc; };
@@ -445,7 +446,7 @@ struct zfile *zfile_open_ahead(const char *path, uint64_t most, struct err *e)
     }
     int rc = map_open(&z->map, path, e) < 0 || read_header(z, e) < 0 || read_table(z, e) < 0 || check_sections(z, e) < 0 ? -1 : 0;
     if (rc == 0 && z->weights && z->weights->size <= most)      /* best effort: without the thread pages come when they are used */
-        z->has_ahead = pthread_create(&z->ahead, NULL, populate, z) == 0;
+        z->has_ahead = thread_start(&z->ahead, populate, z) == 0;
     if (rc < 0 || read_json(z, e) < 0 || read_groups(z, e) < 0 || read_tensors(z, e) < 0 || read_originals(z, e) < 0) {
         zfile_close(z);
         return NULL;
