@@ -25,7 +25,11 @@ static uint64_t read_all(const uint8_t *p, size_t n, int streams)
                 sum[i] = _mm512_xor_si512(sum[i], _mm512_loadu_si512(q + 64 * i));
         }
     }
-    return (uint64_t)_mm512_reduce_add_epi64(_mm512_xor_si512(sum[0], sum[1]));
+    uint64_t part[8], all = 0;
+    _mm512_storeu_si512(part, _mm512_xor_si512(sum[0], sum[1]));
+    for (int i = 0; i < 8; i++)
+        all ^= part[i];
+    return all;
 }
 
 static double int8_dot(int rounds)
