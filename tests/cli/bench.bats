@@ -252,7 +252,7 @@ END
   check '{r["what"] for r in j["rows"]} == {"prefill_32", "prefill_64", "decode_128", "decode_64", "batch_1", "batch_4", "batch_8", "batch_16", "first_token_ms", "private_mb"}' <<<"$output"
   check 'all(r["ours"] > 0 and r["peer"] > 0 and r["n"] == 1 for r in j["rows"]) and j["peers"] == ["llama.cpp"] and j["machine"]["limits"]["threads"] == 1' <<<"$output"
   check 'all(r["share"] > 0 for r in j["rows"] if r["what"][-2:] not in ("ms", "mb"))' <<<"$output"
-  check 'all(abs(r["ratio"] / (r["peer"] / r["ours"] if r["what"][-2:] in ("ms", "mb") else r["ours"] / r["peer"]) - 1) < 0.02 for r in j["rows"] if r["ratio"] > 0.1)' <<<"$output"
+  check 'all(abs(r["ratio"] / (r["peer"] / r["ours"] if r["what"][-2:] in ("ms", "mb") else r["ours"] / r["peer"]) - 1) < 0.002 for r in j["rows"])' <<<"$output"
   check 'next(r for r in j["rows"] if r["what"] == "private_mb")["peer"] > 50' <<<"$output"
   grep -q -- "-t 1 .*-n 32 -d 128" "$d/log"
 }
