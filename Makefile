@@ -49,9 +49,13 @@ OBJS  := $(patsubst %.c,$(B)/%.o,$(LIB) $(CMD) $(addprefix cmd/,$(addsuffix .c,$
 
 all: $(BINS)
 
-$(B)/%_avx2.o: SIMD := -mavx2 -mfma -mf16c
-$(B)/%_avx512.o: SIMD := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx512bf16 -mavx512vbmi -mamx-tile -mamx-int8 -mfma -mf16c
+# Following variables through unrolled loops is half of their compile time: debuggers get lines and functions.
+LINES   := $(if $(filter -g,$(CFLAGS)),-g1)
+AVX512  := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx512bf16 -mavx512vbmi -mfma -mf16c $(LINES)
+$(B)/%_avx2.o: SIMD := -mavx2 -mfma -mf16c $(LINES)
+$(B)/%_avx512.o: SIMD := $(AVX512)
 $(B)/%_amx.o: SIMD := -mamx-tile -mamx-int8
+$(B)/libcommon/kernels/%_amx.o: SIMD := $(AVX512) -mamx-tile -mamx-int8
 $(B)/%.o: %.c
 	@mkdir -p $(@D)
 	$(CC) $(FLAGS) $(SIMD) -MMD -MP -c -o $@ $<

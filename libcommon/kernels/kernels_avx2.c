@@ -7,18 +7,10 @@
 #include "libcommon/kernels/kernels.h"
 
 #include <cpuid.h>
-#include <limits.h>
 
-#define INLINE static inline __attribute__((always_inline))
-#if defined(__clang__)
-#define UNROLL _Pragma("unroll")
-#else
-#define UNROLL _Pragma("GCC unroll 32")
-#endif
+#define SET(name) avx2_##name
 
 #include "libcommon/kernels/vec_avx2.inc"
-#include "libcommon/kernels/rows.inc"
-#include "libcommon/kernels/attention.inc"
 
 static int supported(void)
 {
@@ -26,38 +18,8 @@ static int supported(void)
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) && c & bit_F16C;
 }
 
-enum { BLOCK_K = 256, PANEL_MAX = 6, STREAM_MAX = 4, PAIR = 2, BIAS = 0, F32_PANEL = 6, F32_VECTORS = 1 };
+enum { BLOCK_K = 256, PANEL_MAX = 6, STREAM_MAX = 4, PAIR = 2, BIAS = 0 };
 typedef int16_t code_t;
-
-/* Scales of group g of a unit of n: quad q of rows has its four at element 4 * (q * n + g). */
-INLINE void quads_8(const uint8_t *area, int n, int g, const int is_signed, vi out[2])
-{
-    const __m256i odd = _mm256_setr_epi32(0, 4, 0, 4, 0, 4, 0, 4);
-    __m256i v;
-    if (n == 4) {                                       /* two quads a register */
-        const __m256i *y = (const __m256i *)(const void *)area, at = _mm256_add_epi32(odd, _mm256_set1_epi32(g));
-        __m256i low = _mm256_blend_epi32(_mm256_permutevar8x32_epi32(y[0], at), _mm256_permutevar8x32_epi32(y[1], at), 0x0c);
-        __m256i high = _mm256_blend_epi32(_mm256_permutevar8x32_epi32(y[2], at), _mm256_permutevar8x32_epi32(y[3], at), 0xc0);
-        v = _mm256_blend_epi32(low, high, 0xf0);
-    } else {
-        const __m256i at = _mm256_mullo_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(n));
-        v = _mm256_i32gather_epi32((const int *)(const void *)(area + 4 * g), at, 4);
-    }
-    for (int r = 0; r < 2; r++) {
-        __m128i h = r ? _mm256_extracti128_si256(v, 1) : _mm256_castsi256_si128(v), l = _mm_srli_si128(h, 8);
-        out[r] = is_signed ? (vi){ _mm256_cvtepi8_epi32(h), _mm256_cvtepi8_epi32(l) } : (vi){ _mm256_cvtepu8_epi32(h), _mm256_cvtepu8_epi32(l) };
-    }
-}
-
-INLINE void quads_f16(const uint8_t *area, int n, int g, vf out[2])
-{
-    for (int r = 0; r < 2; r++) {
-        __m128i v[4];
-        for (int i = 0; i < 4; i++)
-            v[i] = load8(area + 8 * ((4 * r + i) * n + g));
-        out[r] = (vf){ _mm256_cvtph_ps(_mm_unpacklo_epi64(v[0], v[1])), _mm256_cvtph_ps(_mm_unpacklo_epi64(v[2], v[3])) };
-    }
-}
 
 /* Lines of four k, one signed byte each, to lines of two: k 0 and 2, then k 1 and 3. */
 INLINE void widen_lines(int16_t *out, const uint8_t *in, int n_k)
@@ -70,7 +32,7 @@ INLINE void widen_lines(int16_t *out, const uint8_t *in, int n_k)
         }
 }
 
-#include "libcommon/kernels/matmul.inc"
+#include "libcommon/kernels/acts.inc"
 
 /* d [T] = dot products of 16 rows, T tokens, n lines of 2 k (a multiple of 8).  In assembly because compilers spill the 12 sums of T = 6. */
 #define LINE_TOKEN(T, j, t) \
@@ -110,7 +72,7 @@ INLINE void dot_panel(const int T, const struct weights *w, const struct scratch
     const int has_min = w->type->extra != EXTRA_NONE, is_int = has_int_scale(w->type), n_lines = w->step / 2;
     for (int half = 0; half < 2; half++) {
         struct act_panel a = *panel;
-        const int16_t *line = s->w.lines + 32 * half, *code = a.code;
+        const int16_t *line = s->lines + 32 * half, *code = a.code;
         const float *scale = s->scale + 16 * half, *min = s->min + 16 * half;
         float *c = c0 + 16 * half;
         for (int g = 0; g < n_groups; g++) {
@@ -273,7 +235,7 @@ static stream_fn *stream_of(const struct qtype_info *t, int n_tokens)
     return n_tokens <= STREAM_MAX ? s[n_tokens - 1] : NULL;
 }
 
-static void matmul(float *out, size_t ldo, const struct mat *m, int tile0, int tile1, const void *act, int n_tokens, void *scratch)
+void SET(matmul)(float *out, size_t ldo, const struct mat *m, int tile0, int tile1, const void *act, int n_tokens, void *scratch)
 {
     struct scratch *s = scratch;
     const struct weights w = weights_init(m, BIAS);
@@ -300,7 +262,4 @@ static void matmul(float *out, size_t ldo, const struct mat *m, int tile0, int t
     }
 }
 
-const struct kernels kernels_avx2 = {
-    "avx2", supported, act_bytes, act_parts, act_pack, matmul, matmul_f32, scratch_bytes,
-    rms_norm, layer_norm, add, act_mul, rope, kv_store_key, kv_store_value, attention, attention_merge, attention_scratch,
-};
+const struct kernels kernels_avx2 = KERNELS_SET("avx2", supported, avx2, avx2);

@@ -5,21 +5,10 @@
  * vpdpbusd multiplies unsigned by signed bytes, so weights are used as value + 128 and the sums begin at -128 * sum of activations. */
 #include "libcommon/kernels/kernels.h"
 
-#include <cpuid.h>
-#include <limits.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
-#define INLINE static inline __attribute__((always_inline))
-#if defined(__clang__)
-#define UNROLL _Pragma("unroll")
-#else
-#define UNROLL _Pragma("GCC unroll 32")
-#endif
+#define SET(name) avx512_##name
 
 #include "libcommon/kernels/vec_avx512.inc"
-#include "libcommon/kernels/rows.inc"
-#include "libcommon/kernels/attention.inc"
 
 static int supported(void)
 {
@@ -28,31 +17,12 @@ static int supported(void)
            __builtin_cpu_supports("fma");
 }
 
-enum { BLOCK_K = 512, PANEL_MAX = 6, STREAM_MAX = 12, PAIR = 4, BIAS = 128, F32_PANEL = 12, F32_VECTORS = 2 };
+enum { BLOCK_K = 512, PANEL_MAX = 6, STREAM_MAX = 12, PAIR = 4, BIAS = 128 };
 typedef int8_t code_t;
-
-/* Scales of group g of a unit of n: quad q of rows has its four at element 4 * (q * n + g). */
-INLINE void quads_8(const uint8_t *area, int n, int g, const int is_signed, vi out[2])
-{
-    const __m512i index = _mm512_add_epi32(_mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 0, 0, 0, 0, 0, 0, 0, 0), vi_set(n)), vi_set(g));
-    __m256i v = _mm512_castsi512_si256(_mm512_permutex2var_epi32(vi_load(area), index, vi_load(area + 64)));
-    __m128i a = _mm256_castsi256_si128(v), b = _mm256_extracti128_si256(v, 1);
-    out[0] = is_signed ? _mm512_cvtepi8_epi32(a) : _mm512_cvtepu8_epi32(a);
-    out[1] = is_signed ? _mm512_cvtepi8_epi32(b) : _mm512_cvtepu8_epi32(b);
-}
-
-INLINE void quads_f16(const uint8_t *area, int n, int g, vf out[2])
-{
-    const __m512i iota = _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7);
-    const __m512i index = _mm512_add_epi64(n == 2 ? _mm512_slli_epi64(iota, 1) : iota, _mm512_set1_epi64(g));
-    __m512i v = _mm512_permutex2var_epi64(vi_load(area), index, vi_load(area + 64));
-    out[0] = _mm512_cvtph_ps(_mm512_castsi512_si256(v));
-    out[1] = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(v, 1));
-}
 
 INLINE void widen_lines(int8_t *out, const uint8_t *in, int n_k) { (void)out, (void)in, (void)n_k; }
 
-#include "libcommon/kernels/matmul.inc"
+#include "libcommon/kernels/acts.inc"
 
 /* Codes of the next block, to be fetched a line at a time while this one is multiplied; step 0: enough of that. */
 struct ahead { const uint8_t *p; size_t step; };
@@ -119,7 +89,7 @@ INLINE void dot_lines(const int T, __m512i d[][2], const int8_t *w, const int8_t
 enum { MANY, ONE, INT };
 INLINE void dot_panel(const int T, const int kind, const struct weights *w, const struct scratch *s, int n_groups, struct act_panel a, float *c, struct ahead *next)
 {
-    const int8_t *line = s->w.lines;
+    const int8_t *line = s->lines;
     const float *scale = s->scale, *min = w->type->extra == EXTRA_NONE ? NULL : s->min;
     const int8_t *code = a.code;
     const int n_lines = w->step / 4, n_steps = kind == ONE ? 1 : w->n_steps;
@@ -310,7 +280,7 @@ DOT(dot_int, 7, INT) DOT(dot_int, 8, INT) DOT(dot_int, 9, INT) DOT(dot_int, 10, 
 /* Few tokens of the types that do not stream, which have 8-bit scales, come here in one panel. */
 static void (*const dots[3][12])(const struct weights *, const struct scratch *, int, const struct act_block *, int, int, float *, const uint8_t *) = { { SIX(dot_many) }, { SIX(dot_one) }, TWELVE(dot_int) };
 
-static void matmul(float *out, size_t ldo, const struct mat *m, int tile0, int tile1, const void *act, int n_tokens, void *scratch)
+void SET(matmul)(float *out, size_t ldo, const struct mat *m, int tile0, int tile1, const void *act, int n_tokens, void *scratch)
 {
     struct scratch *s = scratch;
     const struct weights w = weights_init(m, BIAS);
@@ -336,9 +306,4 @@ static void matmul(float *out, size_t ldo, const struct mat *m, int tile0, int t
     }
 }
 
-const struct kernels kernels_avx512 = {
-    "avx512", supported, act_bytes, act_parts, act_pack, matmul, matmul_f32, scratch_bytes,
-    rms_norm, layer_norm, add, act_mul, rope, kv_store_key, kv_store_value, attention, attention_merge, attention_scratch,
-};
-
-#include "libcommon/kernels/amx.inc"
+const struct kernels kernels_avx512 = KERNELS_SET("avx512", supported, avx512, avx512);

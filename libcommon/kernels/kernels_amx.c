@@ -1,4 +1,4 @@
-/* amx.inc - the integer matmul of many tokens on the tile unit (AMX-INT8: Sapphire Rapids and later).  Included by kernels_avx512.c.
+/* kernels_amx.c - the integer matmul of many tokens on the tile unit (AMX-INT8: Sapphire Rapids and later).  Everything else is the AVX-512 set's.
  *
  * tdpbssd adds to C [T tokens][16 rows] int32 the products of A [T][K] int8 activations and B [K / 4][16 rows][4] int8 weights, which is how
  * unpacked lines lie; K is 32 or 64 k that share their scales, so the integer sums are those of kernels.h.  They go through memory to the
@@ -7,17 +7,31 @@
  * cycles brings 16 vectors to convert and 16 fma, gain little.  8-bit scales are folded into the weights instead: code * scale has 16 bits,
  * high and low byte are multiplied one after the other, and the vectors have work once in an act group.
  *
- * Activations lie in blocks of AMX_K k; in a block panel by panel of T tokens each (the last may hold fewer); in a panel:
+ * Activations lie in blocks of BLOCK_K k; in a block panel by panel of T tokens each (the last may hold fewer); in a panel:
  *     [k / 64][T][64] int8 codes;  [k / act_group][T] f32 scales;  for g = 32, 64 .. act_group: [k / g][T] f32 sums of codes */
+#include "libcommon/kernels/kernels.h"
+
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define SET(name) amx_##name
+
+#include "libcommon/kernels/vec_avx512.inc"
 
 /* A block's lines, the panel and the sums must fit into the L1 cache.  The last two are of arch_prctl(2), newer than some systems' headers. */
-enum { AMX_K = 256, AMX_ROWS = 16, AMX_MIN = 24, XFEATURE_TILE_DATA = 18, ARCH_REQ_TILES = 0x1023 };
+enum { BLOCK_K = 256, PAIR = 4, AMX_ROWS = 16, AMX_MIN = 24, XFEATURE_TILE_DATA = 18, ARCH_REQ_TILES = 0x1023 };
+
+typedef int8_t code_t;
+INLINE void widen_lines(int8_t *out, const uint8_t *in, int n_k) { (void)out, (void)in, (void)n_k; }
+
+#include "libcommon/kernels/block.inc"
 
 /* Linux gives a process the tile registers when it asks (all its threads; once is enough). */
 static int amx_supported(void)
 {
     unsigned a, b, c, d;
-    return supported() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && d & 1u << 24 && d & 1u << 25 &&       /* AMX-TILE, AMX-INT8 */
+    return kernels_avx512.supported() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && d & 1u << 24 && d & 1u << 25 &&       /* AMX-TILE, AMX-INT8 */
            syscall(SYS_arch_prctl, ARCH_REQ_TILES, XFEATURE_TILE_DATA) == 0;
 }
 
@@ -41,15 +55,15 @@ INLINE struct amx_layout amx_layout(int n_k, int act_group, int T)
 
 INLINE size_t amx_block(int block, int act_group, int n_tokens)
 {
-    return (size_t)block * (size_t)amx_panels(n_tokens) * amx_layout(AMX_K, act_group, amx_tokens(n_tokens)).size;
+    return (size_t)block * (size_t)amx_panels(n_tokens) * amx_layout(BLOCK_K, act_group, amx_tokens(n_tokens)).size;
 }
 
-static size_t amx_act_bytes(int n_tokens, int cols_padded, int act_group)
+size_t amx_act_bytes(int n_tokens, int cols_padded, int act_group)
 {
     if (!amx_worth(n_tokens, act_group))
-        return act_bytes(n_tokens, cols_padded, act_group);
-    return amx_block(cols_padded / AMX_K, act_group, n_tokens) +
-           (size_t)amx_panels(n_tokens) * amx_layout(cols_padded % AMX_K, act_group, amx_tokens(n_tokens)).size;
+        return avx512_act_bytes(n_tokens, cols_padded, act_group);
+    return amx_block(cols_padded / BLOCK_K, act_group, n_tokens) +
+           (size_t)amx_panels(n_tokens) * amx_layout(cols_padded % BLOCK_K, act_group, amx_tokens(n_tokens)).size;
 }
 
 /* One act group of one token: at k of a block of n_k. */
@@ -80,17 +94,19 @@ static void amx_pack_group(uint8_t *p, const struct amx_layout *l, const float *
         }
 }
 
-static void amx_act_pack(void *act, const float *x, size_t ldx, int n_tokens, int cols, int cols_padded, int act_group, int part)
+int amx_act_parts(int n_tokens) { return avx512_act_parts(n_tokens); }
+
+void amx_act_pack(void *act, const float *x, size_t ldx, int n_tokens, int cols, int cols_padded, int act_group, int part)
 {
     if (!amx_worth(n_tokens, act_group)) {
-        act_pack(act, x, ldx, n_tokens, cols, cols_padded, act_group, part);
+        avx512_act_pack(act, x, ldx, n_tokens, cols, cols_padded, act_group, part);
         return;
     }
-    const int T = amx_tokens(n_tokens), parts = act_parts(n_tokens), t1 = panel_begin(n_tokens, parts, part + 1);
-    for (int k0 = 0; k0 < cols_padded; k0 += AMX_K) {
-        const int n_k = cols_padded - k0 < AMX_K ? cols_padded - k0 : AMX_K;
+    const int T = amx_tokens(n_tokens), parts = amx_act_parts(n_tokens), t1 = panel_begin(n_tokens, parts, part + 1);
+    for (int k0 = 0; k0 < cols_padded; k0 += BLOCK_K) {
+        const int n_k = cols_padded - k0 < BLOCK_K ? cols_padded - k0 : BLOCK_K;
         const struct amx_layout l = amx_layout(n_k, act_group, T);
-        uint8_t *p = (uint8_t *)act + amx_block(k0 / AMX_K, act_group, n_tokens);
+        uint8_t *p = (uint8_t *)act + amx_block(k0 / BLOCK_K, act_group, n_tokens);
         for (int t = panel_begin(n_tokens, parts, part); t < t1; t++)
             for (int k = 0; k < n_k; k += act_group)
                 amx_pack_group(p + l.size * (size_t)(t / T), &l, x + (size_t)t * ldx + k0 + k, cols - k0 - k, k, act_group, t % T, T);
@@ -176,7 +192,7 @@ INLINE void amx_scale(const int n_steps, const int has_min, const struct amx_gro
 struct amx_job {
     const struct weights *w;
     struct scratch *s;
-    const int8_t *low;          /* of folded weights: as s->w.lines, which holds the high bytes */
+    const int8_t *low;          /* of folded weights: as s->lines, which holds the high bytes */
     int32_t *sums;
     const uint8_t *act;
     int n_k, panels, T;
@@ -216,7 +232,7 @@ INLINE void amx_steps(const int n_steps, const int has_min, const struct amx_job
             group[u / (unsigned)n_steps % 4] = (struct amx_group){ s->scale + first * TILE_ROWS, s->min + first * TILE_ROWS, a_scale, a_sum + first * T, c };
             UNROLL for (int i = 0; i < n_steps; i++, u++) {
                 const int at = k + i * step;
-                const int8_t *line = s->w.lines + at * TILE_ROWS;
+                const int8_t *line = s->lines + at * TILE_ROWS;
                 amx_pair(u % 2, sums + (u - 2) % amx_slots(n_steps) * 512, (const int8_t *)act + at / 64 * 64 * T + at % 64, (size_t)T * 64, line, line + 64, n);
                 amx_share(n_steps, has_min, group, sums, u, late, T);
             }
@@ -276,7 +292,7 @@ static void amx_folded(const struct amx_job *j)
     for (int p = 0; p < j->panels; p++, act += l.size) {
         const float *a_scale = (const float *)(act + l.scale);
         for (int k = 0; k < j->n_k; k += act_group, a_scale += T, u++) {
-            const int8_t *a = (const int8_t *)act + k / 64 * 64 * T + k % 64, *high = j->s->w.lines + k * TILE_ROWS, *low = j->low + k * TILE_ROWS;
+            const int8_t *a = (const int8_t *)act + k / 64 * 64 * T + k % 64, *high = j->s->lines + k * TILE_ROWS, *low = j->low + k * TILE_ROWS;
             const struct amx_group *g = &group[(u - 2) % 4];
             group[u % 4] = (struct amx_group){ .a_scale = a_scale, .c = j->s->c + p * T * TILE_ROWS };
             amx_first(sums + (u - 1) % 2 * 1024, a, high, low);
@@ -305,7 +321,7 @@ static void amx_fold(const struct weights *w, struct scratch *s, int8_t *low, in
             vi scale = vi_load(s->scale + k / w->step * TILE_ROWS + 16 * r);
             scale = vi_and(scale, vi_set(0xffff));
             scale = vi_add(scale, vi_shl(scale, 16));
-            int8_t *line = s->w.lines + k * TILE_ROWS + 64 * r, *to = low + k * TILE_ROWS + 64 * r;
+            int8_t *line = s->lines + k * TILE_ROWS + 64 * r, *to = low + k * TILE_ROWS + 64 * r;
             for (int i = 0; i < w->step / 4; i++, line += 128, to += 128) {
                 vi v = vi_load(line);
                 vi a = _mm512_mullo_epi16(_mm512_srai_epi16(_mm512_slli_epi16(v, 8), 8), scale), b = _mm512_mullo_epi16(_mm512_srai_epi16(v, 8), scale);
@@ -320,16 +336,16 @@ enum { AMX_SUMS = AMX_SLOTS * 512 * 4 };
 
 /* The sums and the low bytes come after what the scratch holds otherwise. */
 INLINE size_t amx_sums_at(int n_tokens) { return (sizeof(struct scratch) + (size_t)(n_tokens + AMX_ROWS) * TILE_ROWS * sizeof(float) + 63) / 64 * 64; }
-static size_t amx_scratch_bytes(int n_tokens, int cols_padded)
+size_t amx_scratch_bytes(int n_tokens, int cols_padded)
 {
-    (void)cols_padded;
-    return amx_sums_at(n_tokens) + AMX_SUMS + AMX_K * TILE_ROWS;
+    const size_t size = amx_sums_at(n_tokens) + AMX_SUMS + BLOCK_K * TILE_ROWS, other = avx512_scratch_bytes(n_tokens, cols_padded);
+    return size > other ? size : other;
 }
 
-static void amx_matmul(float *out, size_t ldo, const struct mat *m, int tile0, int tile1, const void *act, int n_tokens, void *scratch)
+void amx_matmul(float *out, size_t ldo, const struct mat *m, int tile0, int tile1, const void *act, int n_tokens, void *scratch)
 {
     if (!amx_worth(n_tokens, m->act_group)) {
-        matmul(out, ldo, m, tile0, tile1, act, n_tokens, scratch);
+        avx512_matmul(out, ldo, m, tile0, tile1, act, n_tokens, scratch);
         return;
     }
     struct scratch *s = scratch;
@@ -343,9 +359,9 @@ static void amx_matmul(float *out, size_t ldo, const struct mat *m, int tile0, i
     for (int i = tile0; i < tile1; i++) {
         const uint8_t *tile = m->data + (size_t)i * m->tile_bytes;
         memset(s->c, 0, (size_t)(job.panels * job.T) * TILE_ROWS * sizeof(float));
-        for (int k0 = 0; k0 < m->cols_padded; k0 += AMX_K) {
-            job.n_k = m->cols_padded - k0 < AMX_K ? m->cols_padded - k0 : AMX_K;
-            job.act = (const uint8_t *)act + amx_block(k0 / AMX_K, m->act_group, n_tokens);
+        for (int k0 = 0; k0 < m->cols_padded; k0 += BLOCK_K) {
+            job.n_k = m->cols_padded - k0 < BLOCK_K ? m->cols_padded - k0 : BLOCK_K;
+            job.act = (const uint8_t *)act + amx_block(k0 / BLOCK_K, m->act_group, n_tokens);
             unpack_block(&w, tile, k0, job.n_k, s);
             if (folded)
                 amx_fold(&w, s, low, job.n_k);
@@ -356,7 +372,4 @@ static void amx_matmul(float *out, size_t ldo, const struct mat *m, int tile0, i
     amx_end();
 }
 
-const struct kernels kernels_amx = {
-    "amx", amx_supported, amx_act_bytes, act_parts, amx_act_pack, amx_matmul, matmul_f32, amx_scratch_bytes,
-    rms_norm, layer_norm, add, act_mul, rope, kv_store_key, kv_store_value, attention, attention_merge, attention_scratch,
-};
+const struct kernels kernels_amx = KERNELS_SET("amx", amx_supported, amx, avx512);

@@ -1,0 +1,5 @@
+/* attention_avx2.c - attention.inc in AVX2. */
+#define SET(name) avx2_##name
+
+#include "libcommon/kernels/vec_avx2.inc"
+#include "libcommon/kernels/attention.inc"

@@ -1,0 +1,5 @@
+/* attention_avx512.c - attention.inc in AVX-512. */
+#define SET(name) avx512_##name
+
+#include "libcommon/kernels/vec_avx512.inc"
+#include "libcommon/kernels/attention.inc"

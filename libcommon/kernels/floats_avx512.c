@@ -1,0 +1,8 @@
+/* floats_avx512.c - floats.inc in AVX-512. */
+#define SET(name) avx512_##name
+
+#include "libcommon/kernels/vec_avx512.inc"
+
+enum { F32_PANEL = 12, F32_VECTORS = 2 };
+
+#include "libcommon/kernels/floats.inc"

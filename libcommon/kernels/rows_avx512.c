@@ -1,0 +1,5 @@
+/* rows_avx512.c - rows.inc in AVX-512. */
+#define SET(name) avx512_##name
+
+#include "libcommon/kernels/vec_avx512.inc"
+#include "libcommon/kernels/rows.inc"

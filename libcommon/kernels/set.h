@@ -1,0 +1,46 @@
+/* set.h - what the files of a vector set (rows, attention, floats, kernels) give each other: avx2_rms_norm and so on.  Meanings: kernels.h. */
+#ifndef ZSE_KERNELS_SET_H
+#define ZSE_KERNELS_SET_H
+
+#include "libcommon/kernels/kernels.h"
+
+#define INLINE static inline __attribute__((always_inline))
+#if defined(__clang__)
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL _Pragma("GCC unroll 32")
+#endif
+
+#define ROWS_OF(set) \
+    void set##_rms_norm(float *out, const float *x, const float *w, int n, float eps, float w_offset); \
+    void set##_layer_norm(float *out, const float *x, const float *w, const float *b, int n, float eps); \
+    void set##_add(float *out, const float *a, const float *b, float scale_b, int n); \
+    void set##_act_mul(float *out, const float *gate, const float *up, int n, int act); \
+    void set##_rope(float *x, const float *cos, const float *sin, int n_heads, size_t head_stride, int dim, int pairs);
+#define ATTENTION_OF(set) \
+    void set##_kv_store_key(enum kv_type type, uint8_t *block, int slot, const float *x, int head_dim); \
+    void set##_kv_store_value(enum kv_type type, uint8_t *block, int slot, const float *x, int head_dim); \
+    void set##_attention(const struct attn *a, void *scratch); \
+    void set##_attention_merge(const struct attn *a); \
+    size_t set##_attention_scratch(int head_dim);
+#define FLOATS_OF(set) \
+    void set##_matmul_f32(float *out, size_t ldo, const struct mat *w, int tile0, int tile1, const float *x, size_t ldx, int n_tokens, void *scratch); \
+    size_t set##_floats_scratch(int n_tokens);
+#define INTEGERS_OF(set) \
+    size_t set##_act_bytes(int n_tokens, int cols_padded, int act_group); \
+    int set##_act_parts(int n_tokens); \
+    void set##_act_pack(void *act, const float *x, size_t ldx, int n_tokens, int cols, int cols_padded, int act_group, int part); \
+    void set##_matmul(float *out, size_t ldo, const struct mat *w, int tile0, int tile1, const void *act, int n_tokens, void *scratch); \
+    size_t set##_scratch_bytes(int n_tokens, int cols_padded);
+
+ROWS_OF(avx2) ATTENTION_OF(avx2) FLOATS_OF(avx2) INTEGERS_OF(avx2)
+ROWS_OF(avx512) ATTENTION_OF(avx512) FLOATS_OF(avx512) INTEGERS_OF(avx512)
+INTEGERS_OF(amx)
+
+/* A table: the integer matmul of one set, the rest of another or the same. */
+#define KERNELS_SET(name, supported, ints, rest) { \
+    name, supported, ints##_act_bytes, ints##_act_parts, ints##_act_pack, ints##_matmul, rest##_matmul_f32, ints##_scratch_bytes, \
+    rest##_rms_norm, rest##_layer_norm, rest##_add, rest##_act_mul, rest##_rope, \
+    rest##_kv_store_key, rest##_kv_store_value, rest##_attention, rest##_attention_merge, rest##_attention_scratch }
+
+#endif
