@@ -1,0 +1,125 @@
+# hardware.bats - zse-hardware on this machine, on canned trees, and with a management library of GPUs that tells what we want.
+bats_require_minimum_version 1.5.0
+
+setup() {
+  cd "$BATS_TEST_DIRNAME/../.." || exit 1
+  T=$BATS_TEST_TMPDIR
+}
+
+# canned KIB_TOTAL KIB_AVAILABLE: a tree with a small machine in $T/root
+canned() {
+  mkdir -p "$T/root/proc/self" "$T/root/sys/fs/cgroup/job" "$T/root/sys/devices/system/cpu/cpu0/cpufreq"
+  printf 'MemTotal: %s kB\nMemFree: %s kB\nMemAvailable: %s kB\n' "$1" "$2" "$2" >"$T/root/proc/meminfo"
+  printf 'processor : 0\nmodel name : Canned\nflags : fma avx2\n' >"$T/root/proc/cpuinfo"
+  echo 0-3 >"$T/root/sys/devices/system/cpu/online"
+  echo powersave >"$T/root/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"
+}
+# group LIMIT USED: a control group of version 2 around this process
+group() {
+  echo '0::/job' >"$T/root/proc/self/cgroup"
+  echo '31 30 0:29 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw' >"$T/root/proc/self/mountinfo"
+  echo "$1" >"$T/root/sys/fs/cgroup/job/memory.max"
+  echo "$2" >"$T/root/sys/fs/cgroup/job/memory.current"
+  echo '150000 100000' >"$T/root/sys/fs/cgroup/job/cpu.max"
+}
+
+@test "this machine: text, and the same as JSON" {
+  run --separate-stderr zse-hardware
+  [ "$status" = 0 ] && [ -z "$stderr" ]
+  [[ "$output" == processor*cores*memory*GPU* ]]
+  zse-hardware --json >"$T/j"
+  jq -e --argjson total "$(awk '/^MemTotal/ { printf "%.0f", $2 * 1024 }' /proc/meminfo)" '.memory.total_bytes == $total and .memory.usable_bytes <= $total and
+    .cpu.cores >= 1 and .cpu.processors >= .cpu.cores and (.gpus | type) == "array" and has("limits") == false' "$T/j"
+  jq -e --argjson n "$(nproc --all)" '.cpu.processors <= $n and .cpu.usable >= 1' "$T/j"
+}
+
+@test "it answers at once: 50 ms of processor time a run" {
+  if [ -n "${ASAN_OPTIONS:-}${TSAN_OPTIONS:-}" ]; then skip "sanitizers are slow"; fi
+  TIMEFORMAT='%U %S'
+  { time for _ in $(seq 20); do zse-hardware --json >/dev/null; done; } 2>"$T/time"
+  awk '{ exit !($1 + $2 < 20 * 0.050) }' "$T/time" || { cat "$T/time"; return 1; }
+}
+
+@test "--measure adds the limits that zse-bench limits knows" {
+  zse-hardware --measure --json >"$T/j"
+  jq -e '.limits.read.all > 1e8 and .limits.int8.all > 1e8 and .limits.f32.all > 1e8 and .limits.page_cache.all > 1e7 and .limits.disk == null' "$T/j"
+}
+
+@test "a control group's limits: memory and processors" {
+  canned 16000000 9000000
+  zse-hardware --json --root "$T/root" | jq -e '.memory.cgroup == null and .memory.usable_bytes == 9000000 * 1024 and .cpu.quota == null and .cpu.model == "Canned"'
+  group 2147483648 147483648
+  zse-hardware --json --root "$T/root" | jq -e '.memory.cgroup == { version: 2, limit_bytes: 2147483648, left_bytes: 2000000000 } and
+    .memory.usable_bytes == 2000000000 and .memory.pressure == "LOW" and .cpu.quota == 1.5'
+  zse-hardware --root "$T/root" | grep -q 'control group 2.15 GB (2.00 GiB) at most, 2.00 GB left'
+  group 2147483648 2100000000
+  zse-hardware --json --root "$T/root" | jq -e '.memory.pressure == "OOM"'
+}
+
+@test "a real control group, where one can be made" {
+  local dir
+  if grep -q ' - cgroup .*memory' /proc/self/mountinfo && [ -w /sys/fs/cgroup/memory ]; then
+    dir=/sys/fs/cgroup/memory/zse-test-$$
+    mkdir "$dir" && echo 2000000000 >"$dir/memory.limit_in_bytes" || skip "no control group can be made here"
+  elif [ -w /sys/fs/cgroup/cgroup.subtree_control ] && grep -q memory /sys/fs/cgroup/cgroup.subtree_control; then
+    dir=/sys/fs/cgroup/zse-test-$$
+    mkdir "$dir" && echo 2000000000 >"$dir/memory.max" || skip "no control group can be made here"
+  else
+    skip "no control group with a memory controller can be made here"
+  fi
+  (echo $BASHPID >"$dir/cgroup.procs" && exec zse-hardware --json) >"$T/j"
+  rmdir "$dir"
+  jq -e '.memory.cgroup.limit_bytes <= 2000000000 and .memory.cgroup.limit_bytes > 1999990000 and .memory.usable_bytes <= 2000000000' "$T/j"
+}
+
+@test "check names what is slow, and the command" {
+  canned 16000000 700000
+  group 18000000000 1
+  zse-hardware check --json --root "$T/root" >"$T/j"
+  jq -e '.warnings == 3 and ([.checks[] | select(.status == "warning") | .name] | sort) == ["governor", "memory", "quota"]' "$T/j"
+  jq -e '.checks[] | select(.name == "governor") | .command | test("scaling_governor")' "$T/j"
+  run --separate-stderr zse-hardware check --root "$T/root"
+  [ "$status" = 0 ] && [[ "$output" == *"governor is powersave"*"$ echo performance"* ]]
+  run --separate-stderr zse-hardware check
+  [ "$status" = 0 ] && [ -z "$stderr" ]
+}
+
+@test "GPUs as the management library tells of them; an old or broken one is said" {
+  if [ -n "${ASAN_OPTIONS:-}${TSAN_OPTIONS:-}" ]; then skip "the sanitizer wants its library loaded first"; fi
+  cat >"$T/nvml.c" <<'C'
+struct memory { unsigned long long total, free, used; };
+int nvmlInit_v2(void) { return RC; }
+int nvmlShutdown(void) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned *n) { *n = 2; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **d) { *d = (void *)(i + 1ul); return 0; }
+int nvmlDeviceGetName(void *d, char *s, unsigned n) { (void)d, (void)n; s[0] = 'G', s[1] = (char)('0' + (long)d), s[2] = 0; return 0; }
+int nvmlDeviceGetMemoryInfo(void *d, struct memory *m) { m->total = 80000000000ull; m->free = 1000000000ull * (unsigned long)d; return 0; }
+int nvmlDeviceGetCudaComputeCapability(void *d, int *a, int *b) { (void)d; *a = 9, *b = 0; return 0; }
+int nvmlSystemGetDriverVersion(char *s, unsigned n) { (void)n; s[0] = '5', s[1] = 0; return 0; }
+int nvmlDeviceGetCurrPcieLinkGeneration(void *d, unsigned *v) { (void)d; *v = 1; return 0; }
+int nvmlDeviceGetMaxPcieLinkGeneration(void *d, unsigned *v) { (void)d; *v = 5; return 0; }
+int nvmlDeviceGetCurrPcieLinkWidth(void *d, unsigned *v) { (void)d; *v = 8; return 0; }
+#ifndef OLD
+int nvmlDeviceGetMaxPcieLinkWidth(void *d, unsigned *v) { (void)d; *v = 16; return 0; }
+#endif
+C
+  cc -shared -fPIC -DRC=0 -o "$T/libnvidia-ml.so.1" "$T/nvml.c"
+  LD_LIBRARY_PATH=$T zse-hardware --json >"$T/j"
+  jq -e '(.gpus | length) == 2 and .gpus[1] == { id: 1, name: "G2", total_bytes: 80000000000, free_bytes: 2000000000, compute_capability: "9.0", pcie_generation: 1,
+    pcie_width: 8, pcie_generation_max: 5, pcie_width_max: 16, driver: "5" } and has("no_gpu") == false' "$T/j"
+  LD_LIBRARY_PATH=$T zse-hardware check --json | jq -e '[.checks[] | select(.name == "pcie" and .status == "warning")] | length == 2'
+  cc -shared -fPIC -DRC=9 -o "$T/libnvidia-ml.so.1" "$T/nvml.c"
+  LD_LIBRARY_PATH=$T zse-hardware --json | jq -e '.gpus == [] and (.no_gpu | test("does not start: error 9"))'
+  cc -shared -fPIC -DRC=0 -DOLD -o "$T/libnvidia-ml.so.1" "$T/nvml.c"
+  LD_LIBRARY_PATH=$T zse-hardware --json | jq -e '.gpus == [] and (.no_gpu | test("too old"))'
+}
+
+@test "wrong usage and missing files" {
+  run --separate-stderr zse-hardware --root "$T/none"
+  [ "$status" = 1 ] && [ -z "$output" ] && [[ "$stderr" == *"proc/meminfo: No such file"* ]]
+  for args in nothing 'check more' '--file x' '--measure --root /' 'check --measure'; do
+    # shellcheck disable=SC2086
+    run --separate-stderr zse-hardware $args
+    [ "$status" = 2 ] && [ -z "$output" ] || { echo "$args: $status"; return 1; }
+  done
+}
