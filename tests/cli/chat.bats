@@ -265,13 +265,14 @@ expect >
 send /what
 expect no command
 expect >
-send half a line
+ready
+type half a line
 key c
 expect >
+ready
 key d
 end 0
 END
-  sed -i '/half a line/s/send .*/type half a line/' "$BATS_TEST_TMPDIR/script"
   NO_COLOR=1 run tests/lib/talk zse-chat "$MODEL" --temp 0 -n 20 <"$BATS_TEST_TMPDIR/script"
   [ "$status" = 0 ] || { echo "$output"; return 1; }
   [[ "$output" != *$'\e[1m'* ]]
@@ -279,14 +280,14 @@ END
   field messages <"$BATS_TEST_TMPDIR/again.json" | grep -q '"content": "one\\ntwo"'
   [ "$(stat -c %a "$XDG_STATE_HOME/zse/chat_history")" = 600 ]
   # the history is there again: Ctrl-P brings the last line back
-  printf 'expect >\nkey p\nexpect /what\nkey d\nkey u\nkey d\nend 0\n' >"$BATS_TEST_TMPDIR/script"
+  printf 'expect >\nready\nkey p\nexpect /what\nkey d\nkey u\nkey d\nend 0\n' >"$BATS_TEST_TMPDIR/script"
   run tests/lib/talk zse-chat "$MODEL" <"$BATS_TEST_TMPDIR/script"
   [ "$status" = 0 ] && [[ "$output" == *$'\e[1m>\e[0m'* ]] || { echo "$output"; return 1; }
 }
 
 @test "a terminal gets no control characters from a conversation" {
   printf '{"messages": [{"role": "user", "content": "a\\u001b[31mb\\u009bc\\u00a0d"}]}' >"$BATS_TEST_TMPDIR/m.json"
-  printf 'expect >\nsend /load %s\nexpect user: a[^>]*>\nkey d\nend 0\n' "$BATS_TEST_TMPDIR/m.json" >"$BATS_TEST_TMPDIR/script"
+  printf 'expect >\nsend /load %s\nexpect user: a[^>]*>\nready\nkey d\nend 0\n' "$BATS_TEST_TMPDIR/m.json" >"$BATS_TEST_TMPDIR/script"
   run tests/lib/talk zse-chat "$MODEL" <"$BATS_TEST_TMPDIR/script"
   [ "$status" = 0 ]
   [[ "$output" == *$'user: a?[31mb?c\u00a0d'* ]] || { echo "$output" | cat -v; return 1; }
