@@ -1,6 +1,6 @@
 #include "cmd/chat.h"
 #include "cmd/cli.h"
-#include "cmd/constrain.h"
+#include "libcommon/grammar/constrain.h"
 
 #include <stdio.h>
 #include <stdlib.h>

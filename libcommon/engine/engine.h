@@ -53,6 +53,7 @@ struct token_event {
     int32_t id;                         /* -1: no token belongs to this call */
     const char *text; size_t size;      /* that became certain; may be empty (always, without a tokenizer and for tokens of the prompt) */
     enum finish finish;                 /* not FINISH_NONE: the last call */
+    int stop;                           /* with FINISH_STOP: number (from 1) of the stop string that came; 0: the model ended its answer */
     const struct err *error;            /* with FINISH_ERROR */
     /* With n_logprobs >= 0, else 0 and NULL: natural logarithms of the model's own distribution at this position, before bias, penalties, constraint and
      * temperature.  top: the n_top likeliest, likeliest first, ties by lower id; the chosen one may be missing from them. */
@@ -71,6 +72,7 @@ struct request_params {
     struct sampling sampling;
     int max_tokens;                             /* of the answer; 0: until the context is full */
     const char *const *stop; int n_stop;        /* stop strings: end the answer, are not part of it, may span tokens; copied */
+    int keep_special;                           /* special tokens are part of the text */
     int ignore_eos;
     int n_logprobs;                             /* -1: none; 0 to MAX_TOP_LOGPROBS: of the chosen token, and of so many likeliest ones */
     int prompt_logprobs;                        /* the same for each token of the prompt, before the answer's first; needs n_logprobs >= 0, and computes

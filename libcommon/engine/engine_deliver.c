@@ -53,6 +53,7 @@ static int add_token(struct engine *g, struct request *r, int32_t id, const stru
         ev.error = &e;
     } else if (last || stopped) {
         ev.finish = ended || stopped ? FINISH_STOP : FINISH_LENGTH;
+        ev.stop = stopped;
     }
     if (ev.finish) {
         request_finish(g, r, &ev);

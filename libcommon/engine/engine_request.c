@@ -82,7 +82,7 @@ static struct request *make_request(struct engine *g, const struct request_param
     }
     memcpy(r->ids, p->ids, (size_t)p->n_ids * sizeof *r->ids);
     sampling.seed = p->seeds ? p->seeds[i] : sampling.seed + (uint64_t)i;
-    if (kv_table_init(&r->kv, g->max_len, e) != 0 || answer_text_init(&r->text, g->t, p->stop, p->n_stop, e) != 0 ||
+    if (kv_table_init(&r->kv, g->max_len, e) != 0 || answer_text_init(&r->text, g->t, p->keep_special, p->stop, p->n_stop, e) != 0 ||
         !(r->sampler = sampler_open(&sampling, g->vocab_size, r->limit, g->scratch, e)))
         goto fail;
     find_stop_ids(g, r, p);

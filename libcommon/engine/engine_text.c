@@ -17,12 +17,12 @@ static int reserve(struct answer_text *a, size_t room, struct err *e)
     return 0;
 }
 
-int answer_text_init(struct answer_text *a, const struct tokenizer *t, const char *const *stop, int n_stop, struct err *e)
+int answer_text_init(struct answer_text *a, const struct tokenizer *t, int keep_special, const char *const *stop, int n_stop, struct err *e)
 {
     memset(a, 0, sizeof *a);
     if (!t)
         return n_stop ? err_set(e, ERR_UNSUPPORTED, "stop strings need a tokenizer") : 0;
-    if (detok_init(&a->detok, t, 1, e) != 0)
+    if (detok_init(&a->detok, t, !keep_special, e) != 0)
         return -1;
     a->t = t;
     if (n_stop == 0)
@@ -67,13 +67,15 @@ static int hold(struct answer_text *a, const char *text, size_t size, struct err
     return 0;
 }
 
-/* Offset of the first complete stop string in what is held; n_held if there is none. */
-static size_t find_stop(const struct answer_text *a)
+/* Offset of the first complete stop string in what is held, and its number; n_held if there is none. */
+static size_t find_stop(const struct answer_text *a, int *number)
 {
     for (size_t at = 0; at < a->n_held; at++)
         for (int i = 0; i < a->n_stop; i++)
-            if (a->stop_size[i] <= a->n_held - at && memcmp(a->held + at, a->stop[i], a->stop_size[i]) == 0)
+            if (a->stop_size[i] <= a->n_held - at && memcmp(a->held + at, a->stop[i], a->stop_size[i]) == 0) {
+                *number = i + 1;
                 return at;
+            }
     return a->n_held;
 }
 
@@ -111,8 +113,7 @@ int answer_text_push(struct answer_text *a, int32_t id, int last, const char **t
         return -1;
     if (last && (detok_flush(&a->detok, &piece, &n, e) != 0 || hold(a, piece, n, e) != 0))
         return -1;
-    size_t end = find_stop(a);
-    *stopped = end < a->n_held;
+    size_t end = find_stop(a, stopped);
     if (!*stopped && !last)
         end = find_beginning(a);
     if (end)

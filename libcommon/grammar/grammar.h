@@ -34,10 +34,13 @@ enum grammar_whitespace {
     GRAMMAR_WS_SINGLE,          /* JSON: at most one space, after ':' and ','; none elsewhere */
     GRAMMAR_WS_FLEXIBLE,        /* also line breaks with up to 40 blanks after them around every part */
 };
+struct tool_format;
 struct grammar_options {
     enum grammar_whitespace whitespace;
     uint32_t max_exprs;         /* parts that a grammar and its states may have; 0: 2,000,000 (about 100 MB) */
     uint64_t max_work;          /* steps that compiling may take; 0: 20,000,000 (about a second) */
+    const struct tool_format *thinker;      /* the model writes its reasoning before the answer, as this family does (tools.h); NULL: the answer alone.  Needs a vocab */
+    int thinking;               /* with it: the prompt ended inside of the reasoning; else there may be some */
 };
 
 struct grammar;

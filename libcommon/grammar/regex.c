@@ -610,7 +610,7 @@ struct grammar *grammar_compile_regex(const struct grammar_vocab *v, const char 
     if (!g)
         return NULL;
     uint32_t r = regex_compile(g, text, size, 0, 0, NULL, NULL, e);
-    if (r == EXPR_NONE || grammar_probe(g, r, e) != 0 || grammar_finish(g, grammar_term(g, r), e) != 0) {
+    if (r == EXPR_NONE || grammar_probe(g, r, e) != 0 || (r = grammar_after_thought(g, grammar_term(g, r), e)) == EXPR_NONE || grammar_finish(g, r, e) != 0) {
         grammar_close(g);
         return NULL;
     }

@@ -12,7 +12,8 @@ struct maker {
     struct grammar *g;
     struct exprs *x;
     const struct tool_format *f;
-    const struct tool_grammar_options *o;
+    const struct tool_grammar_options *o;       /* NULL: no calls */
+    int thinking;
     uint32_t character, comma, colon;
     struct err *e;
     int failed;
@@ -269,14 +270,37 @@ static uint32_t calls(struct maker *k, const json_t *const *tools, int n, int ba
 static uint32_t thought(struct maker *k)
 {
     struct exprs *x = k->x;
+    if (k->o && k->o->no_reasoning && !k->thinking)
+        return EXPR_EPSILON;
     const char *open = k->f->think ? k->f->think : "<think>", *close = k->f->think ? k->f->think_end : "</think>";
     uint32_t after = expr_repeat(x, expr_either(x, expr_byte(x, '\n', '\n'), expr_byte(x, ' ', ' ')), 0, 4);
     uint32_t rest = expr_seq(x, term(k, text_before(k, close, 0)), term(k, expr_concat(x, marker(k, close, NULL), after)));
-    if (k->o->reasoning)
+    if (k->thinking)
         return rest;
     if (!strcmp(k->f->name, "gpt-oss"))
         rest = expr_seq(x, rest, literal(k, "<|start|>assistant"));
     return expr_any_of(x, (uint32_t[]){ EXPR_EPSILON, expr_seq(x, literal(k, open), rest) }, 2);
+}
+
+uint32_t grammar_after_thought(struct grammar *g, uint32_t root, struct err *e)
+{
+    static const struct range every[] = { { 0, 0x10FFFF } };
+    struct maker k = { .g = g, .x = &g->x, .f = g->options.thinker, .thinking = g->options.thinking, .e = e };
+    if (!k.f)
+        return root;
+    k.character = expr_chars(k.x, every, 1);
+    if (!strcmp(k.f->name, "gpt-oss"))
+        root = expr_seq(k.x, literal(&k, "<|channel|>final<|message|>"), root);
+    root = expr_seq(k.x, thought(&k), root);
+    return k.failed ? (uint32_t)EXPR_NONE : root;
+}
+
+/* The answer without calls that options.content asks for. */
+static uint32_t content_only(struct maker *k)
+{
+    uint32_t r = grammar_schema_expr(k->g, k->o->content, &k->comma, &k->colon, k->e);
+    k->failed |= r == EXPR_NONE;
+    return r;
 }
 
 static uint32_t answer(struct maker *k, const json_t *const *tools, int n)
@@ -289,6 +313,14 @@ static uint32_t answer(struct maker *k, const json_t *const *tools, int n)
         return EXPR_NONE;
     if (k->o->choice == TOOL_REQUIRED)
         return expr_seq(x, thought(k), all);
+    if (k->o->content) {
+        uint32_t said = content_only(k);
+        if (harmony)
+            said = expr_seq(x, literal(k, "<|channel|>final<|message|>"), said);
+        if (functionary)
+            said = expr_seq(x, literal(k, "all\n"), said);
+        return expr_seq(x, thought(k), expr_any_of(x, (uint32_t[]){ said, all }, 2));
+    }
     if (harmony) {
         uint32_t said = expr_seq(x, literal(k, "<|channel|>final<|message|>"), term(k, text_before(k, "", 0)));
         return expr_seq(x, thought(k), expr_any_of(x, (uint32_t[]){ said, all }, 2));
@@ -343,7 +375,7 @@ struct grammar *tool_grammar_compile(const struct grammar_vocab *v, const struct
     struct grammar *g = grammar_new(v, &o->grammar, e);
     if (!g)
         return NULL;
-    struct maker k = { .g = g, .x = &g->x, .f = f, .o = o, .e = e };
+    struct maker k = { .g = g, .x = &g->x, .f = f, .o = o, .thinking = o->reasoning, .e = e };
     json_t *nothing = json_pack("{s:s}", "type", "null");
     grammar_schema_expr(g, nothing, &k.comma, &k.colon, e);
     json_decref(nothing);

@@ -60,6 +60,7 @@ const struct tool_format *tool_format_find(const char *name)
     return NULL;
 }
 
+int tool_format_has_channels(const struct tool_format *f) { return f->think != NULL; }
 const char *tool_format_name(const struct tool_format *f) { return f->name; }
 
 /* ---- reading ---- */
@@ -242,6 +243,30 @@ static int object_call(const struct tool_parser *p, const char *text, size_t n, 
     return rc;
 }
 
+/* {"name": ..., "arguments": {...}} that may still be coming, in this order: its name, and its arguments as far as they are there. */
+static void object_head(const struct tool_parser *p, struct cursor k, struct call *c)
+{
+    const char *from, *key = p->f->arguments;
+    if (marker(&k, "{ \"name\" : \"") != DONE)
+        return;
+    const char *name = k.p, *end = memchr(name, '"', (size_t)(k.end - name));
+    char head[64];
+    if (!end)
+        return;
+    k.p = end + 1;
+    snprintf(head, sizeof head, ", \"%s\" : ", key);
+    char *word = marker(&k, head) == DONE ? copy(name, (size_t)(end - name)) : NULL;
+    if (!word || !known_name(p, word) || k.p == k.end || *k.p != '{') {
+        free(word);
+        return;
+    }
+    free(c->name);
+    c->name = word;
+    json_text(&k, &from);
+    c->raw = from;
+    c->n_raw = (size_t)(k.p - from);
+}
+
 /* Up to the first `end`: DONE with the text between, MORE. */
 static int until(struct cursor *c, const char *end, const char **from, size_t *n)
 {
@@ -338,10 +363,14 @@ static int read_call(struct tool_parser *p, struct call *c, int end)
     if (f->style == TOOL_JSON) {
         if (!bare && (rc = marker(&k, f->open)) != DONE)
             return rc;
-        if ((rc = json_text(&k, &from)) != DONE)
-            return rc;
-        if (object_call(p, from, (size_t)(k.p - from), c) != DONE)
+        struct cursor object = k;
+        rc = json_text(&k, &from);
+        if (rc == DONE && object_call(p, from, (size_t)(k.p - from), c) != DONE)
             return BAD;
+        if (p->o.stream_arguments)
+            object_head(p, object, c);
+        if (rc != DONE)
+            return rc;
         if (!bare && *f->close) {
             struct cursor close = k;
             rc = marker(&close, f->close);
@@ -596,7 +625,7 @@ static int step(struct tool_parser *p, int end)
     struct call c = { 0 };
     size_t used = 0;
     int list = f->style == TOOL_JSON_LIST, rc = list ? read_list(p, end, &used) : read_call(p, &c, end);
-    if (!list && p->o.stream_arguments && f->style == TOOL_NAMED && c.name && c.raw && rc != BAD) {
+    if (!list && p->o.stream_arguments && f->style != TOOL_TAGS && c.name && c.raw && rc != BAD) {
         if (!p->named)
             begin_call(p, c.name, c.id);
         p->named = 1;
@@ -688,6 +717,7 @@ int tool_parser_finish(struct tool_parser *p, struct err *e)
     return p->failed ? err_nomem(e, "a parser of tool calls") : 0;
 }
 
+int tool_parser_thinking(const struct tool_parser *p) { return p->thinking; }
 int tool_parser_calls(const struct tool_parser *p) { return p->n_calls; }
 
 void tool_parser_close(struct tool_parser *p)

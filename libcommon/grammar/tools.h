@@ -19,6 +19,7 @@ struct tool_format;                     /* constant; shared by all */
 /* template_text NULL or without any known marker: JSON alone ({"name": ..., "arguments": ...}). Never NULL. */
 const struct tool_format *tool_format_detect(const char *template_text, size_t size);
 const struct tool_format *tool_format_find(const char *name);           /* NULL: no such one */
+int tool_format_has_channels(const struct tool_format *f);             /* it marks reasoning (and more) otherwise than with <think> */
 const char *tool_format_name(const struct tool_format *f);              /* "hermes", "llama3", "mistral", ... */
 
 /* ---- reading ---- */
@@ -52,6 +53,7 @@ struct tool_parser *tool_parser_open(const struct tool_format *f, const struct t
 int tool_parser_push(struct tool_parser *p, const char *text, size_t size, struct err *e);
 int tool_parser_finish(struct tool_parser *p, struct err *e);           /* the answer ends: what was held back comes */
 int tool_parser_calls(const struct tool_parser *p);                     /* calls so far */
+int tool_parser_thinking(const struct tool_parser *p);                  /* the text stands inside of reasoning */
 void tool_parser_close(struct tool_parser *p);
 
 /* ---- enforcing ---- */
@@ -63,6 +65,8 @@ struct tool_grammar_options {
     enum tool_choice choice;            /* AUTO: free text, and from an opening marker on a call */
     int parallel;                       /* more than one call may come */
     int reasoning;                      /* as for the parser; models that think may do so before a required call in any case */
+    int no_reasoning;                   /* the model never thinks before a required call */
+    json_t *content;                    /* with AUTO: the schema of an answer without calls, borrowed for the call; NULL: any text */
     struct grammar_options grammar;
 };
 /* v must not be NULL: markers that are tokens of the vocabulary stand for themselves.  Errors name function and keyword. */

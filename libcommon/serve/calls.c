@@ -9,11 +9,11 @@
 #include "libcommon/base/clock.h"
 #include "libcommon/base/json.h"
 #include "libcommon/base/utf8.h"
-#include "libcommon/token/chat.h"
 
-/* Large bodies go through a thread of their own, so that the tokens of others need not wait while one is parsed or tokenized. */
+/* Large bodies, and those with something to compile, go through threads of their own, so that the tokens of others need not wait for them. */
+enum { N_PREPARING = 2 };
 struct preparing {
-    pthread_t thread;
+    pthread_t thread[N_PREPARING]; int n_threads;
     pthread_mutex_t lock;
     pthread_cond_t work;
     struct call *first, **last;         /* to do */
@@ -30,13 +30,15 @@ static void call_free(struct call *c)
 {
     end_visit(c);                               /* one that the server's end cut off */
     for (int i = 0; i < c->n_prompts; i++) {
+        if (c->prompts[i].constraint.state)
+            c->prompts[i].constraint.close(c->prompts[i].constraint.state);
         free(c->prompts[i].ids);
         free(c->prompts[i].text);
     }
     for (int i = 0; c->choices && i < c->n_choices; i++) {
         struct choice *ch = &c->choices[i];
         buf_release(&ch->text);
-        buf_release(&ch->reasoning);
+        choice_release(ch);
         buf_release(&ch->logprobs);
         buf_release(&ch->values);
         buf_release(&ch->tops);
@@ -52,6 +54,8 @@ static void call_free(struct call *c)
             c->next->prev = c->prev;
         c->h->n_calls--;
     }
+    grammars_release(c->grammar);
+    talk_release(&c->talk);
     free(c->prompts);
     free(c->choices);
     free(c->jobs);
@@ -159,6 +163,53 @@ void call_send_event(struct call *c)
     c->line.size = 0;
 }
 
+void call_begin_stream(struct call *c)
+{
+    conn_add_header(c->conn, "Cache-Control", "no-cache");
+    conn_add_header(c->conn, "X-Accel-Buffering", "no");        /* nginx would collect events */
+    conn_begin(c->conn, 200, "text/event-stream; charset=utf-8");
+    metrics_count(&c->s->metrics, c->route, 200);
+}
+
+void call_head(const struct call *c, const char *object, struct buf *out)
+{
+    buf_printf(out, "{\"id\":\"%s\",\"object\":\"%s\",\"created\":%lld,\"model\":", c->id, object, (long long)c->created);
+    buf_json(out, c->h->id, strlen(c->h->id));
+    buf_str(out, ",\"system_fingerprint\":\"zse-" ZSE_VERSION "\",\"choices\":[");
+}
+
+void call_end_event(struct call *c, const char *finish)
+{
+    if (finish)
+        buf_printf(&c->line, ",\"finish_reason\":\"%s\"}]", finish);
+    else
+        buf_str(&c->line, ",\"finish_reason\":null}]");
+    buf_str(&c->line, c->include_usage ? ",\"usage\":null}\n\n" : "}\n\n");
+    call_send_event(c);
+}
+
+void call_end_stream(struct call *c)
+{
+    if (c->include_usage) {
+        buf_add(&c->line, c->head.data, c->head.size);
+        buf_str(&c->line, "],\"usage\":");
+        call_usage(c, &c->line);
+        buf_str(&c->line, "}\n\n");
+    }
+    buf_str(&c->line, "data: [DONE]\n\n");
+    call_send_event(c);
+    conn_end(c->conn);
+}
+
+void call_end_answer(struct call *c, struct buf *out)
+{
+    buf_str(out, "],\"usage\":");
+    call_usage(c, out);
+    buf_str(out, "}");
+    reply_json(c->s, c->conn, 200, out);
+    buf_release(out);
+}
+
 void call_fail_answer(struct call *c, const struct problem *p)
 {
     if (!c->conn)
@@ -233,6 +284,7 @@ static void on_finish(struct call *c, struct choice *ch, const struct events *b,
     const char *why = ev->error && b->bytes.data ? b->bytes.data + ev->why : "";
     ch->ended = 1;
     ch->finish = ev->finish;
+    ch->stop = ev->stop;
     ch->stats = ev->stats;
     c->n_open--;
     if (c->problem.status)
@@ -518,7 +570,7 @@ static int bind(struct call *c, struct problem *pr)
     h->n_calls++;
     h->used_ns = clock_ns();
     c->params = (struct params){ .sampling = h->sampling, .n = 1, .max_tokens = c->form->body == BODY_COMPLETION ? 16 : 0,
-                                  .parse_special = 1, .add_generation_prompt = 1 };
+                                  .parse_special = 1, .add_generation_prompt = 1, .parallel_calls = 1 };
     if (!h->m.tokenizer)
         return problem_set(pr, 400, "model", NULL, "model: %s has no tokenizer", h->id);
     if (fields_parse(c->json, c->form->body, &c->params, pr) != 0)
@@ -548,6 +600,8 @@ static int make_choices(struct call *c, struct problem *pr)
         ch->index = i;
         ch->prompt = i / n;
         ch->split.state = !c->h->thinks ? SPLIT_ANSWER : c->starts_thinking ? SPLIT_REASONING : SPLIT_UNDECIDED;
+        if (c->form->piece && talk_listen(ch) != 0)
+            return problem_set(pr, 503, NULL, NULL, "out of memory");
     }
     return 0;
 }
@@ -562,7 +616,7 @@ static void submit(struct call *c)
     }
     int embed = c->form->body == BODY_EMBEDDING, n = embed ? 1 : p->n;
     struct request_params rp = { .sampling = p->sampling, .max_tokens = c->max_tokens ? c->max_tokens : c->form->body == BODY_COMPLETION && p->given & GIVEN_MAX_TOKENS ? 1 : 0,
-                                 .stop = c->stop, .n_stop = c->n_stop, .ignore_eos = p->ignore_eos, .n_logprobs = embed ? -1 : c->n_logprobs,
+                                 .stop = c->stop, .n_stop = c->n_stop, .ignore_eos = p->ignore_eos, .keep_special = c->raw_text, .n_logprobs = embed ? -1 : c->n_logprobs,
                                  .prompt_logprobs = p->echo && c->n_logprobs >= 0, .embed = embed ? EMBED_MEAN : EMBED_NONE, .priority = p->priority + guard_share(c->s, call_visit(c)), .n = n };
     rp.priority = rp.priority < -MAX_PRIORITY ? -MAX_PRIORITY : rp.priority;
     if (c->s->o.timeout_s > 0)
@@ -572,8 +626,11 @@ static void submit(struct call *c)
     for (int i = 0; i < c->n_prompts; i++) {
         rp.ids = c->prompts[i].ids;
         rp.n_ids = c->prompts[i].n_ids;
-        if (worker_submit(c->h->worker, &rp, &c->jobs[i * n]) == 0)
+        rp.constraint = c->prompts[i].constraint.state ? &c->prompts[i].constraint : NULL;
+        if (worker_submit(c->h->worker, &rp, &c->jobs[i * n]) == 0) {
+            c->prompts[i].constraint.state = NULL;
             continue;
+        }
         for (int k = i * n; k < c->n_choices; k++) {
             c->choices[k].ended = 1;
             c->n_open--;
@@ -608,6 +665,16 @@ static void to_thread(struct call *c)
     pthread_mutex_unlock(&p->lock);
 }
 
+/* Must something be compiled? */
+static int takes_long(const struct call *c)
+{
+    static const char *const names[] = { "response_format", "grammar", "regex", "tools", "text" };
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (js_get(c->json, names[i]))
+            return 1;
+    return 0;
+}
+
 /* A stage is done: on to the next, here or in the thread. */
 static void advance(struct call *c, int large)
 {
@@ -616,7 +683,7 @@ static void advance(struct call *c, int large)
             c->stage = STAGE_PROMPTS;
             if (bind(c, &c->problem) != 0)
                 break;
-            if (large) {
+            if (large || takes_long(c)) {
                 c->h->preparing++;
                 to_thread(c);
                 return;
@@ -685,6 +752,8 @@ static void *prepare(void *arg)
         if (c && !(p->first = c->next_preparing))
             p->last = &p->first;
         pthread_mutex_unlock(&p->lock);
+        if (!c && !stop)
+            continue;                   /* the other thread took it */
         if (stop)
             return NULL;
         work_on(c, &c->problem);
@@ -707,12 +776,10 @@ int calls_open(struct server *s, struct err *e)
     p->loop = s->loop;
     pthread_mutex_init(&p->lock, NULL);
     pthread_cond_init(&p->work, NULL);
-    int rc = pthread_create(&p->thread, NULL, prepare, p);
-    if (rc != 0) {
-        free(p);
-        return err_set(e, ERR_IO, "thread: %s", strerror(rc));
-    }
     s->preparing = p;
+    for (int rc; p->n_threads < N_PREPARING; p->n_threads++)
+        if ((rc = pthread_create(&p->thread[p->n_threads], NULL, prepare, p)) != 0)
+            return err_set(e, ERR_IO, "thread: %s", strerror(rc));
     return 0;
 }
 
@@ -732,9 +799,10 @@ void calls_close(struct server *s)
         return;
     pthread_mutex_lock(&p->lock);
     p->stop = 1;
-    pthread_cond_signal(&p->work);
+    pthread_cond_broadcast(&p->work);
     pthread_mutex_unlock(&p->lock);
-    pthread_join(p->thread, NULL);
+    while (p->n_threads > 0)
+        pthread_join(p->thread[--p->n_threads], NULL);
     free_calls(p->first);
     free_calls(p->done);
     pthread_cond_destroy(&p->work);
@@ -760,88 +828,4 @@ void calls_events(struct server *s)
     }
     for (struct hosted *h = s->models; h; h = h->next)
         events_of(h);
-}
-
-/* ---- chat templates ---- */
-
-/* Messages with content as text: lists of text parts are joined. New reference. */
-static json_t *plain_messages(const json_t *messages, struct problem *pr)
-{
-    static const char *const roles[] = { "system", "developer", "user", "assistant", "tool", "function" };
-    json_t *list = json_array();
-    size_t n = json_array_size(messages);
-    if (!json_is_array(messages) || n == 0) {
-        problem_set(pr, 400, "messages", messages ? "invalid_type" : "missing", messages ? "messages: %s, expected a list of at least 1 message" : "messages: %s",
-                    !messages ? "missing" : json_is_array(messages) ? "empty" : js_kind(messages));
-        goto fail;
-    }
-    for (size_t i = 0; i < n; i++) {
-        json_t *m = json_array_get(messages, i);
-        const json_t *role = json_is_object(m) ? json_object_get(m, "role") : NULL, *content = json_is_object(m) ? json_object_get(m, "content") : NULL;
-        char param[40];
-        int known = 0;
-        snprintf(param, sizeof param, "messages[%zu]", i);
-        for (size_t k = 0; k < sizeof roles / sizeof *roles; k++)
-            known |= json_is_string(role) && strcmp(json_string_value(role), roles[k]) == 0;
-        if (!known) {
-            problem_set(pr, 400, param, "invalid_role", "%s: role is %.60s, expected system, user, assistant or tool", param, json_is_string(role) ? json_string_value(role) : "missing");
-            goto fail;
-        }
-        json_t *copy = json_copy(m);
-        if (!copy || json_array_append_new(list, copy) != 0)
-            goto nomem;
-        if (strcmp(json_string_value(role), "developer") == 0)      /* OpenAI's later name for it; templates know the old one */
-            json_object_set_new(copy, "role", json_string("system"));
-        if (json_is_null(content) || !content) {
-            if (strcmp(json_string_value(role), "assistant") != 0) {
-                problem_set(pr, 400, param, "missing", "%s: content: missing", param);
-                goto fail;
-            }
-            json_object_set_new(copy, "content", json_string(""));
-            continue;
-        }
-        if (json_is_string(content))
-            continue;
-        if (!json_is_array(content)) {
-            problem_set(pr, 400, param, "invalid_type", "%s: content: found %s, expected text or a list of text parts", param, js_kind(content));
-            goto fail;
-        }
-        struct buf text = { 0 };
-        for (size_t k = 0; k < json_array_size(content); k++) {
-            const json_t *part = json_array_get(content, k), *type = json_object_get(part, "type"), *words = json_object_get(part, "text");
-            if (!json_is_string(type) || strcmp(json_string_value(type), "text") != 0 || !json_is_string(words)) {
-                problem_set(pr, 400, param, "unsupported_parameter", "%s: content part %zu is of type '%.40s', expected text", param, k,
-                            json_is_string(type) ? json_string_value(type) : "?");
-                buf_release(&text);
-                goto fail;
-            }
-            buf_add(&text, json_string_value(words), json_string_length(words));
-        }
-        int rc = text.failed ? -1 : json_object_set_new(copy, "content", json_stringn(text.data ? text.data : "", text.size));
-        buf_release(&text);
-        if (rc != 0)
-            goto nomem;
-    }
-    return list;
-nomem:
-    problem_set(pr, 503, NULL, NULL, "out of memory");
-fail:
-    json_decref(list);
-    return NULL;
-}
-
-int call_render(const struct hosted *h, const json_t *body, int generation_prompt, char **text, size_t *size, struct problem *pr)
-{
-    struct err e;
-    const json_t *extra = js_get(body, "chat_template_kwargs");
-    if (extra && !json_is_object(extra))
-        return problem_set(pr, 400, "chat_template_kwargs", "invalid_type", "chat_template_kwargs: found %s, expected an object", js_kind(extra));
-    if (!h->tmpl)
-        return problem_set(pr, 400, "model", NULL, "model: %s has no chat template; /v1/completions takes text as it is", h->id);
-    json_t *messages = plain_messages(js_get(body, "messages"), pr);
-    if (!messages)
-        return -1;
-    int rc = chat_render(h->tmpl, messages, NULL, generation_prompt, h->bos, h->eos, (int64_t)time(NULL), extra, text, size, &e);
-    json_decref(messages);
-    return rc == 0 ? 0 : problem_set(pr, 400, "messages", "template_error", "messages: %s", e.msg);
 }

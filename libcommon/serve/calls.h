@@ -4,8 +4,10 @@
 #ifndef ZSE_SERVE_CALLS_H
 #define ZSE_SERVE_CALLS_H
 
+#include "libcommon/grammar/constrain.h"
 #include "libcommon/serve/server_impl.h"
 #include "libcommon/serve/splitter.h"
+#include "libcommon/serve/talk.h"
 
 enum { MAX_STOP = 16, MAX_CHOICES = 256, INLINE_BODY = 32 << 10 };
 
@@ -18,7 +20,9 @@ struct choice {
     struct job *job;                    /* of call.jobs */
     struct call *call;
     int index, prompt;
-    struct buf text, reasoning;         /* so far, where the answer is given whole */
+    struct buf text;                    /* so far, where the answer is given whole */
+    struct part *part; int n_parts;     /* of a conversation's answer; owned */
+    struct tool_parser *parser;         /* owned; NULL: there are no calls to be read */
     struct buf logprobs, values, tops, offsets;         /* JSON of the tokens so far: chat uses the first, completions all */
     int n_logprobs;
     size_t n_chars;                     /* of the text before the next token */
@@ -26,12 +30,17 @@ struct choice {
     float *embedding; int n_embedding;  /* owned */
     int ended, cancel_sent, cancel_heard, said_role;
     enum finish finish;
+    int stop;                           /* which stop string ended it; 0: none */
     int n_reasoning;
     struct request_stats stats;
     uint64_t last_ns;                   /* of its last token */
 };
 
-struct prompt { int32_t *ids; int n_ids; char *text; size_t text_size; };       /* owned; text: for echo, else NULL */
+struct prompt {
+    int32_t *ids; int n_ids;            /* owned */
+    char *text; size_t text_size;       /* owned: for echo, else NULL */
+    struct constraint constraint;       /* of its answers; state NULL: none, or the engine has it */
+};
 
 struct call_form {
     enum body_kind body;
@@ -41,6 +50,7 @@ struct call_form {
     void (*begin)(struct call *c);      /* a stream's first bytes */
     /* A token, or the end, of one choice. NULL: no engine is needed, what prepare made is the answer. */
     void (*event)(struct call *c, struct choice *ch, const struct events *b, const struct event *ev);
+    void (*piece)(struct call *c, struct choice *ch, const struct part *p, int begins, const char *text, size_t size);  /* of a conversation's answer: talk_event calls it */
     void (*end)(struct call *c);        /* every choice has ended: the answer, or the end of the stream */
     void (*fail)(struct call *c, const struct problem *p);      /* instead of end */
 };
@@ -64,10 +74,13 @@ struct call {
     const char *stop[MAX_STOP]; int n_stop;             /* borrowed from json */
     struct logit_bias *bias;            /* owned */
     struct prompt *prompts; int n_prompts;              /* owned */
+    struct shared_grammar *grammar;     /* of the answers; NULL: they are free */
     struct job *jobs;                   /* [n_choices]; owned */
     struct choice *choices; int n_choices, n_open;      /* owned; n_open: jobs that have not ended */
     int submitted, stage, begun;
     int starts_thinking;                /* the prompt ends with <think> */
+    struct talk talk;                   /* of a conversation; owned */
+    int raw_text;                       /* special tokens are part of the answer's text */
     struct buf head;                    /* of every event of a stream, up to what differs */
     struct buf line;                    /* scratch */
     struct problem problem;
@@ -100,8 +113,22 @@ void call_totals(const struct call *c, int *prompt, int *completion, int *cached
 const char *call_finish_name(enum finish f);
 void call_send_event(struct call *c);                   /* c->line as a server-sent event; empties it */
 void call_fail_answer(struct call *c, const struct problem *p);    /* the default for call_form.fail */
-/* messages and chat_template_kwargs to text. */
-int call_render(const struct hosted *h, const json_t *body, int generation_prompt, char **text, size_t *size, struct problem *pr);
+/* The status and the headers of a stream of server-sent events. */
+void call_begin_stream(struct call *c);
+/* What an answer of chat or text begins with, up to the list of choices; how an event of one choice ends (finish NULL: more comes), which is sent;
+ * how the stream and how the whole answer end. */
+void call_head(const struct call *c, const char *object, struct buf *out);
+void call_end_event(struct call *c, const char *finish);
+void call_end_stream(struct call *c);
+void call_end_answer(struct call *c, struct buf *out);
+/* Whatever form of talk the body has: messages, chat_template_kwargs, tools and the choice among them, as chat completions have them. */
+int call_chat(struct call *c, struct problem *pr);
+
+/* ---- shape.c: what the answers must look like ---- */
+/* c->talk's format and tools, grammar and regex of the body: the grammar, and a matcher of it for every prompt.  0 also where nothing is asked. */
+int call_shape(struct call *c, struct problem *pr);
+/* The schema in a response_format (new reference; of json_object, too), NULL without pr->status if it asks for text. */
+json_t *format_schema(const json_t *format, const char *param, struct problem *pr);
 
 /* ---- token_text.c ---- */
 /* The bytes that a token stands for, in the middle of a text. */

@@ -1,4 +1,5 @@
 /* chat.c - POST /v1/chat/completions. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -38,124 +39,146 @@ static void logprob_entry(const struct call *c, const struct events *b, const st
     buf_str(out, "]}");
 }
 
-static void stream_head(struct call *c, const char *object)
-{
-    buf_printf(&c->head, "data: {\"id\":\"%s\",\"object\":\"%s\",\"created\":%lld,\"model\":", c->id, object, (long long)c->created);
-    buf_json(&c->head, c->h->id, strlen(c->h->id));
-    buf_str(&c->head, ",\"system_fingerprint\":\"zse-" ZSE_VERSION "\",\"choices\":[");
-}
+/* ---- a stream ---- */
 
 static void begin(struct call *c)
 {
-    stream_head(c, "chat.completion.chunk");
-    conn_add_header(c->conn, "Cache-Control", "no-cache");
-    conn_add_header(c->conn, "X-Accel-Buffering", "no");        /* nginx would collect events */
-    conn_begin(c->conn, 200, "text/event-stream; charset=utf-8");
-    metrics_count(&c->s->metrics, c->route, 200);
+    buf_str(&c->head, "data: ");
+    call_head(c, "chat.completion.chunk", &c->head);
+    call_begin_stream(c);
 }
 
-/* One event with what is new. */
-static void send_delta(struct call *c, struct choice *ch, const struct buf *reasoning, const struct buf *text, const struct buf *logprobs, int last)
+static const char *finish_of(const struct choice *ch) { return ch->finish == FINISH_STOP && choice_calls(ch) ? "tool_calls" : call_finish_name(ch->finish); }
+
+/* What begins every delta; the first one says the role. */
+static void begin_delta(struct call *c, struct choice *ch, const char *content)
 {
-    struct buf *out = &c->line;
-    const char *comma = "";
-    buf_add(out, c->head.data, c->head.size);
-    buf_printf(out, "{\"index\":%d,\"delta\":{", ch->index);
-    if (!ch->said_role) {
-        buf_str(out, "\"role\":\"assistant\"");
-        comma = ",";
-        if (reasoning->size == 0 && text->size == 0)
-            buf_str(out, ",\"content\":\"\"");
-        ch->said_role = 1;
-    }
-    if (reasoning->size) {
-        buf_printf(out, "%s\"reasoning_content\":", comma);
-        buf_json(out, reasoning->data, reasoning->size);
-        comma = ",";
-    }
-    if (text->size) {
-        buf_printf(out, "%s\"content\":", comma);
-        buf_json(out, text->data, text->size);
-    }
-    buf_str(out, "},\"logprobs\":");
-    if (logprobs->size) {
-        buf_str(out, "{\"content\":[");
-        buf_add(out, logprobs->data, logprobs->size);
-        buf_str(out, "],\"refusal\":null}");
+    buf_add(&c->line, c->head.data, c->head.size);
+    buf_printf(&c->line, "{\"index\":%d,\"delta\":{", ch->index);
+    if (!ch->said_role)
+        buf_printf(&c->line, "\"role\":\"assistant\"%s", content);
+    ch->said_role = 1;
+}
+
+/* With the logprobs of the tokens that it comes from. */
+static void end_delta(struct call *c, struct choice *ch, const char *finish)
+{
+    buf_str(&c->line, "},\"logprobs\":");
+    if (ch->logprobs.size) {
+        buf_str(&c->line, "{\"content\":[");
+        buf_add(&c->line, ch->logprobs.data, ch->logprobs.size);
+        buf_str(&c->line, "],\"refusal\":null}");
     } else {
-        buf_str(out, "null");
+        buf_str(&c->line, "null");
     }
-    if (last)
-        buf_printf(out, ",\"finish_reason\":\"%s\"}]", call_finish_name(ch->finish));
-    else
-        buf_str(out, ",\"finish_reason\":null}]");
-    buf_str(out, c->include_usage ? ",\"usage\":null}\n\n" : "}\n\n");
-    call_send_event(c);
+    ch->logprobs.size = 0;
+    call_end_event(c, finish);
+}
+
+static int call_number(const struct choice *ch, const struct part *p)
+{
+    int n = 0;
+    for (int i = 0; i < p->index; i++)
+        n += ch->part[i].kind == PART_CALL;
+    return n;
+}
+
+static void piece(struct call *c, struct choice *ch, const struct part *p, int begins, const char *text, size_t size)
+{
+    const char *comma = ch->said_role ? "" : ",";
+    if (!call_is_stream(c))
+        return;
+    if (p->kind == PART_CALL) {
+        begin_delta(c, ch, ",\"content\":null");
+        buf_printf(&c->line, "%s\"tool_calls\":[{\"index\":%d,", comma, call_number(ch, p));
+        if (begins) {
+            buf_str(&c->line, "\"id\":");
+            buf_json(&c->line, p->id, strlen(p->id));
+            buf_str(&c->line, ",\"type\":\"function\",\"function\":{\"name\":");
+            buf_json(&c->line, p->name, strlen(p->name));
+            buf_str(&c->line, ",\"arguments\":\"\"}}]");
+        } else {
+            buf_str(&c->line, "\"function\":{\"arguments\":");
+            buf_json(&c->line, text, size);
+            buf_str(&c->line, "}}]");
+        }
+    } else {
+        begin_delta(c, ch, "");
+        buf_printf(&c->line, "%s\"%s\":", comma, p->kind == PART_REASONING ? "reasoning_content" : "content");
+        buf_json(&c->line, text, size);
+    }
+    end_delta(c, ch, NULL);
 }
 
 static void on_event(struct call *c, struct choice *ch, const struct events *b, const struct event *ev)
 {
-    struct buf reasoning = { 0 }, text = { 0 }, entry = { 0 };
-    const char *piece = ev->text_size ? b->bytes.data + ev->text : "";
-    int thinking = ch->split.state != SPLIT_ANSWER;
-    splitter_push(&ch->split, piece, ev->text_size, ev->last, &reasoning, &text);
-    if (c->h->thinks && ev->id >= 0 && thinking && (ch->split.state == SPLIT_REASONING || ch->n_reasoning))
-        ch->n_reasoning++;
-    if (c->n_logprobs >= 0 && ev->id >= 0)
-        logprob_entry(c, b, ev, &entry);
-    if (call_is_stream(c)) {
-        if (ev->last && (text.size || reasoning.size || entry.size)) {      /* the last event is an empty delta with the reason */
-            send_delta(c, ch, &reasoning, &text, &entry, 0);
-            text.size = reasoning.size = entry.size = 0;
-        }
-        if (ev->last || !ch->said_role || text.size || reasoning.size || entry.size)
-            send_delta(c, ch, &reasoning, &text, &entry, ev->last);
-    } else {
-        buf_add(&ch->reasoning, reasoning.data, reasoning.size);
-        buf_add(&ch->text, text.data, text.size);
-        if (entry.size) {
-            if (ch->logprobs.size)
-                buf_str(&ch->logprobs, ",");
-            buf_add(&ch->logprobs, entry.data, entry.size);
-        }
+    if (c->n_logprobs >= 0 && ev->id >= 0) {
+        if (ch->logprobs.size)
+            buf_str(&ch->logprobs, ",");
+        logprob_entry(c, b, ev, &ch->logprobs);
     }
-    buf_release(&reasoning);
-    buf_release(&text);
-    buf_release(&entry);
+    talk_event(c, ch, b, ev);
+    if (!call_is_stream(c) || c->problem.status)
+        return;
+    if ((!ch->said_role && !ch->parser) || ch->logprobs.size) {         /* tokens without text; of a call they may be */
+        begin_delta(c, ch, ",\"content\":\"\"");
+        end_delta(c, ch, NULL);
+    }
+    if (ev->last) {                             /* the last event is an empty delta with the reason */
+        begin_delta(c, ch, ",\"content\":\"\"");
+        end_delta(c, ch, finish_of(ch));
+    }
 }
 
-static void end_stream(struct call *c)
+/* ---- a whole answer ---- */
+
+static void message(const struct choice *ch, struct buf *out)
 {
-    if (c->include_usage) {
-        buf_add(&c->line, c->head.data, c->head.size);
-        buf_str(&c->line, "],\"usage\":");
-        call_usage(c, &c->line);
-        buf_str(&c->line, "}\n\n");
+    struct buf text = { 0 }, reasoning = { 0 };
+    int n = 0, calls = choice_calls(ch);
+    choice_text(ch, PART_TEXT, &text);
+    choice_text(ch, PART_REASONING, &reasoning);
+    buf_str(out, "{\"role\":\"assistant\",\"content\":");
+    if (calls && text.size == 0)
+        buf_str(out, "null");
+    else
+        buf_json(out, text.data, text.size);
+    if (reasoning.size) {
+        buf_str(out, ",\"reasoning_content\":");
+        buf_json(out, reasoning.data, reasoning.size);
     }
-    buf_str(&c->line, "data: [DONE]\n\n");
-    call_send_event(c);
-    conn_end(c->conn);
+    for (int i = 0; i < ch->n_parts; i++) {
+        const struct part *p = &ch->part[i];
+        if (p->kind != PART_CALL)
+            continue;
+        buf_str(out, n++ ? ",{\"id\":" : ",\"tool_calls\":[{\"id\":");
+        buf_json(out, p->id, strlen(p->id));
+        buf_str(out, ",\"type\":\"function\",\"function\":{\"name\":");
+        buf_json(out, p->name, strlen(p->name));
+        buf_str(out, ",\"arguments\":");
+        buf_json(out, p->text.data, p->text.size);
+        buf_str(out, n == calls ? "}}]" : "}}");
+        out->failed |= p->text.failed;
+    }
+    buf_str(out, ",\"refusal\":null}");
+    out->failed |= text.failed | reasoning.failed;
+    buf_release(&text);
+    buf_release(&reasoning);
 }
 
 static void end(struct call *c)
 {
     struct buf out = { 0 };
     if (call_is_stream(c)) {
-        end_stream(c);
+        call_end_stream(c);
         return;
     }
-    buf_printf(&out, "{\"id\":\"%s\",\"object\":\"chat.completion\",\"created\":%lld,\"model\":", c->id, (long long)c->created);
-    buf_json(&out, c->h->id, strlen(c->h->id));
-    buf_str(&out, ",\"system_fingerprint\":\"zse-" ZSE_VERSION "\",\"choices\":[");
+    call_head(c, "chat.completion", &out);
     for (int i = 0; i < c->n_choices; i++) {
         const struct choice *ch = &c->choices[i];
-        buf_printf(&out, "%s{\"index\":%d,\"message\":{\"role\":\"assistant\",\"content\":", i ? "," : "", i);
-        buf_json(&out, ch->text.data, ch->text.size);
-        if (ch->reasoning.size) {
-            buf_str(&out, ",\"reasoning_content\":");
-            buf_json(&out, ch->reasoning.data, ch->reasoning.size);
-        }
-        buf_str(&out, ",\"refusal\":null},\"logprobs\":");
+        buf_printf(&out, "%s{\"index\":%d,\"message\":", i ? "," : "", i);
+        message(ch, &out);
+        buf_str(&out, ",\"logprobs\":");
         if (c->n_logprobs >= 0) {
             buf_str(&out, "{\"content\":[");
             buf_add(&out, ch->logprobs.data, ch->logprobs.size);
@@ -163,29 +186,71 @@ static void end(struct call *c)
         } else {
             buf_str(&out, "null");
         }
-        buf_printf(&out, ",\"finish_reason\":\"%s\"}", call_finish_name(ch->finish));
-        out.failed |= ch->text.failed | ch->reasoning.failed | ch->logprobs.failed;
+        buf_printf(&out, ",\"finish_reason\":\"%s\"}", finish_of(ch));
+        out.failed |= ch->logprobs.failed;
     }
-    buf_str(&out, "],\"usage\":");
-    call_usage(c, &out);
-    buf_str(&out, "}");
-    reply_json(c->s, c->conn, 200, &out);
-    buf_release(&out);
+    call_end_answer(c, &out);
 }
 
-static int prepare(struct call *c, struct problem *pr)
+/* ---- the body ---- */
+
+static int read_tools(struct call *c, struct problem *pr)
 {
-    char *text;
-    size_t size;
-    if (call_prompts(c, 1, pr) != 0 || call_render(c->h, c->json, 1, &text, &size, pr) != 0)
-        return -1;
-    c->starts_thinking = c->h->thinks && splitter_begun(text, size);
-    int rc = call_tokenize(c, 0, text, size, 1, 0, pr, "messages");
-    free(text);
-    return rc;
+    json_t *tools = js_get(c->json, "tools"), *tool;
+    size_t i;
+    if (tools && !json_is_array(tools))
+        return problem_set(pr, 400, "tools", "invalid_type", "tools: found %s, expected a list", js_kind(tools));
+    json_array_foreach(tools, i, tool) {
+        const char *type = json_string_value(json_object_get(tool, "type"));
+        json_t *f = json_object_get(tool, "function");
+        char param[32];
+        snprintf(param, sizeof param, "tools[%zu]", i);
+        if (!type || strcmp(type, "function") != 0 || !json_is_object(f))
+            return problem_set(pr, 400, param, "invalid_tool", "%s: type is '%.40s', expected {type: \"function\", function: {name, description, parameters}}", param, type ? type : "");
+        if (talk_add_tool(&c->talk, json_string_value(json_object_get(f, "name")), js_get(f, "description"), js_get(f, "parameters"), param, pr) != 0)
+            return -1;
+    }
+    return 0;
 }
 
-static const struct call_form form = { BODY_CHAT, "chatcmpl-", prepare, begin, on_event, end, call_fail_answer };
+static int read_choice(struct call *c, struct problem *pr)
+{
+    json_t *v = js_get(c->json, "tool_choice");
+    const char *word = json_string_value(v), *type = json_string_value(json_object_get(v, "type"));
+    struct talk *t = &c->talk;
+    if (!v || (word && strcmp(word, "auto") == 0))
+        return 0;
+    if (word && strcmp(word, "none") == 0) {
+        t->choice = CALLS_NONE;
+        return 0;
+    }
+    t->choice = CALLS_REQUIRED;
+    if (word && strcmp(word, "required") == 0)
+        return 0;
+    t->only = json_string_value(json_object_get(json_object_get(v, "function"), "name"));
+    if (!type || strcmp(type, "function") != 0 || !t->only)
+        return problem_set(pr, 400, "tool_choice", "invalid_type", "tool_choice: expected none, auto, required, or {type: \"function\", function: {name}}");
+    return 0;
+}
+
+int call_chat(struct call *c, struct problem *pr)
+{
+    json_t *vars = js_get(c->json, "chat_template_kwargs");
+    if (vars && !json_is_object(vars))
+        return problem_set(pr, 400, "chat_template_kwargs", "invalid_type", "chat_template_kwargs: found %s, expected an object", js_kind(vars));
+    c->talk.param = "messages";
+    c->talk.vars = json_incref(vars);
+    c->talk.format = js_get(c->json, "response_format");
+    c->talk.format_param = "response_format";
+    c->talk.serial = !c->params.parallel_calls;
+    if (!(c->talk.messages = talk_messages(js_get(c->json, "messages"), pr)))
+        return -1;
+    return read_tools(c, pr) == 0 && read_choice(c, pr) == 0 ? 0 : -1;
+}
+
+static int prepare(struct call *c, struct problem *pr) { return call_chat(c, pr) == 0 ? talk_prepare(c, pr) : -1; }
+
+static const struct call_form form = { .body = BODY_CHAT, .prefix = "chatcmpl-", .prepare = prepare, .begin = begin, .event = on_event, .piece = piece, .end = end, .fail = call_fail_answer };
 
 void handle_chat(struct server *s, struct conn *c, const char *rest)
 {

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "libcommon/base/json.h"
 #include "libcommon/base/utf8.h"
 #include "libcommon/serve/calls.h"
 
@@ -64,13 +65,9 @@ static void logprobs_json(const struct call *c, const struct choice *ch, struct 
 
 static void begin(struct call *c)
 {
-    buf_printf(&c->head, "data: {\"id\":\"%s\",\"object\":\"text_completion\",\"created\":%lld,\"model\":", c->id, (long long)c->created);
-    buf_json(&c->head, c->h->id, strlen(c->h->id));
-    buf_str(&c->head, ",\"system_fingerprint\":\"zse-" ZSE_VERSION "\",\"choices\":[");
-    conn_add_header(c->conn, "Cache-Control", "no-cache");
-    conn_add_header(c->conn, "X-Accel-Buffering", "no");        /* nginx would collect events */
-    conn_begin(c->conn, 200, "text/event-stream; charset=utf-8");
-    metrics_count(&c->s->metrics, c->route, 200);
+    buf_str(&c->head, "data: ");
+    call_head(c, "text_completion", &c->head);
+    call_begin_stream(c);
 }
 
 /* max_tokens = 0 asks only for the prompt: the engine makes one token, and nobody sees it. */
@@ -87,13 +84,8 @@ static void send_piece(struct call *c, struct choice *ch, const char *text, size
         logprobs_json(c, ch, out);
     else
         buf_str(out, "null");
-    if (last)
-        buf_printf(out, ",\"finish_reason\":\"%s\"}]", call_finish_name(ch->finish));
-    else
-        buf_str(out, ",\"finish_reason\":null}]");
-    buf_str(out, c->include_usage ? ",\"usage\":null}\n\n" : "}\n\n");
     ch->logprobs.size = ch->values.size = ch->tops.size = ch->offsets.size = 0;
-    call_send_event(c);
+    call_end_event(c, last ? call_finish_name(ch->finish) : NULL);
 }
 
 static void on_event(struct call *c, struct choice *ch, const struct events *b, const struct event *ev)
@@ -127,20 +119,10 @@ static void end(struct call *c)
 {
     struct buf out = { 0 };
     if (call_is_stream(c)) {
-        if (c->include_usage) {
-            buf_add(&c->line, c->head.data, c->head.size);
-            buf_str(&c->line, "],\"usage\":");
-            call_usage(c, &c->line);
-            buf_str(&c->line, "}\n\n");
-        }
-        buf_str(&c->line, "data: [DONE]\n\n");
-        call_send_event(c);
-        conn_end(c->conn);
+        call_end_stream(c);
         return;
     }
-    buf_printf(&out, "{\"id\":\"%s\",\"object\":\"text_completion\",\"created\":%lld,\"model\":", c->id, (long long)c->created);
-    buf_json(&out, c->h->id, strlen(c->h->id));
-    buf_str(&out, ",\"system_fingerprint\":\"zse-" ZSE_VERSION "\",\"choices\":[");
+    call_head(c, "text_completion", &out);
     for (int i = 0; i < c->n_choices; i++) {
         const struct choice *ch = &c->choices[i];
         buf_printf(&out, "%s{\"index\":%d,\"text\":", i ? "," : "", i);
@@ -150,19 +132,17 @@ static void end(struct call *c)
         buf_printf(&out, ",\"finish_reason\":\"%s\"}", call_finish_name(ch->finish));
         out.failed |= ch->text.failed;
     }
-    buf_str(&out, "],\"usage\":");
-    call_usage(c, &out);
-    buf_str(&out, "}");
-    reply_json(c->s, c->conn, 200, &out);
-    buf_release(&out);
+    call_end_answer(c, &out);
 }
 
 static int prepare(struct call *c, struct problem *pr)
 {
-    return call_any_prompts(c, "prompt", 1, pr);
+    c->talk.format = js_get(c->json, "response_format");
+    c->talk.format_param = "response_format";
+    return call_any_prompts(c, "prompt", 1, pr) == 0 ? call_shape(c, pr) : -1;
 }
 
-static const struct call_form form = { BODY_COMPLETION, "cmpl-", prepare, begin, on_event, end, call_fail_answer };
+static const struct call_form form = { .body = BODY_COMPLETION, .prefix = "cmpl-", .prepare = prepare, .begin = begin, .event = on_event, .end = end, .fail = call_fail_answer };
 
 void handle_completions(struct server *s, struct conn *c, const char *rest)
 {

@@ -83,7 +83,7 @@ static int prepare(struct call *c, struct problem *pr)
     return call_any_prompts(c, "input", 0, pr);
 }
 
-static const struct call_form form = { BODY_EMBEDDING, "embd-", prepare, begin, on_event, end, call_fail_answer };
+static const struct call_form form = { .body = BODY_EMBEDDING, .prefix = "embd-", .prepare = prepare, .begin = begin, .event = on_event, .end = end, .fail = call_fail_answer };
 
 void handle_embeddings(struct server *s, struct conn *c, const char *rest)
 {

@@ -16,7 +16,6 @@ static int is_empty_text(const json_t *v) { return json_is_string(v) && json_str
 static int is_word(const json_t *v, const char *word) { return json_is_string(v) && strcmp(json_string_value(v), word) == 0; }
 static int no_tool(const json_t *v) { return is_word(v, "none") || is_word(v, "auto"); }
 static int only_text(const json_t *v) { return json_is_array(v) && json_array_size(v) == 1 && is_word(json_array_get(v, 0), "text"); }
-static int text_format(const json_t *v) { return json_is_object(v) && json_object_size(v) == 1 && is_word(json_object_get(v, "type"), "text"); }
 
 /* ---- the table ---- */
 
@@ -33,8 +32,6 @@ static int text_format(const json_t *v) { return json_is_object(v) && json_objec
 #define REFUSED(name, where, harmless, about) { name, where, FIELD_REFUSED, FIELD_OTHER, 0, 0, 0, 0, NULL, about, harmless }
 
 #define STRINGS "{\"type\":\"array\",\"items\":{\"type\":\"string\"}}"
-#define NO_TOOLS "tools are not available in this version"
-#define NO_GRAMMAR "structured output is not available in this version"
 #define NO_AUDIO "text in, text out"
 
 const struct field fields[] = {
@@ -90,20 +87,26 @@ const struct field fields[] = {
     IGNORED("prompt_cache_retention", API, "cannot change the answer"),
     IGNORED("safety_identifier", API, "cannot change the answer"),
     IGNORED("prediction", BODY_CHAT, "cannot change the answer"),
-    IGNORED("parallel_tool_calls", BODY_CHAT, "cannot change the answer where there are no tools"),
     IGNORED("cache_prompt", API | BODY_WS_CHAT, "prefixes are always kept; cannot change the answer"),
 
-    REFUSED("tools", BODY_CHAT | BODY_TEMPLATE | BODY_WS_CHAT, is_empty, NO_TOOLS),
-    REFUSED("tool_choice", BODY_CHAT, no_tool, NO_TOOLS),
-    REFUSED("functions", BODY_CHAT, is_empty, NO_TOOLS),
-    REFUSED("function_call", BODY_CHAT, no_tool, NO_TOOLS),
-    REFUSED("response_format", API, text_format, NO_GRAMMAR),
-    REFUSED("guided_json", API, NULL, NO_GRAMMAR),
-    REFUSED("guided_regex", API, NULL, NO_GRAMMAR),
-    REFUSED("guided_choice", API, NULL, NO_GRAMMAR),
-    REFUSED("guided_grammar", API, NULL, NO_GRAMMAR),
-    REFUSED("grammar", API, is_empty_text, NO_GRAMMAR),
-    REFUSED("json_schema", API, is_empty, NO_GRAMMAR),
+    OTHER("tools", BODY_CHAT | BODY_TEMPLATE, "{\"type\":\"array\",\"items\":{\"type\":\"object\",\"required\":[\"type\",\"function\"]}}",
+          "functions that the model may call: {type: function, function: {name, description, parameters}}; parameters is a JSON Schema, which calls obey"),
+    OTHER("tool_choice", BODY_CHAT, "{\"oneOf\":[{\"enum\":[\"none\",\"auto\",\"required\"]},{\"type\":\"object\"}]}",
+          "none, auto, required, or {type: function, function: {name}}: this one"),
+    TRUTH("parallel_tool_calls", BODY_CHAT, AT(parallel_calls), "more than one call in an answer (default: true)"),
+    OTHER("response_format", API, "{\"type\":\"object\",\"required\":[\"type\"]}",
+          "{type: text}, {type: json_object}, or {type: json_schema, json_schema: {name, schema}}: the answer satisfies the schema, strict or not"),
+    OTHER("grammar", API, "{\"type\":\"string\"}", "the answer follows these rules (GBNF)"),
+    OTHER("regex", API, "{\"type\":\"string\"}", "the whole answer matches this regular expression"),
+
+    REFUSED("tools", BODY_WS_CHAT, is_empty, "not on this WebSocket: use /v1/chat/completions"),
+    REFUSED("functions", BODY_CHAT, is_empty, "the old name of tools"),
+    REFUSED("function_call", BODY_CHAT, no_tool, "the old name of tool_choice"),
+    REFUSED("guided_json", API, NULL, "use response_format"),
+    REFUSED("guided_regex", API, NULL, "use regex"),
+    REFUSED("guided_choice", API, NULL, "use response_format with an enum"),
+    REFUSED("guided_grammar", API, NULL, "use grammar"),
+    REFUSED("json_schema", API, is_empty, "use response_format"),
     REFUSED("modalities", BODY_CHAT, only_text, NO_AUDIO),
     REFUSED("audio", BODY_CHAT, NULL, NO_AUDIO),
     REFUSED("web_search_options", BODY_CHAT, NULL, "there is no search"),

@@ -41,6 +41,7 @@ struct params {
     struct sampling sampling;
     double seed;                        /* -2^53 to 2^53: what JSON numbers hold exactly */
     int max_tokens, max_completion_tokens, n, best_of, top_logprobs, logprobs_count, logprobs, stream, echo, ignore_eos, priority;
+    int parallel_calls;
     int add_special, parse_special, with_pieces, add_generation_prompt, dimensions;
     int max_running, max_waiting;
     int rate_limit, enabled, token_limit_minute, token_limit_day;

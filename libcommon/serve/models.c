@@ -42,11 +42,17 @@ static int read_template(struct hosted *h, struct err *e)
     h->eos = token_text(h->m.tokenizer, n_eos ? eos[0] : -1);
     if (!h->bos || !h->eos)
         return err_nomem(e, "model");
+    h->calls_form = tool_format_detect(NULL, 0);
+    if (!(h->grammars = grammars_open(h->m.tokenizer, e)))
+        return -1;
     if (!own && json_is_object(named))
         own = js_get(named, "default");
     if (!json_is_string(own))
         return 0;
-    h->thinks = strstr(json_string_value(own), "</think>") != NULL;
+    const char *text = json_string_value(own);
+    h->thinks = strstr(text, "</think>") != NULL;
+    h->knows_tools = strstr(text, "tools") != NULL;
+    h->calls_form = tool_format_detect(text, json_string_length(own));
     h->tmpl = tmpl_parse(json_string_value(own), json_string_length(own), "chat template", e);
     return h->tmpl ? 0 : -1;
 }
@@ -211,6 +217,7 @@ static void free_hosted(struct hosted *h)
     for (struct hosted *o = h->s->models; o; o = o->next)
         if (o->replaces == h)
             o->replaces = NULL;
+    grammars_close(h->grammars);                /* its engine, which follows them, is closed */
     free(h->bos);
     free(h->eos);
     free(h->path);

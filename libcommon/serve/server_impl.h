@@ -6,7 +6,9 @@
 
 #include "libcommon/base/rng.h"
 #include "libcommon/serve/conn.h"
+#include "libcommon/grammar/tools.h"
 #include "libcommon/serve/fields.h"
+#include "libcommon/serve/grammars.h"
 #include "libcommon/serve/guard.h"
 #include "libcommon/serve/metrics.h"
 #include "libcommon/serve/problem.h"
@@ -36,6 +38,9 @@ struct hosted {
     struct tmpl *tmpl;                  /* owned */
     char *bos, *eos;                    /* texts of the tokens; owned */
     int thinks;                         /* its template knows <think> */
+    int knows_tools;                    /* its template writes tools */
+    const struct tool_format *calls_form;       /* how it writes calls */
+    struct grammars *grammars;          /* owned; NULL: it has no tokenizer */
     struct sampling sampling;           /* defaults of its requests */
     uint64_t memory_bytes;
     struct engine_limits limits;        /* as wished, batching on */

@@ -11,6 +11,7 @@ struct order {
     struct order *next;
     enum order_kind kind;
     struct request_params params;
+    struct constraint constraint;       /* of params; state NULL: none, or the engine has it */
     struct job *jobs;
     struct engine_limits limits;
 };
@@ -85,6 +86,7 @@ static void hear(void *user, const struct token_event *t)
         return;
     ev->id = t->id;
     ev->finish = t->finish;
+    ev->stop = t->stop;
     ev->last = t->finish != FINISH_NONE;
     ev->is_prompt = t->is_prompt;
     ev->text_size = t->size;
@@ -117,6 +119,13 @@ static void refuse(struct worker *w, struct job *job, enum finish why, const str
     ev->why = e ? add_bytes(&w->batch->bytes, e->msg, strlen(e->msg) + 1) : 0;
 }
 
+static void free_order(struct order *o)
+{
+    if (o->constraint.state)
+        o->constraint.close(o->constraint.state);
+    free(o);
+}
+
 static void submit(struct worker *w, struct order *o)
 {
     struct err e;
@@ -132,6 +141,8 @@ static void submit(struct worker *w, struct order *o)
     }
     if (!ok)
         err_nomem(&e, "request");
+    if (o->constraint.state)
+        o->params.constraint = &o->constraint;
     o->params.on_token = hear;
     o->params.user = o->jobs;
     if (n > 1) {
@@ -139,8 +150,10 @@ static void submit(struct worker *w, struct order *o)
         o->params.requests = requests;
     }
     struct request *first = ok && !all_cancelled ? engine_submit(w->g, &o->params, &e) : NULL;
-    if (first)
+    if (first) {
         requests[0] = first;
+        o->constraint.state = NULL;
+    }
     if (!first)
         for (int i = 0; i < n; i++)
             refuse(w, &o->jobs[i], all_cancelled ? FINISH_CANCELLED : FINISH_ERROR, all_cancelled ? NULL : &e);
@@ -214,7 +227,7 @@ static void *work(void *arg)
         if (stop) {
             while (list) {
                 struct order *next = list->next;
-                free(list);
+                free_order(list);
                 list = next;
             }
             return NULL;
@@ -224,7 +237,7 @@ static void *work(void *arg)
         while (list) {
             struct order *next = list->next;
             obey(w, list);
-            free(list);
+            free_order(list);
             list = next;
         }
         running = engine_step(w->g, &e);    /* a failure of the backend reaches each request's callback */
@@ -307,7 +320,11 @@ static int give_order(struct worker *w, const struct order *what)
 
 int worker_submit(struct worker *w, const struct request_params *p, struct job *jobs)
 {
-    return give_order(w, &(struct order){ .kind = ORDER_SUBMIT, .params = *p, .jobs = jobs });
+    struct order o = { .kind = ORDER_SUBMIT, .params = *p, .jobs = jobs };
+    if (p->constraint)
+        o.constraint = *p->constraint;
+    o.params.constraint = NULL;             /* it moves with the order */
+    return give_order(w, &o);
 }
 
 int worker_cancel(struct worker *w, struct job *job)

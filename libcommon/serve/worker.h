@@ -23,6 +23,7 @@ struct event {
     struct job *job;
     int32_t id;
     enum finish finish;
+    int stop;                           /* of token_event */
     int last, refused, is_prompt;       /* refused: by engine_submit */
     int cancel_heard;                   /* nothing else in it: worker_cancel was obeyed, and the thread does not look at the job for its sake any more */
     float logprob;
@@ -46,7 +47,8 @@ struct events {                          /* of one or more steps */
 struct worker *worker_open(struct engine *g, void (*wake)(void *user), void *user, struct err *e);
 /* Ends the thread after the step that it is in. Jobs that are not done get no more events. */
 void worker_close(struct worker *w);
-/* Requests for p->n (at least 1) jobs. What p points to stays until their first events or last. 0, or -1 without memory; a refusal is an event. */
+/* Requests for p->n (at least 1) jobs. What p points to stays until their first events or last, but for its constraint, which is copied and taken over.
+ * 0, or -1 without memory; a refusal is an event. */
 int worker_submit(struct worker *w, const struct request_params *p, struct job *jobs);
 /* 0, or -1 without memory: then the answer goes on to its end. */
 int worker_cancel(struct worker *w, struct job *job);

@@ -72,14 +72,14 @@ static int prepare(struct call *c, struct problem *pr)
 {
     char *text;
     size_t size;
-    if (call_prompts(c, 1, pr) != 0 || call_render(c->h, c->json, 1, &text, &size, pr) != 0)
+    if (call_chat(c, pr) != 0 || call_prompts(c, 1, pr) != 0 || talk_render(c->h, &c->talk, 1, &text, &size, pr) != 0)
         return -1;
     int rc = call_tokenize(c, 0, text, size, 1, 0, pr, "messages");
     free(text);
     return rc;
 }
 
-static const struct call_form form = { BODY_WS_CHAT, "ws-", prepare, begin, on_event, end, fail };
+static const struct call_form form = { .body = BODY_WS_CHAT, .prefix = "ws-", .prepare = prepare, .begin = begin, .event = on_event, .end = end, .fail = fail };
 
 void ws_chat_message(struct server *s, struct conn *c, const char *text, size_t size)
 {

@@ -1,6 +1,6 @@
 /* constrain.h - a grammar's matcher as the constraint of a request. */
-#ifndef ZSE_CMD_CONSTRAIN_H
-#define ZSE_CMD_CONSTRAIN_H
+#ifndef ZSE_GRAMMAR_CONSTRAIN_H
+#define ZSE_GRAMMAR_CONSTRAIN_H
 
 #include "libcommon/engine/constraint.h"
 #include "libcommon/grammar/grammar.h"

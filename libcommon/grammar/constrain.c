@@ -1,4 +1,4 @@
-#include "cmd/constrain.h"
+#include "libcommon/grammar/constrain.h"
 
 static const uint32_t *mask(void *state) { return matcher_mask(state); }
 static int accept(void *state, int32_t id) { return matcher_accept(state, id); }

@@ -1,0 +1,151 @@
+#include "libcommon/serve/grammars.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_GRAMMARS = 128 };
+static const size_t most_bytes = 256u << 20;
+
+struct shared_grammar {
+    struct shared_grammar *next;        /* by time of the last use, latest first */
+    struct grammar *g;
+    char *key; size_t key_size;         /* owned */
+    atomic_int users;                   /* given back without the lock: nobody waits for a grammar that is being made */
+};
+
+struct grammars {
+    pthread_mutex_t lock;
+    const struct tokenizer *t;
+    struct grammar_vocab *vocab;
+    struct shared_grammar *first;
+};
+
+struct grammars *grammars_open(const struct tokenizer *t, struct err *e)
+{
+    struct grammars *all = calloc(1, sizeof *all);
+    if (!all) {
+        err_nomem(e, "grammars");
+        return NULL;
+    }
+    all->t = t;
+    pthread_mutex_init(&all->lock, NULL);
+    return all;
+}
+
+static void free_one(struct shared_grammar *g)
+{
+    grammar_close(g->g);
+    free(g->key);
+    free(g);
+}
+
+void grammars_close(struct grammars *all)
+{
+    if (!all)
+        return;
+    while (all->first) {
+        struct shared_grammar *next = all->first->next;
+        free_one(all->first);
+        all->first = next;
+    }
+    grammar_vocab_close(all->vocab);
+    pthread_mutex_destroy(&all->lock);
+    free(all);
+}
+
+/* With its use counted and at the front of the list; NULL: not there.  Under the lock. */
+static struct shared_grammar *find(struct grammars *all, const char *key, size_t size)
+{
+    for (struct shared_grammar **at = &all->first; *at; at = &(*at)->next) {
+        struct shared_grammar *g = *at;
+        if (g->key_size != size || memcmp(g->key, key, size) != 0)
+            continue;
+        *at = g->next;
+        g->next = all->first;
+        all->first = g;
+        g->users++;
+        return g;
+    }
+    return NULL;
+}
+
+/* Drop what nobody uses until there is room for one more; -1: all of it is in use.  Under the lock. */
+static int make_room(struct grammars *all)
+{
+    for (;;) {
+        struct shared_grammar **oldest = NULL;
+        size_t bytes = 0;
+        int n = 0;
+        for (struct shared_grammar **at = &all->first; *at; at = &(*at)->next) {
+            struct grammar_stats s;
+            grammar_stats((*at)->g, &s);
+            bytes += s.bytes + (*at)->key_size;
+            n++;
+            if ((*at)->users == 0)
+                oldest = at;
+        }
+        if (n < MOST_GRAMMARS && bytes < most_bytes)
+            return 0;
+        if (!oldest)
+            return -1;
+        struct shared_grammar *g = *oldest;
+        *oldest = g->next;
+        free_one(g);
+    }
+}
+
+static struct shared_grammar *make_one(const struct grammar_vocab *v, const char *key, size_t size, grammar_maker *make, const void *what, struct err *e)
+{
+    struct shared_grammar *g = calloc(1, sizeof *g);
+    if (!g || !(g->key = malloc(size + 1))) {
+        free(g);
+        err_nomem(e, "grammars");
+        return NULL;
+    }
+    memcpy(g->key, key, size);
+    g->key_size = size;
+    g->users = 1;
+    if ((g->g = make(v, what, e)))
+        return g;
+    free(g->key);
+    free(g);
+    return NULL;
+}
+
+struct shared_grammar *grammars_get(struct grammars *all, const char *key, size_t size, grammar_maker *make, const void *what, struct err *e)
+{
+    pthread_mutex_lock(&all->lock);
+    struct shared_grammar *g = find(all, key, size);
+    int full = !g && make_room(all) != 0;
+    if (!g && !full && !all->vocab)
+        all->vocab = grammar_vocab_open(all->t, 0, e);
+    const struct grammar_vocab *v = all->vocab;
+    pthread_mutex_unlock(&all->lock);
+    if (full)
+        err_set(e, ERR_MEMORY, "the grammars of running requests take too much memory");
+    if (g || full || !v)
+        return g;
+    if (!(g = make_one(v, key, size, make, what, e)))
+        return NULL;
+    pthread_mutex_lock(&all->lock);
+    struct shared_grammar *other = find(all, key, size);        /* another thread was faster */
+    if (!other) {
+        g->next = all->first;
+        all->first = g;
+    }
+    pthread_mutex_unlock(&all->lock);
+    if (!other)
+        return g;
+    free_one(g);
+    return other;
+}
+
+struct grammar *shared_grammar(struct shared_grammar *g) { return g->g; }
+
+void grammars_release(struct shared_grammar *g)
+{
+    if (g)
+        g->users--;
+}

@@ -1,0 +1,157 @@
+/* shape.c - response_format, grammar and regex: what the answers of a request must look like. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "libcommon/base/json.h"
+#include "libcommon/serve/calls.h"
+
+json_t *format_schema(const json_t *format, const char *param, struct problem *pr)
+{
+    static const char *const known[] = { "type", "json_schema", "name", "description", "strict", "schema" };
+    const json_t *type = json_is_object(format) ? json_object_get(format, "type") : NULL;
+    const char *kind = json_string_value(type), *key;
+    pr->status = 0;
+    if (!kind) {
+        problem_set(pr, 400, param, "invalid_type", "%s: expected an object with a type", param);
+        return NULL;
+    }
+    for (size_t i = 0; i < json_object_size(format); i++) {
+        const json_t *inside = json_object_get(format, "json_schema");
+        union { const json_t *in; json_t *out; } u = { .in = i == 0 ? format : json_is_object(inside) ? inside : NULL };
+        json_t *v;
+        json_object_foreach(u.out, key, v) {
+            int ok = 0;
+            for (size_t k = 0; k < sizeof known / sizeof *known; k++)
+                ok |= strcmp(key, known[k]) == 0;
+            if (!ok) {
+                problem_set(pr, 400, param, "unknown_parameter", "%s: %.80s: no such field", param, key);
+                return NULL;
+            }
+        }
+    }
+    if (strcmp(kind, "text") == 0)
+        return NULL;
+    if (strcmp(kind, "json_object") == 0)
+        return json_pack("{s:s}", "type", "object");
+    if (strcmp(kind, "json_schema") != 0) {
+        problem_set(pr, 400, param, "unsupported_parameter", "%s: type is '%.60s', expected text, json_object or json_schema", param, kind);
+        return NULL;
+    }
+    const json_t *inside = js_get(format, "json_schema");
+    json_t *schema = js_get(inside ? inside : format, "schema");        /* Chat Completions has a level more than Responses */
+    if (!json_is_object(schema) && !json_is_boolean(schema)) {
+        problem_set(pr, 400, param, schema ? "invalid_type" : "missing", schema ? "%s: schema: found %s, expected an object" : "%s: schema: missing", param, schema ? js_kind(schema) : "");
+        return NULL;
+    }
+    return json_incref(schema);
+}
+
+/* ---- what the grammar is made of ---- */
+
+struct shape {
+    const char *param;
+    const char *text; size_t size;      /* of a schema, grammar or regular expression */
+    struct grammar_options options;
+    const struct tool_format *format;
+    struct tool_grammar_options tools;
+};
+
+static struct grammar *make(const struct grammar_vocab *v, const void *what, struct err *e)
+{
+    const struct shape *s = what;
+    if (s->tools.tools)
+        return tool_grammar_compile(v, s->format, &s->tools, e);
+    if (strcmp(s->param, "grammar") == 0)
+        return grammar_compile_gbnf(v, s->text, s->size, &s->options, e);
+    if (strcmp(s->param, "regex") == 0)
+        return grammar_compile_regex(v, s->text, s->size, &s->options, e);
+    return grammar_compile_schema(v, s->text, s->size, &s->options, e);
+}
+
+/* grammar or regex of the body: at most one, and nothing besides. */
+static int read_text(const struct call *c, struct shape *s, struct problem *pr)
+{
+    static const char *const params[] = { "grammar", "regex" };
+    for (size_t i = 0; i < sizeof params / sizeof *params; i++) {
+        const json_t *v = js_get(c->json, params[i]);
+        if (!v || (json_is_string(v) && json_string_length(v) == 0))
+            continue;
+        if (!json_is_string(v))
+            return problem_set(pr, 400, params[i], "invalid_type", "%s: found %s, expected a string", params[i], js_kind(v));
+        if (s->param)
+            return problem_set(pr, 400, params[i], NULL, "%s: %s is there, too: one of the two", params[i], s->param);
+        s->param = params[i];
+        s->text = json_string_value(v);
+        s->size = json_string_length(v);
+    }
+    return 0;
+}
+
+static void use_tools(struct call *c, json_t *schema, struct shape *s)
+{
+    const struct talk *t = &c->talk;
+    s->param = "tools";
+    s->format = c->h->calls_form;
+    s->tools = (struct tool_grammar_options){ .tools = t->tools, .only = t->only, .choice = t->choice == CALLS_REQUIRED ? TOOL_REQUIRED : TOOL_AUTO, .parallel = !t->serial,
+                                              .reasoning = c->starts_thinking, .no_reasoning = !s->options.thinker, .content = t->choice == CALLS_REQUIRED ? NULL : schema };
+}
+
+/* All that the grammar depends on. */
+static int key_of(const struct shape *s, struct buf *key)
+{
+    char *tools = s->tools.tools ? json_dumps(s->tools.tools, JSON_COMPACT) : NULL;
+    buf_printf(key, "%s %d %d %d %d %s\n", s->param, s->options.thinker != NULL, s->options.thinking, s->tools.choice, s->tools.parallel, s->tools.only ? s->tools.only : "");
+    if (tools)
+        buf_str(key, tools);
+    buf_str(key, "\n");
+    if (s->text && !(s->tools.tools && !s->tools.content))
+        buf_add(key, s->text, s->size);
+    free(tools);
+    return key->failed || (s->tools.tools && !tools) ? -1 : 0;
+}
+
+/* Every prompt gets a matcher of the grammar. */
+static int call_grammar(struct call *c, const char *param, const struct buf *key, const struct shape *what, struct problem *pr)
+{
+    struct err e;
+    if (c->params.ignore_eos)
+        return problem_set(pr, 400, "ignore_eos", NULL, "ignore_eos: goes on after the end, which %s gives", param);
+    if (!(c->grammar = grammars_get(c->h->grammars, key->data, key->size, make, what, &e)))
+        return e.code == ERR_MEMORY ? problem_set(pr, 503, NULL, "overloaded", "%s: %s", param, e.msg)
+               : problem_set(pr, 400, param, e.code == ERR_LIMIT ? "schema_too_large" : e.code == ERR_UNSUPPORTED ? "unsupported_schema" : "invalid_schema", "%s: %s", param, e.msg);
+    for (int i = 0; i < c->n_prompts; i++)
+        if (constrain(&c->prompts[i].constraint, shared_grammar(c->grammar), &e) != 0)
+            return problem_set(pr, 503, NULL, NULL, "%s: %s", param, e.msg);
+    return 0;
+}
+
+int call_shape(struct call *c, struct problem *pr)
+{
+    const struct talk *t = &c->talk;
+    const int is_talk = t->messages != NULL, thinks = is_talk && (c->h->thinks || tool_format_has_channels(c->h->calls_form));
+    struct shape s = { .options = { .thinker = thinks ? c->h->calls_form : NULL, .thinking = c->starts_thinking } };
+    json_t *schema = t->format ? format_schema(t->format, t->format_param, pr) : NULL;
+    char *dump = schema ? json_dumps(schema, JSON_COMPACT | JSON_ENCODE_ANY) : NULL;
+    struct buf key = { 0 };
+    int rc = t->format && !schema && pr->status ? -1 : 0;
+    if (schema) {
+        s.param = t->format_param;
+        s.text = dump;
+        s.size = dump ? strlen(dump) : 0;
+    }
+    if (rc == 0)
+        rc = schema && !dump ? problem_set(pr, 503, NULL, NULL, "out of memory") : read_text(c, &s, pr);
+    if (rc == 0 && t->tools && t->choice != CALLS_NONE) {
+        if (s.param && !schema)
+            rc = problem_set(pr, 400, s.param, NULL, "%s: tools are there, too: one of the two", s.param);
+        else
+            use_tools(c, schema, &s);
+    }
+    if (rc == 0 && s.param) {
+        rc = key_of(&s, &key) != 0 ? problem_set(pr, 503, NULL, NULL, "out of memory") : call_grammar(c, s.param, &key, &s, pr);
+        buf_release(&key);
+    }
+    json_decref(schema);
+    free(dump);
+    return rc;
+}

@@ -1,0 +1,68 @@
+/* talk.h - conversations: what /v1/chat/completions, /v1/responses and /v1/messages share.
+ *
+ * Each form turns its body into a struct talk, in the words of chat completions; from there to the prompt, the grammar and the parts of the answer all
+ * go the same way. */
+#ifndef ZSE_SERVE_TALK_H
+#define ZSE_SERVE_TALK_H
+
+#include <jansson.h>
+
+#include "libcommon/grammar/tools.h"
+#include "libcommon/serve/buf.h"
+#include "libcommon/serve/problem.h"
+#include "libcommon/serve/splitter.h"
+
+struct call;
+struct choice;
+struct event;
+struct events;
+struct hosted;
+
+enum talk_choice { CALLS_AUTO, CALLS_NONE, CALLS_REQUIRED };
+
+struct talk {
+    const char *param;                  /* what the conversation is called: "messages", "input" */
+    json_t *messages;                   /* owned */
+    json_t *tools;                      /* owned: [{"type": "function", "function": {...}}]; NULL: none */
+    json_t *vars;                       /* owned: for the template; NULL: none */
+    const json_t *format; const char *format_param;     /* borrowed: of the answer, {"type": "json_schema", ...}; NULL: none */
+    enum talk_choice choice;
+    const char *only;                   /* borrowed: the one function to be called; NULL: any */
+    int serial;                         /* at most one call */
+};
+void talk_release(struct talk *t);
+
+/* ---- reading bodies ---- */
+/* A list of messages as OpenAI has them: contents become text, arguments of calls objects.  New reference. */
+json_t *talk_messages(const json_t *messages, struct problem *pr);
+/* The text of a content: text, or a list of parts of the given types.  0, or -1 with *pr. */
+int talk_text(const json_t *content, const char *const *types, const char *param, struct buf *out, struct problem *pr);
+/* Is the list of functions sound, and the choice among them possible? */
+int talk_check_tools(struct talk *t, struct problem *pr);
+/* A function to t->tools. parameters: borrowed, NULL: none. */
+int talk_add_tool(struct talk *t, const char *name, const json_t *description, const json_t *parameters, const char *param, struct problem *pr);
+
+/* ---- to the prompt ---- */
+/* The text that the model sees, malloc'd. */
+int talk_render(const struct hosted *h, const struct talk *t, int generation_prompt, char **text, size_t *size, struct problem *pr);
+/* From c->talk to prompt and grammar. */
+int talk_prepare(struct call *c, struct problem *pr);
+/* What reads the answers, ready. */
+int talk_listen(struct choice *ch);
+
+/* ---- parts of the answer ---- */
+enum part_kind { PART_TEXT, PART_REASONING, PART_CALL };
+struct part {
+    enum part_kind kind;
+    int index;
+    char *id, *name;                    /* of a call; owned */
+    struct buf text;                    /* of a call: its arguments */
+};
+/* An event of the engine becomes pieces of parts: they are kept in ch->part, and the form's `piece` hears of them. */
+void talk_event(struct call *c, struct choice *ch, const struct events *b, const struct event *ev);
+int choice_calls(const struct choice *ch);              /* how many */
+/* All text, or reasoning, of an answer. */
+void choice_text(const struct choice *ch, enum part_kind kind, struct buf *out);
+void choice_release(struct choice *ch);                 /* its parts */
+
+#endif
