@@ -10,9 +10,9 @@ NVCC    ?= $(shell command -v nvcc)
 GPU     ?= auto
 
 ARCH    := $(shell $(CC) -dumpmachine | cut -d- -f1)
-PKGS    := jansson libcurl zlib libpcre2-8 libutf8proc
+PKGS    := jansson zlib libpcre2-8 libutf8proc
 ifneq ($(filter-out clean uninstall,$(or $(MAKECMDGOALS),all)),)
-MISSING := $(foreach p,$(PKGS) libedit sqlite3 libssl libcrypto,$(shell pkg-config --exists $p 2>/dev/null || echo $p))
+MISSING := $(foreach p,$(PKGS) libcurl libedit sqlite3 libssl libcrypto,$(shell pkg-config --exists $p 2>/dev/null || echo $p))
 $(if $(strip $(MISSING)),$(error pkg-config does not find: $(strip $(MISSING)); on Debian, scripts/deps installs what is needed))
 endif
 PKG_CFLAGS := $(shell pkg-config --cflags $(PKGS))

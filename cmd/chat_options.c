@@ -13,7 +13,7 @@ static const char prog[] = "zse-chat";
 static const char usage[] =
     "usage: zse-chat [OPTIONS] [MODEL]\n"
     "Talk with a model, or answer one prompt: from -p, or from standard input if that is no terminal.\n"
-    "MODEL is a .zse, a GGUF file or a Hugging Face folder (default: $ZSE_MODEL).\n"
+    "MODEL is a .zse, a GGUF file, a Hugging Face folder or org/name on the hub (default: $ZSE_MODEL).\n"
     "\n"
     "  -p, --prompt TEXT          answer TEXT and end; -: read it from standard input\n"
     "      --batch FILE           one prompt a line (-: standard input), answered together; one line each in order\n"

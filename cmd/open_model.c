@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "cmd/cli.h"
+#include "cmd/hub.h"
 #include "gpu/gpu.h"
 #include "libcommon/base/clock.h"
 #include "libcommon/convert/convert.h"
@@ -230,8 +231,8 @@ static void drop_useless(const char *made, const char *source)
     free(folder);
 }
 
-/* Write down where a conversion came from, tidy up, and say once how large it is and how to get along without. */
-static void keep_books(const char *prog, const char *made, const char *source)
+/* Write down where a conversion came from, tidy up, and say once how large it is and how to get along without; asked: MODEL as it was given. */
+static void keep_books(const char *prog, const char *made, const char *source, const char *asked)
 {
     struct err ignored;
     struct stat st;
@@ -243,7 +244,7 @@ static void keep_books(const char *prog, const char *made, const char *source)
         drop_useless(made, real);
     }
     cli_note(prog, "kept as %s (%s); for the fastest start convert it yourself: zse-convert %s -o NAME.zse", made,
-             cli_bytes(size, stat(made, &st) == 0 ? (uint64_t)st.st_size : 0), source);
+             cli_bytes(size, stat(made, &st) == 0 ? (uint64_t)st.st_size : 0), asked);
     free(real);
     free(name);
 }
@@ -257,7 +258,7 @@ static void note(void *user, const char *text)
     cli_note(to->prog, "%s", text);
 }
 
-static int convert(const char *prog, const char *source, const char *type, const char *output, const struct run_options *r, struct err *e)
+static int convert(const char *prog, const char *source, const char *asked, const char *type, const char *output, const struct run_options *r, struct err *e)
 {
     struct convert_options o;
     struct notes to = { .prog = prog };
@@ -265,7 +266,7 @@ static int convert(const char *prog, const char *source, const char *type, const
     convert_defaults(&o);
     if (convert_parse_type(&o.type, type, e) != 0)
         return -1;
-    cli_note(prog, "converting %s once, to %s (%s)", source, output, type);
+    cli_note(prog, "converting %s once, to %s (%s)", asked, output, type);
     cli_progress_init(&to.progress);
     o.source = source;
     o.output = output;
@@ -377,8 +378,8 @@ static int load_converted(const char *prog, const char *path, const struct run_o
         rc = 0;
     } else {
         unload(o);
-        if (convert(prog, path, type, o->path, r, e) == 0) {
-            keep_books(prog, o->path, path);
+        if (convert(prog, path, o->name, type, o->path, r, e) == 0) {
+            keep_books(prog, o->path, path, o->name);
             rc = load(o, e);
         }
     }
@@ -413,7 +414,11 @@ int open_model(const char *prog, const char *path, const struct run_options *r, 
     if (!path || !*path)
         return err_set(e, ERR_IO, "no MODEL given, and ZSE_MODEL is not set");
     o->name = path;
-    int rc = find_and_load(prog, path, r, o, e);
+    char *found;
+    if (hub_model_path(prog, path, 0, &found, e) != 0)
+        return -1;
+    int rc = find_and_load(prog, found, r, o, e);
+    free(found);
     if (rc == 0 && r->ctx && o->model->config.max_len > 0 && r->ctx > o->model->config.max_len)
         rc = err_set(e, ERR_LIMIT, "--ctx %d: %s was made for at most %d tokens", r->ctx, path, o->model->config.max_len);
     if (rc != 0)

@@ -9,7 +9,7 @@ static const char prog[] = "zse-serve";
 static const char usage[] =
     "usage: zse-serve [OPTIONS] [MODEL]...\n"
     "Serve models on the OpenAI API over HTTP.\n"
-    "MODEL is a .zse, a GGUF file or a Hugging Face folder (default: $ZSE_MODEL; without: models are loaded over the API).\n"
+    "MODEL is a .zse, a GGUF file, a Hugging Face folder or org/name on the hub (default: $ZSE_MODEL; without: models are loaded over the API).\n"
     "\n"
     "      --host NAME            address to listen on (default: 127.0.0.1)\n"
     "      --port N               port, 0: any that is free (default: 8000)\n"

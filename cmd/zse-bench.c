@@ -16,7 +16,7 @@ static const char usage[] =
     "       zse-bench batch|kv|threads|coldstart|logits [OPTIONS] [MODEL]\n"
     "       zse-bench perplexity|quality [REFERENCE] MODEL TEXTFILE [OPTIONS]\n"
     "Measure prefill, decode, time to first token and memory; or what the command says.  Speeds come with their share of the machine's limits.\n"
-    "MODEL is a .zse, a GGUF file or a Hugging Face folder (default where it is alone: $ZSE_MODEL).\n"
+    "MODEL is a .zse, a GGUF file, a Hugging Face folder or org/name on the hub (default where it is alone: $ZSE_MODEL).\n"
     "\n"
     "  limits                     what this machine can do: reads from memory, int8 and f32 arithmetic, page cache, disk\n"
     "  batch                      a step with 1, 2, 4 ... sequences, up to -b (default: 16), at context -p (default: 128)\n"

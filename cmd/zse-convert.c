@@ -1,4 +1,4 @@
-/* zse-convert - make a .zse file of a Hugging Face folder or a GGUF file. */
+/* zse-convert - make a .zse file of a Hugging Face folder, a GGUF file or a model on the hub. */
 #include <errno.h>
 #include <getopt.h>
 #include <stdio.h>
@@ -8,12 +8,14 @@
 
 #include "cmd/cli.h"
 #include "cmd/convert.h"
+#include "cmd/hub.h"
 
 static const char prog[] = "zse-convert";
 static const char usage[] =
     "usage: zse-convert SRC -o OUT.zse [OPTIONS]\n"
     "       zse-convert --synthetic NAME -o OUT.zse [OPTIONS]\n"
-    "Make a .zse of SRC: a Hugging Face folder (safetensors and config.json) or a GGUF file.\n"
+    "Make a .zse of SRC: a Hugging Face folder (safetensors and config.json), a GGUF file, or a model on the hub:\n"
+    "org/name, org/name@revision or org/name:FILE, which is fetched into the cache of the Python tools first.\n"
     "\n"
     "  -o, --output FILE          the new file; '-': standard output, if that is no terminal\n"
     "  -q, --quantize TYPE        nl4 (default), int4, int8, nf4, mixed, f16, bf16, f32, keep\n"
@@ -35,7 +37,7 @@ static const char usage[] =
     "  -V, --version              show the version\n"
     "Embeddings and the head get 8 bits where the type has fewer; with nl4 they get 6 and, within 4 % of the size, some matrices of the layers 5 or 6;\n"
     "norms and biases are always f32.  keep: the source's own grid where a type holds it exactly (Q4_0, Q4_1, Q5_0, Q8_0, IQ4_NL, MXFP4, F16 ...),\n"
-    "else the nearest.  Downloading from the hub comes in a later version.\n";
+    "else the nearest.\n";
 
 enum { OPT_QUANT = 300, OPT_SKIP, OPT_QUALITY, OPT_CALIBRATION, OPT_SYNTHETIC, OPT_THREADS, OPT_KERNELS, OPT_TENSORS, OPT_JSON };
 static const struct option options[] = {
@@ -52,6 +54,7 @@ struct arguments {
     struct convert_options o;
     const char **skip; int n_skip;      /* point into argv's strings, cut at commas */
     int type_given, json, tensors, dry_run;
+    char *found;                        /* SRC, as a path; owned */
 };
 
 static int add_globs(struct arguments *a, char *list)
@@ -216,6 +219,10 @@ static int run(struct arguments *a)
     struct cli_progress progress;
     struct convert_report r = { 0 };
     struct err e = { 0 };
+    if (!a->o.synthetic && hub_model_path(prog, a->o.source, 1, &a->found, &e) != 0)
+        return cli_fail(prog, &e);
+    if (!a->o.synthetic)
+        a->o.source = a->found;
     cli_progress_init(&progress);
     cli_catch_interrupt();
     a->o.progress = &progress.progress;
@@ -260,5 +267,6 @@ int main(int argc, char **argv)
     if ((rc = check(&a, argc, argv)) == 0)
         rc = run(&a);
     free(a.skip);
+    free(a.found);
     return rc;
 }

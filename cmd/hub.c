@@ -1,0 +1,180 @@
+#include "cmd/hub.h"
+
+#include <pwd.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "libcommon/base/file.h"
+#include "libcommon/base/json.h"
+#include "libcommon/import/source.h"
+#include "libcommon/model/model.h"
+
+static const char *set(const char *name)
+{
+    const char *v = getenv(name);
+    return v && *v ? v : NULL;
+}
+
+static int is_true(const char *name)
+{
+    static const char *const yes[] = { "1", "on", "yes", "true" };
+    const char *v = set(name);
+    for (size_t i = 0; v && i < sizeof yes / sizeof *yes; i++)
+        if (strcasecmp(v, yes[i]) == 0)
+            return 1;
+    return 0;
+}
+
+/* path, with a leading ~/ as the user's home. Caller frees. */
+static char *expand(const char *path)
+{
+    const char *home = set("HOME");
+    char *out;
+    if (path[0] != '~' || path[1] != '/' || !home)
+        return strdup(path);
+    return asprintf(&out, "%s%s", home, path + 1) < 0 ? NULL : out;
+}
+
+/* $HF_HOME, else $XDG_CACHE_HOME/huggingface, else ~/.cache/huggingface. Caller frees. */
+static char *hf_home(void)
+{
+    const char *home = set("HF_HOME"), *cache = set("XDG_CACHE_HOME"), *user = set("HOME");
+    const struct passwd *p = user ? NULL : getpwuid(getuid());
+    char *out;
+    if (home)
+        return expand(home);
+    user = user ? user : p ? p->pw_dir : "";
+    return asprintf(&out, "%s%s/huggingface", cache ? cache : user, cache ? "" : "/.cache") < 0 ? NULL : out;
+}
+
+static char *cache_folder(const char *home)
+{
+    const char *v = set("HF_HUB_CACHE");
+    char *out;
+    if (!v)
+        v = set("HUGGINGFACE_HUB_CACHE");
+    if (v)
+        return expand(v);
+    return asprintf(&out, "%s/hub", home) < 0 ? NULL : out;
+}
+
+/* The token itself, else what is in the file that `hf auth login` writes. NULL: none. */
+static char *find_token(const char *home)
+{
+    const char *v = set("HF_TOKEN") ? set("HF_TOKEN") : set("HUGGING_FACE_HUB_TOKEN"), *file = set("HF_TOKEN_PATH");
+    struct err ignored;
+    size_t size;
+    char *text = NULL, *path = NULL;
+    if (v)
+        text = strdup(v);
+    else if (!is_true("HF_HUB_DISABLE_IMPLICIT_TOKEN")) {
+        path = file ? expand(file) : asprintf(&path, "%s/token", home) < 0 ? NULL : path;
+        text = path ? file_read(path, 4096, &size, &ignored) : NULL;
+    }
+    free(path);
+    if (!text)
+        return NULL;
+    char *begin = text + strspn(text, " \t\r\n");
+    begin[strcspn(begin, " \t\r\n")] = '\0';
+    memmove(text, begin, strlen(begin) + 1);
+    if (*text)
+        return text;
+    free(text);
+    return NULL;
+}
+
+static void note(void *user, const char *text)
+{
+    struct hub_setup *s = user;
+    cli_progress_clear(&s->progress);
+    cli_note(s->prog, "%s", text);
+}
+
+int hub_setup(struct hub_setup *s, const char *prog, struct err *e)
+{
+    const char *endpoint = set("HF_ENDPOINT");
+    char *home = hf_home();
+    memset(s, 0, sizeof *s);
+    s->prog = prog;
+    s->endpoint = strdup(endpoint ? endpoint : "https://huggingface.co");
+    s->cache = home ? cache_folder(home) : NULL;
+    s->token = home ? find_token(home) : NULL;
+    free(home);
+    if (!s->endpoint || !s->cache)
+        return err_nomem(e, "settings of the hub");
+    for (size_t n = strlen(s->endpoint); n && s->endpoint[n - 1] == '/'; n--)
+        s->endpoint[n - 1] = '\0';
+    if (strncasecmp(s->endpoint, "https://", 8) != 0 && strncasecmp(s->endpoint, "http://", 7) != 0)
+        return err_set(e, ERR_FORMAT, "HF_ENDPOINT: '%.200s', expected a URL that begins with https:// or http://", s->endpoint);
+    cli_progress_init(&s->progress);
+    s->o = (struct hub_options){ .endpoint = s->endpoint, .token = s->token, .cache = s->cache, .ca_file = set("CURL_CA_BUNDLE") ? set("CURL_CA_BUNDLE") : set("SSL_CERT_FILE"),
+                                 .offline = is_true("HF_HUB_OFFLINE") || is_true("TRANSFORMERS_OFFLINE"), .progress = &s->progress.progress, .note = note, .note_user = s };
+    return 0;
+}
+
+void hub_setup_release(struct hub_setup *s)
+{
+    free(s->endpoint);
+    free(s->token);
+    free(s->cache);
+}
+
+/* Before gigabytes come: does this run here at all? */
+static int check_config(void *user, const char *folder, uint64_t bytes, struct err *e)
+{
+    struct config c;
+    struct err why;
+    char *path;
+    (void)user;
+    (void)bytes;
+    if (asprintf(&path, "%s/config.json", folder) < 0)
+        return err_nomem(e, "path");
+    json_t *raw = access(path, R_OK) == 0 ? js_load(path, 16 << 20, e) : NULL, *config = raw ? config_normalize(raw, &why) : NULL;
+    free(path);
+    int rc = config && config_parse(&c, config, &why) == 0 ? 0 : -1;
+    if (rc == 0)
+        config_release(&c);
+    else if (raw)
+        err_set(e, ERR_UNSUPPORTED, "nothing was downloaded: %s", why.msg);
+    else
+        rc = 0;                         /* a GGUF says it in its first bytes */
+    json_decref(config);
+    json_decref(raw);
+    return rc;
+}
+
+int hub_model_path(const char *prog, const char *arg, int refresh, char **path, struct err *e)
+{
+    struct hub_setup s;
+    struct hub_name name;
+    struct stat st;
+    struct sigaction before[2];
+    struct err not_a_name;
+    size_t n = strlen(arg);
+    *path = NULL;
+    int there = stat(arg, &st) == 0, named = hub_parse_name(&name, arg, &not_a_name) == 0;
+    if (!there && !strchr(arg, '/'))
+        return err_set(e, ERR_IO, "%s: No such file or directory (models on the hub are named org/name)", arg);
+    if (there || !named || (n > 4 && !*name.pick && strcasecmp(arg + n - 4, ".zse") == 0))
+        return (*path = strdup(arg)) ? 0 : err_nomem(e, "path");
+    int rc = hub_setup(&s, prog, e), known = 0;
+    s.o.refresh = refresh;
+    s.o.known = &known;
+    s.o.before_weights = check_config;
+    sigaction(SIGINT, NULL, &before[0]);
+    sigaction(SIGTERM, NULL, &before[1]);
+    cli_catch_interrupt();              /* Ctrl-C writes down how far it came */
+    if (rc == 0)
+        rc = hub_fetch(&s.o, &name, path, e);
+    cli_progress_clear(&s.progress);
+    cli_die_of_interrupt();
+    sigaction(SIGINT, &before[0], NULL);
+    sigaction(SIGTERM, &before[1], NULL);
+    hub_setup_release(&s);
+    return rc == 0 ? 0 : known ? -1 : err_prefix(e, "no such file or folder here; on the hub");
+}

@@ -1,0 +1,206 @@
+#include "libcommon/hub/cache.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "libcommon/base/file.h"
+
+char *cache_folder(const struct hub_options *o, const struct hub_name *name, struct err *e)
+{
+    const char *slash = strchr(name->repo, '/');
+    char *path;
+    if (asprintf(&path, "%s/models--%.*s--%s", o->cache, (int)(slash - name->repo), name->repo, slash + 1) >= 0)
+        return path;
+    err_nomem(e, "path");
+    return NULL;
+}
+
+char *cache_path(const char *folder, const char *fmt, ...)
+{
+    char *rest, *path = NULL;
+    va_list ap;
+    va_start(ap, fmt);
+    int n = vasprintf(&rest, fmt, ap);
+    va_end(ap);
+    if (n < 0)
+        return NULL;
+    if (asprintf(&path, "%s/%s", folder, rest) < 0)
+        path = NULL;
+    free(rest);
+    return path;
+}
+
+int cache_make_folders(const char *path, struct err *e)
+{
+    char *copy = strdup(path);
+    int rc = copy ? 0 : err_nomem(e, "path");
+    for (char *p = copy ? strchr(copy + 1, '/') : NULL; p && rc == 0; p = strchr(p + 1, '/')) {
+        *p = '\0';
+        if (mkdir(copy, 0777) != 0 && errno != EEXIST)
+            rc = err_sys(e, "%s", copy);
+        *p = '/';
+    }
+    free(copy);
+    return rc;
+}
+
+/* ---- names ---- */
+
+static int only(const char *s, const char *more)
+{
+    for (; *s; s++)
+        if (!isalnum((unsigned char)*s) && !strchr(more, *s))
+            return 0;
+    return 1;
+}
+
+int cache_name_ok(const char *file)
+{
+    if (!*file || *file == '/' || strlen(file) > 400 || strchr(file, '\\'))
+        return 0;
+    for (const char *p = file; p; p = strchr(p, '/') ? strchr(p, '/') + 1 : NULL) {
+        size_t n = strcspn(p, "/");
+        if (n == 0 || (n == 1 && p[0] == '.') || (n == 2 && p[0] == '.' && p[1] == '.'))
+            return 0;
+    }
+    for (const char *p = file; *p; p++)
+        if ((unsigned char)*p < ' ')
+            return 0;
+    return 1;
+}
+
+int cache_etag_ok(const char *etag) { return *etag && *etag != '.' && strlen(etag) <= 128 && only(etag, "-_."); }
+int cache_commit_ok(const char *commit) { return strlen(commit) >= 7 && strlen(commit) <= 64 && only(commit, ""); }
+
+/* ---- revisions ---- */
+
+static int is_commit(const char *revision)
+{
+    return strlen(revision) == 40 && strspn(revision, "0123456789abcdef") == 40;
+}
+
+int cache_commit(const char *folder, const char *revision, char *commit, size_t room)
+{
+    struct err ignored;
+    size_t size;
+    if (is_commit(revision)) {
+        snprintf(commit, room, "%s", revision);
+        return 0;
+    }
+    char *path = cache_path(folder, "refs/%s", revision), *text = path ? file_read(path, 200, &size, &ignored) : NULL;
+    free(path);
+    if (!text)
+        return -1;
+    text[strcspn(text, "\r\n ")] = '\0';
+    int ok = cache_commit_ok(text) && strlen(text) < room;
+    if (ok)
+        strcpy(commit, text);
+    free(text);
+    return ok ? 0 : -1;
+}
+
+int cache_set_commit(const char *folder, const char *revision, const char *commit, struct err *e)
+{
+    char known[80];
+    struct atomic_file f;
+    if (cache_commit(folder, revision, known, sizeof known) == 0 && strcmp(known, commit) == 0)
+        return 0;
+    char *path = cache_path(folder, "refs/%s", revision);
+    int rc = path ? cache_make_folders(path, e) : err_nomem(e, "path");
+    if (rc == 0 && (rc = atomic_open(&f, path, e)) == 0 && (rc = atomic_write(&f, commit, strlen(commit), e)) != 0)
+        atomic_abort(&f);
+    else if (rc == 0)
+        rc = atomic_commit(&f, e);
+    free(path);
+    return rc;
+}
+
+/* ---- files ---- */
+
+int cache_has(const char *folder, const char *commit, const char *file)
+{
+    char *path = cache_path(folder, "snapshots/%s/%s", commit, file), *absent = cache_path(folder, ".no_exist/%s/%s", commit, file);
+    struct stat st;
+    int has = !path || !absent ? 0 : stat(path, &st) == 0 && S_ISREG(st.st_mode) ? 1 : access(absent, F_OK) == 0 ? -1 : 0;
+    free(path);
+    free(absent);
+    return has;
+}
+
+void cache_set_absent(const char *folder, const char *commit, const char *file)
+{
+    struct err ignored;
+    char *path = cache_path(folder, ".no_exist/%s/%s", commit, file);
+    if (path && cache_make_folders(path, &ignored) == 0) {
+        int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+        if (fd >= 0)
+            close(fd);
+    }
+    free(path);
+}
+
+int cache_link(const char *folder, const char *commit, const char *file, const char *etag, struct err *e)
+{
+    char target[600] = "../../", here[300];
+    size_t n = strlen(target);
+    ssize_t got;
+    for (const char *p = file; (p = strchr(p, '/')) && n < 300; p++, n += 3)
+        strcpy(target + n, "../");
+    snprintf(target + n, sizeof target - n, "blobs/%s", etag);
+    char *path = cache_path(folder, "snapshots/%s/%s", commit, file), *temp = NULL;
+    int rc = path && asprintf(&temp, "%s.zse-%ld", path, (long)getpid()) >= 0 ? cache_make_folders(path, e) : err_nomem(e, "path");
+    if (rc == 0 && (got = readlink(path, here, sizeof here - 1)) > 0 && (here[got] = '\0', strcmp(here, target) == 0))
+        goto done;
+    if (rc == 0 && (unlink(temp), symlink(target, temp) != 0 || rename(temp, path) != 0)) {
+        rc = err_sys(e, "%s", path);
+        unlink(temp);
+    }
+done:
+    free(path);
+    free(temp);
+    return rc;
+}
+
+/* ---- locks ---- */
+
+int cache_lock(const struct hub_options *o, const struct hub_name *name, const char *etag, int wait, struct err *e)
+{
+    const char *slash = strchr(name->repo, '/');
+    struct stat mine, there;
+    char *path;
+    if (asprintf(&path, "%s/.locks/models--%.*s--%s/%s.lock", o->cache, (int)(slash - name->repo), name->repo, slash + 1, etag) < 0)
+        return err_nomem(e, "path");
+    int fd = cache_make_folders(path, e) == 0 ? 0 : -1;
+    while (fd == 0) {
+        if ((fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666)) < 0) {
+            err_sys(e, "%s", path);
+        } else if (flock(fd, LOCK_EX | (wait ? 0 : LOCK_NB)) != 0) {
+            int other = errno == EWOULDBLOCK, stopped = errno == EINTR;
+            if (!other && !stopped)
+                err_sys(e, "%s", path);
+            else if (stopped)
+                err_set(e, ERR_CANCELLED, "%s: stopped while another program has it", path);
+            close(fd);
+            fd = other ? -2 : -1;
+        } else if (fstat(fd, &mine) != 0 || stat(path, &there) != 0 || mine.st_ino != there.st_ino) {
+            close(fd);                  /* whoever had it has removed the name: once more */
+            fd = 0;
+        }
+    }
+    free(path);
+    return fd;
+}
+
+void cache_unlock(int fd)
+{
+    if (fd >= 0)
+        close(fd);
+}

@@ -1,0 +1,28 @@
+/* choose.h - which files of a repository a conversion needs. */
+#ifndef ZSE_HUB_CHOOSE_H
+#define ZSE_HUB_CHOOSE_H
+
+#include <stddef.h>
+
+#include "libcommon/base/err.h"
+
+/* Names of a repository's files, and what was chosen of them: borrowed from each other. */
+struct choice {
+    const char *const *names; int n_names;
+    const char **small; int n_small;            /* config, tokenizer, templates, index, licence; owned array */
+    const char **weights; int n_weights;        /* safetensors, or one GGUF or .zse; owned array */
+    int indexed;                                /* the index says which: weights is empty, see choose_indexed */
+    const char *file;                           /* the GGUF or .zse that is the model; NULL: the folder is */
+};
+/* pick "": safetensors, else the one file there is or the usual quantization; repo: for messages. */
+int choose(struct choice *c, const char *repo, const char *pick, const char *const *names, int n, struct err *e);
+/* The shards that the text of model.safetensors.index.json names. Fills weights (borrowed from names). */
+int choose_indexed(struct choice *c, const char *repo, const char *index, size_t size, struct err *e);
+void choose_release(struct choice *c);
+
+/* Files that a conversion reads if they are there. */
+extern const char *const choose_optional[];
+enum { CHOOSE_N_OPTIONAL = 17 };
+#define CHOOSE_INDEX "model.safetensors.index.json"
+
+#endif

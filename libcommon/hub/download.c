@@ -1,0 +1,512 @@
+#include "libcommon/hub/download.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "libcommon/base/file.h"
+
+enum { LEAST_PART = 512 << 10, MOST_PART = 32 << 20, SAVE_EVERY = 16 << 20, HASH_STEP = 1 << 20, HASH_A_TICK = 32 << 20 };
+
+/* ---- ranges ---- */
+
+int spans_add(struct spans *s, uint64_t from, uint64_t to)
+{
+    int i = 0, j;
+    if (from >= to)
+        return 0;
+    while (i < s->n && s->v[i].to < from)
+        i++;
+    for (j = i; j < s->n && s->v[j].from <= to; j++) {
+        from = s->v[j].from < from ? s->v[j].from : from;
+        to = s->v[j].to > to ? s->v[j].to : to;
+    }
+    if (s->n + 1 > s->room) {
+        struct span *v = realloc(s->v, (size_t)(2 * s->room + 16) * sizeof *v);
+        if (!v)
+            return -1;
+        s->v = v;
+        s->room = 2 * s->room + 16;
+    }
+    memmove(s->v + i + 1, s->v + j, (size_t)(s->n - j) * sizeof *s->v);
+    s->v[i] = (struct span){ from, to };
+    s->n += 1 - (j - i);
+    return 0;
+}
+
+uint64_t spans_bytes(const struct spans *s)
+{
+    uint64_t n = 0;
+    for (int i = 0; i < s->n; i++)
+        n += s->v[i].to - s->v[i].from;
+    return n;
+}
+
+/* ---- URLs ---- */
+
+char *url_encode(const char *text, const char *keep)
+{
+    char *out = malloc(3 * strlen(text) + 1), *p = out;
+    for (; out && *text; text++) {
+        if (isalnum((unsigned char)*text) || strchr("-._~", *text) || strchr(keep, *text))
+            *p++ = *text;
+        else
+            p += sprintf(p, "%%%02X", (unsigned char)*text);
+    }
+    if (out)
+        *p = '\0';
+    return out;
+}
+
+char *download_url(const char *endpoint, const char *repo, const char *revision, const char *file, struct err *e)
+{
+    char *r = url_encode(revision, ""), *f = url_encode(file, "/"), *url = NULL;
+    if (!r || !f || asprintf(&url, "%s/%s/resolve/%s/%s", endpoint, repo, r, f) < 0) {
+        err_nomem(e, "URL");
+        url = NULL;
+    }
+    free(r);
+    free(f);
+    return url;
+}
+
+/* ---- what the hub says about each file ---- */
+
+static int is_sha256(const char *etag) { return strlen(etag) == 64 && strspn(etag, "0123456789abcdef") == 64; }
+
+static int head_done(struct web_job *j, struct err *e)
+{
+    struct download_file *f = j->user;
+    const struct web_answer *a = &j->answer;
+    snprintf(f->etag, sizeof f->etag, "%s", *a->linked_etag ? a->linked_etag : a->etag);
+    f->size = *a->linked_etag && a->linked_size >= 0 ? a->linked_size : a->status / 100 == 2 ? a->length : -1;
+    f->has_sha256 = is_sha256(f->etag);
+    if (!cache_etag_ok(f->etag))
+        return err_set(e, ERR_FORMAT, "%s: the hub says no usable ETag ('%.60s')", f->name, f->etag);
+    return 0;
+}
+
+static int add_head(struct download *d, struct download_file *f, struct err *e)
+{
+    struct web_job *j = web_job(f->url, e);
+    if (!j)
+        return -1;
+    j->what = f->name;
+    j->head = 1;
+    j->done = head_done;
+    j->user = f;
+    return web_add(d->web, j, e);
+}
+
+/* The blob of f, if it is here and as long as it should be. */
+static int have_blob(const struct download_file *f)
+{
+    struct stat st;
+    return stat(f->blob, &st) == 0 && S_ISREG(st.st_mode) && (f->size < 0 || st.st_size == f->size);
+}
+
+static int init_file(struct download *d, struct download_file *f, const char *name, struct err *e)
+{
+    *f = (struct download_file){ .lock = -1, .fd = -1, .size = -1, .in = d };
+    f->name = strdup(name);
+    f->url = download_url(d->o->endpoint, d->name->repo, d->commit, name, e);
+    f->have = cache_has(d->folder, d->commit, name) == 1;
+    return f->name && f->url ? 0 : err_nomem(e, name);
+}
+
+int download_plan(struct download *d, const char *const *names, int n, struct err *e)
+{
+    if (!d->folder && !(d->folder = cache_folder(d->o, d->name, e)))
+        return -1;
+    d->files = calloc((size_t)n + 1, sizeof *d->files);
+    if (!d->files)
+        return err_nomem(e, "files");
+    for (int i = 0; i < n; i++) {
+        struct download_file *f = &d->files[d->n_files++];
+        if (init_file(d, f, names[i], e) != 0 || (!f->have && add_head(d, f, e) != 0))
+            return -1;
+    }
+    if (web_run(d->web, e) != 0)
+        return -1;
+    for (int i = 0; i < n; i++) {
+        struct download_file *f = &d->files[i];
+        if (f->have)
+            continue;
+        f->blob = cache_path(d->folder, "blobs/%s", f->etag);
+        f->part = cache_path(d->folder, "blobs/%s.zse-part", f->etag);
+        f->ranges = cache_path(d->folder, "blobs/%s.zse-ranges", f->etag);
+        if (!f->blob || !f->part || !f->ranges)
+            return err_nomem(e, "path");
+        if (have_blob(f)) {
+            if (cache_link(d->folder, d->commit, f->name, f->etag, e) != 0)
+                return -1;
+            f->have = 1;
+        }
+        d->total += f->size > 0 ? (uint64_t)f->size : 0;
+        d->left += !f->have && f->size > 0 ? (uint64_t)f->size : 0;
+    }
+    return 0;
+}
+
+/* ---- a file that comes ---- */
+
+/* The ranges that an earlier call left, if the part is still as they say. */
+static void load_ranges(struct download_file *f)
+{
+    struct err ignored;
+    struct stat st;
+    size_t size;
+    char *text = f->has_sha256 && f->size > 0 ? file_read(f->ranges, 1 << 20, &size, &ignored) : NULL;
+    uint64_t from, to;
+    int used;
+    if (!text || fstat(f->fd, &st) != 0)
+        st.st_size = 0;
+    for (const char *p = text; p && sscanf(p, "%" SCNu64 " %" SCNu64 "\n%n", &from, &to, &used) == 2; p += used)
+        if (from < to && to <= (uint64_t)f->size && to <= (uint64_t)st.st_size)
+            (void)spans_add(&f->done, from, to);
+    free(text);
+    f->saved_bytes = spans_bytes(&f->done);
+}
+
+/* Which ranges are there.  What cannot be written is only not gone on with. */
+static void save_ranges(struct download_file *f)
+{
+    struct atomic_file a;
+    struct err ignored;
+    char line[64];
+    int ok = f->has_sha256 && f->done.n && atomic_open(&a, f->ranges, &ignored) == 0;
+    if (!ok)
+        return;
+    for (int i = 0; ok && i < f->done.n; i++) {
+        int n = snprintf(line, sizeof line, "%" PRIu64 " %" PRIu64 "\n", f->done.v[i].from, f->done.v[i].to);
+        ok = atomic_write(&a, line, (size_t)n, &ignored) == 0;
+    }
+    if (!ok || atomic_commit(&a, &ignored) != 0)
+        atomic_abort(&a);
+    f->saved_bytes = spans_bytes(&f->done);
+}
+
+/* Where a redirect to another origin led: the next parts need not ask the hub again. */
+static int remember_direct(struct download_file *f, const struct web_job *j)
+{
+    if (web_same_origin(j->url, f->url) || (f->direct && strcmp(f->direct, j->url) == 0))
+        return 0;
+    free(f->direct);
+    f->direct = strdup(j->url);
+    return f->direct ? 0 : -1;
+}
+
+static int part_data(struct web_job *j, const void *data, size_t n, struct err *e)
+{
+    struct download_file *f = j->user;
+    const char *p = data;
+    uint64_t at = j->from;
+    int enough = 0;
+    if (f->fd < 0)
+        return 1;
+    if (remember_direct(f, j) != 0)
+        return err_nomem(e, "URL");
+    if (j->answer.status == 200 && !j->whole && (j->from || (int64_t)j->to != f->size) && f->size >= 0) {
+        if (f->whole)
+            return 1;                   /* another job has the whole file already */
+        f->whole = j->whole = 1;        /* Range was ignored: this is the file from its beginning */
+        j->from = at = 0;
+        j->to = (uint64_t)f->size;
+    }
+    if (f->size >= 0 && at + n >= j->to) {
+        enough = at + n > j->to;
+        if (enough && (int64_t)j->to == f->size)
+            return err_set(e, ERR_FORMAT, "%s: more than the %" PRId64 " bytes that the hub announced", f->name, f->size);
+        n = (size_t)(j->to - at);
+    }
+    for (size_t left = n; left;) {
+        ssize_t put = pwrite(f->fd, p, left, (off_t)(at + (n - left)));
+        if (put < 0 && errno == EINTR)
+            continue;
+        if (put < 0)
+            return err_sys(e, "%s", f->part);
+        p += put;
+        left -= (size_t)put;
+    }
+    if (spans_add(&f->done, at, at + n) != 0)
+        return err_nomem(e, "ranges");
+    return enough;
+}
+
+/* Digest what lies without a gap from the beginning, at most `most` bytes. */
+static int hash_more(struct download_file *f, uint64_t most, struct err *e)
+{
+    static const size_t step = HASH_STEP;
+    uint64_t end = f->done.n && f->done.v[0].from == 0 ? f->done.v[0].to : 0;
+    if (!f->has_sha256 || f->hashed >= end)
+        return 0;
+    char *buf = malloc(step);
+    if (!buf)
+        return err_nomem(e, "checksum");
+    for (uint64_t n = 0; n < most && f->hashed < end;) {
+        size_t want = end - f->hashed < step ? (size_t)(end - f->hashed) : step;
+        ssize_t got = pread(f->fd, buf, want, (off_t)f->hashed);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0) {
+            free(buf);
+            return got < 0 ? err_sys(e, "%s", f->part) : err_set(e, ERR_IO, "%s: it was cut while it was downloaded", f->part);
+        }
+        f->in->net.update(f->digest, buf, (size_t)got);
+        f->hashed += (uint64_t)got;
+        n += (uint64_t)got;
+    }
+    free(buf);
+    return 0;
+}
+
+static int digest_start(struct download_file *f, struct err *e)
+{
+    struct net_digest *n = &f->in->net;
+    f->hashed = 0;
+    if (!f->has_sha256)
+        return 0;
+    if (!f->digest && !(f->digest = n->ctx_new()))
+        return err_nomem(e, "checksum");
+    return n->init(f->digest, n->sha256(), NULL) == 1 ? 0 : err_set(e, ERR_UNSUPPORTED, "libcrypto has no SHA-256");
+}
+
+static int part_done(struct web_job *j, struct err *e);
+
+static int part_before(struct web_job *j)
+{
+    const struct download_file *f = j->user;
+    if (f->direct && j->tries == 0 && strcmp(j->url, f->url) == 0) {
+        char *url = strdup(f->direct);
+        if (url) {
+            free(j->url);
+            j->url = url;
+        }
+    }
+    return (f->whole && !j->whole) || f->fd < 0;
+}
+
+static int add_part(struct download_file *f, uint64_t from, uint64_t to, struct err *e)
+{
+    struct web_job *j = web_job(f->url, e);
+    if (!j)
+        return -1;
+    j->what = f->name;
+    j->from = from;
+    j->to = to;
+    j->whole = f->size < 0 || !f->has_sha256;       /* small files come in one piece */
+    j->body = part_data;
+    j->done = part_done;
+    j->before = part_before;
+    j->user = f;
+    return web_add(f->in->web, j, e);
+}
+
+/* What is not there, in parts. */
+static int add_parts(struct download_file *f, struct err *e)
+{
+    uint64_t at = 0, part = (uint64_t)f->size / (4 * (unsigned)f->in->web->n_connections);
+    part = part < LEAST_PART ? LEAST_PART : part > MOST_PART ? MOST_PART : part;
+    if (f->size <= 0 || !f->has_sha256)
+        return add_part(f, 0, f->size > 0 ? (uint64_t)f->size : 0, e);
+    for (int i = 0; i <= f->done.n; i++) {
+        uint64_t end = i < f->done.n ? f->done.v[i].from : (uint64_t)f->size;
+        for (; at < end; at = at + part < end ? at + part : end)
+            if (add_part(f, at, at + part < end ? at + part : end, e) != 0)
+                return -1;
+        if (i < f->done.n)
+            at = f->done.v[i].to;
+    }
+    return 0;
+}
+
+static void discard(struct download_file *f)
+{
+    f->done.n = 0;
+    f->saved_bytes = 0;
+    f->whole = 0;
+    unlink(f->ranges);
+    if (ftruncate(f->fd, 0) != 0)
+        unlink(f->part);
+}
+
+/* All of it is here: is it what it should be?  Then it gets its names. */
+static int finish_file(struct download_file *f, struct err *e)
+{
+    struct download *d = f->in;
+    unsigned char sum[EVP_MAX_MD_SIZE];
+    char hex[2 * EVP_MAX_MD_SIZE + 1], text[300];
+    unsigned n = 0;
+    if (hash_more(f, UINT64_MAX, e) != 0)
+        return -1;
+    if (f->has_sha256) {
+        d->net.final(f->digest, sum, &n);
+        for (unsigned i = 0; i < n; i++)
+            sprintf(hex + 2 * i, "%02x", sum[i]);
+        if (strcmp(hex, f->etag) != 0) {
+            discard(f);
+            if (f->n_mismatches++)
+                return err_set(e, ERR_FORMAT, "%s: its SHA-256 is %s, the hub says %s; it came twice and was removed", f->name, hex, f->etag);
+            snprintf(text, sizeof text, "%.100s: %.100s: its SHA-256 is not what the hub says; it is downloaded again", d->name->repo, f->name);
+            if (d->o->note)
+                d->o->note(d->o->note_user, text);
+            return digest_start(f, e) != 0 ? -1 : add_parts(f, e);
+        }
+    }
+    if (fsync(f->fd) != 0 || rename(f->part, f->blob) != 0)
+        return err_sys(e, "%s", f->blob);
+    close(f->fd);
+    f->fd = -1;
+    unlink(f->ranges);
+    f->have = 1;
+    int rc = cache_link(d->folder, d->commit, f->name, f->etag, e);
+    cache_unlock(f->lock);
+    f->lock = -1;
+    return rc;
+}
+
+static int part_done(struct web_job *j, struct err *e)
+{
+    struct download_file *f = j->user;
+    if (f->fd < 0)
+        return 0;
+    if (f->size < 0)
+        f->size = (int64_t)j->from;
+    return spans_bytes(&f->done) == (uint64_t)f->size ? finish_file(f, e) : 0;
+}
+
+/* Lock a file and queue what is missing of it.  1: another program has it. */
+static int begin_file(struct download_file *f, int wait, struct err *e)
+{
+    struct download *d = f->in;
+    f->lock = cache_lock(d->o, d->name, f->etag, wait, e);
+    if (f->lock < 0)
+        return f->lock == -2 ? 1 : -1;
+    if (have_blob(f)) {                                 /* somebody else got it meanwhile */
+        f->have = 1;
+        cache_unlock(f->lock);
+        f->lock = -1;
+        return cache_link(d->folder, d->commit, f->name, f->etag, e);
+    }
+    if (cache_make_folders(f->part, e) != 0)
+        return -1;
+    f->fd = open(f->part, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (f->fd < 0)
+        return err_sys(e, "%s", f->part);
+    load_ranges(f);
+    if (f->done.n == 0 && ftruncate(f->fd, 0) != 0)
+        return err_sys(e, "%s", f->part);
+    if (digest_start(f, e) != 0)
+        return -1;
+    return f->size >= 0 && spans_bytes(&f->done) == (uint64_t)f->size ? finish_file(f, e) : add_parts(f, e);
+}
+
+/* ---- all of them ---- */
+
+static int tick(void *user)
+{
+    struct download *d = user;
+    struct err ignored;
+    uint64_t done = 0;
+    for (int i = 0; i < d->n_files; i++) {
+        struct download_file *f = &d->files[i];
+        if (f->fd < 0) {
+            done += f->have && f->size > 0 ? (uint64_t)f->size : 0;
+            continue;
+        }
+        uint64_t n = spans_bytes(&f->done);
+        done += n;
+        if (n - f->saved_bytes >= SAVE_EVERY)
+            save_ranges(f);
+        (void)hash_more(f, HASH_A_TICK, &ignored);      /* finish_file will meet the same error */
+    }
+    return progress_report(d->o->progress, d->name->repo, done, d->total, "bytes");
+}
+
+/* The folder of blobs must hold what is still to come. */
+static int check_room(const struct download *d, struct err *e)
+{
+    struct statvfs s;
+    uint64_t need = 0;
+    char *path = cache_path(d->folder, "blobs/");
+    int rc = path ? cache_make_folders(path, e) : err_nomem(e, "path");
+    for (int i = 0; i < d->n_files; i++) {
+        const struct download_file *f = &d->files[i];
+        struct stat st;
+        if (f->have || f->size <= 0)
+            continue;
+        uint64_t there = stat(f->part, &st) == 0 ? (uint64_t)st.st_blocks * 512 : 0;
+        need += (uint64_t)f->size > there ? (uint64_t)f->size - there : 0;
+    }
+    if (rc == 0 && statvfs(path, &s) == 0 && (uint64_t)s.f_bavail * s.f_frsize < need)
+        rc = err_set(e, ERR_IO, "%s: %.2f GB are to be downloaded, %s has room for %.2f GB (HF_HUB_CACHE names another folder)", d->name->repo,
+                     (double)need / 1e9, path, (double)s.f_bavail * (double)s.f_frsize / 1e9);
+    free(path);
+    return rc;
+}
+
+int download_run(struct download *d, struct err *e)
+{
+    int rc = net_digest_open(&d->net, e) == 0 ? check_room(d, e) : -1, n_waiting = 0;
+    d->web->tick = tick;
+    d->web->user = d;
+    for (int i = 0; i < d->n_files && rc >= 0; i++) {
+        if (d->files[i].have)
+            continue;
+        rc = begin_file(&d->files[i], 0, e);
+        n_waiting += rc > 0;
+    }
+    if (rc >= 0)
+        rc = web_run(d->web, e);
+    /* Only now, with no lock of our own, wait for others: nobody waits for us meanwhile. */
+    for (int i = 0; n_waiting && i < d->n_files && rc >= 0; i++) {
+        if (d->files[i].have)
+            continue;
+        char text[300];
+        snprintf(text, sizeof text, "%.100s: another program is downloading %.100s; waiting for it", d->name->repo, d->files[i].name);
+        if (d->o->note)
+            d->o->note(d->o->note_user, text);
+        if ((rc = begin_file(&d->files[i], 1, e)) == 0)
+            rc = web_run(d->web, e);
+    }
+    d->web->tick = NULL;
+    for (int i = 0; i < d->n_files; i++)
+        if (d->files[i].fd >= 0)
+            save_ranges(&d->files[i]);
+    return rc < 0 ? -1 : 0;
+}
+
+void download_release(struct download *d)
+{
+    for (int i = 0; i < d->n_files; i++) {
+        struct download_file *f = &d->files[i];
+        if (f->fd >= 0) {
+            struct stat st;
+            if (!f->has_sha256 || (fstat(f->fd, &st) == 0 && st.st_size == 0))
+                unlink(f->part);        /* nothing that could be gone on with */
+            close(f->fd);
+        }
+        cache_unlock(f->lock);
+        if (f->digest)
+            d->net.ctx_free(f->digest);
+        free(f->done.v);
+        free(f->name);
+        free(f->url);
+        free(f->blob);
+        free(f->part);
+        free(f->ranges);
+        free(f->direct);
+    }
+    free(d->files);
+    free(d->folder);
+    d->files = NULL;
+    d->folder = NULL;
+    d->n_files = 0;
+}

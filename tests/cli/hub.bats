@@ -1,0 +1,249 @@
+# hub.bats - models by their name on a hub: a server on this machine speaks its protocol, with the faults that networks and hubs have.
+bats_require_minimum_version 1.5.0
+
+setup_file() {
+  cd "$BATS_TEST_DIRNAME/../.." || exit 1
+  export T=$BATS_FILE_TMPDIR
+  mkdir "$T/gguf" "$T/bare" "$T/shards" "$T/strange"
+  cp -r models/tiny "$T/tiny"
+  zse-convert models/tiny -o "$T/bare/tiny-nl4.zse" -q nl4 --quality fast >/dev/null
+  cp "$T/bare/tiny-nl4.zse" "$T/bare/tiny-other.zse"
+  split_model
+  cp -r models/tiny/. "$T/strange"
+  sed -i 's/"model_type": *"[^"]*"/"model_type": "abacus"/; s/"architectures".*\[[^]]*\]/"architectures": ["AbacusForCausalLM"]/' "$T/strange/config.json"
+  mkfifo "$T/hub.pipe"
+  python3 -B tests/hub/server.py test/tiny="$T/tiny" private/model="$T/tiny" gated/model="$T/tiny" test/bare="$T/bare" test/shards="$T/shards" \
+    test/strange="$T/strange" >"$T/hub.pipe" 2>"$T/hub.err" 3>&- &
+  echo $! >"$T/hub.pid"
+  read -r HUB CDN <"$T/hub.pipe"
+  export HUB CDN
+}
+
+teardown_file() { kill "$(cat "$T/hub.pid")"; }
+
+# The tiny model in three shards with an index, beside a second copy that nobody needs.
+split_model() {
+  python3 - models/tiny "$T/shards" <<'P'
+import json, os, shutil, struct, sys
+src, dst = sys.argv[1:]
+for f in ('config.json', 'generation_config.json', 'tokenizer.json', 'tokenizer_config.json'):
+    shutil.copy(f'{src}/{f}', dst)
+data = open(f'{src}/model.safetensors', 'rb').read()
+n = struct.unpack('<Q', data[:8])[0]
+header = json.loads(data[8:8 + n])
+header.pop('__metadata__', None)
+names, where = sorted(header), {}
+for i in range(3):
+    part, body = {}, b''
+    for name in names[i::3]:
+        a, b = header[name]['data_offsets']
+        part[name] = header[name] | {'data_offsets': [len(body), len(body) + b - a]}
+        body += data[8 + n + a:8 + n + b]
+        where[name] = f'model-0000{i + 1}-of-00003.safetensors'
+    text = json.dumps(part).encode()
+    text += b' ' * (-len(text) % 8)
+    open(f'{dst}/model-0000{i + 1}-of-00003.safetensors', 'wb').write(struct.pack('<Q', len(text)) + text + body)
+json.dump({'metadata': {}, 'weight_map': where}, open(f'{dst}/model.safetensors.index.json', 'w'))
+open(f'{dst}/consolidated.safetensors', 'wb').write(b'a second copy')
+os.mkdir(f'{dst}/original')
+open(f'{dst}/original/weights.pth', 'wb').write(b'another')
+P
+}
+
+setup() {
+  cd "$BATS_TEST_DIRNAME/../.." || exit 1
+  unset HF_TOKEN HUGGING_FACE_HUB_TOKEN HF_TOKEN_PATH HF_HUB_CACHE HUGGINGFACE_HUB_CACHE HF_HUB_OFFLINE TRANSFORMERS_OFFLINE http_proxy https_proxy HTTPS_PROXY ALL_PROXY all_proxy
+  export HF_ENDPOINT=$HUB HF_HOME=$BATS_TEST_TMPDIR/hf XDG_CACHE_HOME=$BATS_TEST_TMPDIR/cache
+  REPO=$HF_HOME/hub/models--test--tiny
+  COMMIT=a1b2c3d4e5f60718293a4b5c6d7e8f9001122334
+  curl -s "$HUB/_reset" -d ''
+}
+fault() { curl -s "$HUB/_fault" -d "$1"; }
+requests() { curl -s "$HUB/_log"; }
+asked() { requests | grep -Eq "$1"; }
+never_asked() { if asked "$1"; then requests; return 1; fi; }
+convert() { run --separate-stderr zse-convert "${1:-test/tiny}" -o "$BATS_TEST_TMPDIR/m.zse" --quality fast; }
+answers() { [ "$(zse-chat "$1" --temp 0 -p 'What is 2+2?' 2>>"$BATS_TEST_TMPDIR/notes")" = "2 + 2 = 4" ]; }
+# The download is there under its names, and nothing is left of how it came.
+complete() {
+  local f
+  for f in config.json generation_config.json tokenizer.json tokenizer_config.json model.safetensors; do
+    cmp "$T/tiny/$f" "$REPO/snapshots/$COMMIT/$f" || return 1
+    [[ $(readlink "$REPO/snapshots/$COMMIT/$f") == ../../blobs/* ]] || return 1
+  done
+  [ "$(cat "$REPO/refs/main")" = $COMMIT ] && [ -z "$(find "$REPO" -name '*.zse-*')" ]
+}
+
+@test "a name becomes an answer; the second time nothing is asked of the network" {
+  answers test/tiny
+  complete
+  grep -q 'downloading test/tiny: 1.8 MB' "$BATS_TEST_TMPDIR/notes"
+  curl -s "$HUB/_reset" -d ''
+  answers test/tiny
+  [ -z "$(requests)" ]
+}
+
+@test "convert: only what is needed, in ranges, from a second host that gets no token" {
+  HF_TOKEN=hf_x convert test/shards
+  [ "$status" = 0 ] || { echo "$stderr"; return 1; }
+  [ "$(zse-chat "$BATS_TEST_TMPDIR/m.zse" --temp 0 -p 'What is 2+2?')" = "2 + 2 = 4" ]
+  never_asked 'consolidated|original|\.pth'
+  asked 'model-00003-of-00003.safetensors bytes=524288-.* no-token cdn'
+  never_asked ' token cdn'
+  never_asked ' no-token hub'
+  curl -s "$HUB/_reset" -d ''
+  convert test/shards
+  [ "$status" = 0 ] && [ "$(requests | wc -l)" = 1 ]              # is there a newer commit?
+}
+
+@test "the token: refused, absent, from the file of the Python tools; a redirect elsewhere does not take it along" {
+  convert private/model
+  [ "$status" = 1 ] && [ -z "$output" ] && [[ $stderr == *"401 (Invalid username or password.)"*HF_TOKEN* ]]
+  HF_TOKEN=wrong convert private/model
+  [ "$status" = 1 ] && [[ $stderr == *"token (HF_TOKEN, or the file"*"not valid"* ]]
+  mkdir -p "$HF_HOME"
+  echo hf_secret >"$HF_HOME/token"
+  convert private/model
+  [ "$status" = 0 ]
+  rm -rf "$HF_HOME/hub"
+  HF_HUB_DISABLE_IMPLICIT_TOKEN=1 convert private/model
+  [ "$status" = 1 ]
+  curl -s "$HUB/_reset" -d ''
+  fault "$(jq -nc --arg to "$CDN/private/model/config.json" '{file: "config.json", kind: "elsewhere", times: 9, to: $to}')"
+  convert private/model
+  [ "$status" = 0 ]
+  asked 'GET /private/model/config.json - no-token cdn'
+  never_asked ' token cdn'
+  convert gated/model
+  [ "$status" = 1 ] && [[ $stderr == *"403 (Access to model is restricted)"*"terms"*"$HUB/gated/model"* ]]
+}
+
+@test "names: unknown, not a name, a folder wins, revisions, renamed, picks" {
+  run --separate-stderr zse-chat models/tny -p hi
+  [ "$status" = 1 ] && [[ $stderr == *"no such file or folder here; on the hub: models/tny:"*404* ]]
+  run --separate-stderr zse-chat nothing -p hi
+  [ "$status" = 1 ] && [[ $stderr == "zse-chat: nothing: No such file or directory (models on the hub are named org/name)" ]]
+  run --separate-stderr zse-chat a/b/c -p hi
+  [ "$status" = 1 ] && [[ $stderr == *"a/b/c: No such file or directory"* ]]
+  run --separate-stderr zse-chat out/m.zse -p hi
+  [ "$status" = 1 ] && [[ $stderr == *"out/m.zse: No such file or directory"* ]]
+  [ "$(requests | wc -l)" = 1 ]
+  answers models/tiny
+  convert test/tiny@v1
+  [ "$status" = 0 ] && [ "$(cat "$REPO/refs/v1")" = $COMMIT ]
+  convert test/tiny@refs/pr/1
+  [ "$status" = 0 ] && [ "$(cat "$REPO/refs/refs/pr/1")" = $COMMIT ]
+  convert test/tiny@v9
+  [ "$status" = 1 ] && [[ $stderr == *"Invalid rev id"* ]]
+  convert test/tiny@../../x
+  [ "$status" = 1 ] && [[ $stderr != *hub* || $stderr == *"No such file"* ]]
+  convert old/name
+  [ "$status" = 0 ]
+  curl -s "$HUB/_reset" -d ''
+  convert test/tiny@$COMMIT
+  [ "$status" = 0 ] && [ -z "$(requests)" ]                       # a commit does not change
+  run --separate-stderr zse-chat test/bare -p hi
+  [ "$status" = 1 ] && [[ $stderr == *"which of tiny-nl4.zse, tiny-other.zse? Say test/bare:FILE"* ]]
+  answers test/bare:nl4
+  answers test/bare:tiny-other.zse
+  run --separate-stderr zse-chat test/bare:Q4_K_M -p hi
+  [ "$status" = 1 ] && [[ $stderr == *"'Q4_K_M' names no GGUF or .zse file of it; it has tiny-nl4.zse, tiny-other.zse"* ]]
+}
+
+@test "what does not run here is refused before its weights come" {
+  convert test/strange
+  [ "$status" = 1 ] && [[ $stderr == *"nothing was downloaded: "*abacus* ]] || { echo "$stderr"; return 1; }
+  never_asked 'GET.*model.safetensors'
+}
+
+@test "cuts, stalls of ranges, short bodies, 5xx, 429: the download ends well all the same" {
+  fault '{"file":"model.safetensors","kind":"cut","after":100000,"at":"cdn","times":3}'
+  fault '{"file":"model.safetensors","kind":"short","bytes":1000,"at":"cdn"}'
+  fault '{"file":"tokenizer.json","kind":"cut","after":5000,"method":"GET"}'
+  fault '{"file":"api","kind":"status","code":429,"headers":{"Retry-After":"1"}}'
+  fault '{"file":"config.json","kind":"status","code":503}'
+  fault '{"file":"model.safetensors","kind":"status","code":403,"at":"cdn"}'
+  convert
+  [ "$status" = 0 ] && [[ $stderr == *"the hub asks to wait 1 s"* ]] || { echo "$stderr"; return 1; }
+  complete
+  # after a cut only the rest was asked for
+  asked 'model.safetensors bytes=100000-524287'
+}
+
+@test "a server without ranges" {
+  fault '{"file":"model.safetensors","kind":"whole","at":"cdn","times":99}'
+  convert
+  [ "$status" = 0 ]
+  complete
+  rm -rf "$HF_HOME"
+  fault '{"file":"model.safetensors","kind":"cut","after":1000000,"at":"cdn"}'
+  fault '{"file":"model.safetensors","kind":"whole","at":"cdn","times":99}'
+  convert
+  [ "$status" = 0 ]
+  complete
+}
+
+@test "a wrong byte is noticed: once it is downloaded again, twice it is refused and removed" {
+  fault '{"file":"model.safetensors","kind":"wrong","at":"cdn"}'
+  convert
+  [ "$status" = 0 ] && [[ $stderr == *"SHA-256 is not what the hub says; it is downloaded again"* ]]
+  complete
+  rm -rf "$HF_HOME"
+  fault '{"file":"model.safetensors","kind":"wrong","at":"cdn","times":99}'
+  convert
+  [ "$status" = 1 ] && [[ $stderr == *"model.safetensors: its SHA-256 is"*"the hub says $(sha256sum <"$T/tiny/model.safetensors" | cut -d' ' -f1)"* ]]
+  [ ! -e "$REPO/refs/main" ] && [ ! -e "$REPO/snapshots/$COMMIT/model.safetensors" ] && [ -z "$(find "$REPO" -name '*.zse-*')" ]
+}
+
+@test "a hub that stays broken: one sentence, and what is in the cache goes on" {
+  fault '{"file":"api","kind":"status","code":500,"times":99,"error":"out of order"}'
+  convert
+  [ "$status" = 1 ] && [[ $stderr == *"HTTP 500 (out of order)"* ]] && [ "${#stderr_lines[@]}" = 1 ]
+  curl -s "$HUB/_reset" -d ''
+  fault '{"file":"api","kind":"status","code":429,"times":99,"headers":{"Retry-After":"3600"}}'
+  convert
+  [ "$status" = 1 ] && [[ $stderr == *"429"*"too many requests, again in 3600 s"* ]]
+  curl -s "$HUB/_reset" -d ''
+  convert
+  [ "$status" = 0 ]
+  HF_ENDPOINT=http://127.0.0.1:9 convert
+  [ "$status" = 0 ] && [[ $stderr == *"what the cache has is used"* ]]
+  HF_ENDPOINT=http://127.0.0.1:9 HF_HUB_OFFLINE=1 convert
+  [ "$status" = 0 ] && [ -z "$stderr" ]
+  HF_HUB_OFFLINE=1 convert test/shards
+  [ "$status" = 1 ] && [[ $stderr == *"test/shards: not in $HF_HOME/hub, and HF_HUB_OFFLINE forbids to ask the hub"* ]]
+  HF_ENDPOINT=ftp://x convert test/shards
+  [ "$status" = 1 ] && [[ $stderr == *"HF_ENDPOINT: 'ftp://x', expected a URL"* ]]
+}
+
+@test "killed in the middle: the next run goes on where it was" {
+  fault '{"file":"model.safetensors","kind":"hold","at":"cdn","times":4}'
+  zse-convert test/tiny -o "$BATS_TEST_TMPDIR/m.zse" >"$BATS_TEST_TMPDIR/out" 2>&1 3>&- &
+  local pid=$! _
+  for _ in $(seq 200); do [ "$(requests | grep -c cdn)" = 4 ] && break; done
+  kill -TERM $pid
+  wait $pid || true
+  [ -n "$(find "$REPO/blobs" -name '*.zse-part')" ]
+  curl -s "$HUB/_release" -d ''
+  curl -s "$HUB/_reset" -d ''
+  convert
+  [ "$status" = 0 ] || { echo "$stderr"; return 1; }
+  complete
+}
+
+@test "two programs download once" {
+  fault '{"file":"model.safetensors","kind":"hold","at":"cdn","times":4}'
+  zse-convert test/tiny -o "$BATS_TEST_TMPDIR/a.zse" --quality fast >"$BATS_TEST_TMPDIR/a" 2>&1 3>&- &
+  local a=$! b _
+  for _ in $(seq 200); do [ "$(requests | grep -c cdn)" = 4 ] && break; done
+  zse-convert test/tiny -o "$BATS_TEST_TMPDIR/b.zse" --quality fast >"$BATS_TEST_TMPDIR/b" 2>&1 3>&- &
+  b=$!
+  for _ in $(seq 200); do grep -q 'another program is downloading model.safetensors' "$BATS_TEST_TMPDIR/b" && break; done
+  curl -s "$HUB/_release" -d ''
+  wait $a
+  wait $b
+  grep -q 'another program is downloading model.safetensors; waiting for it' "$BATS_TEST_TMPDIR/b"
+  [ "$(requests | grep -c cdn)" = 4 ]
+  cmp "$BATS_TEST_TMPDIR/a.zse" "$BATS_TEST_TMPDIR/b.zse"
+  complete
+}
