@@ -180,12 +180,18 @@ static void check(struct sequence *s)
     free(want);
 }
 
+/* Under a sanitizer, which looks at addresses, every fourth case: what is equal to the last bit elsewhere is equal there. */
+static size_t stride(void)
+{
+    return getenv("ZSE_SANITIZED") ? 4 : 1;
+}
+
 static void shapes(void **state)
 {
     (void)state;
     static const int dims[] = { 1, 15, 16, 32, 64, 80, 96, 100, 128, 256 };
     struct rng r = { 1 };
-    for (size_t i = 0; i < sizeof dims / sizeof *dims; i++)
+    for (size_t i = stride() / 4; i < sizeof dims / sizeof *dims; i += stride())
         for (int type = KV_F32; type <= KV_I8; type++) {
             struct sequence s;
             sequence_open(&s, SHORT, (enum kv_type)type, dims[i], 1 + (int)i % 4, &r);
@@ -199,7 +205,7 @@ static void many_heads(void **state)
     (void)state;
     struct rng r = { 2 };
     static const int heads[] = { 5, 6, 7, 8, 13, 100 };
-    for (size_t i = 0; i < sizeof heads / sizeof *heads; i++) {
+    for (size_t i = 0; i < sizeof heads / sizeof *heads; i += stride()) {
         struct sequence s;
         sequence_open(&s, SHORT, KV_F16, 32, heads[i], &r);
         check(&s);
@@ -216,7 +222,7 @@ static void variants(void **state)
     for (int type = KV_F32; type <= KV_I8; type++) {
         struct sequence s;
         sequence_open(&s, SHORT, (enum kv_type)type, 48, 3, &r);
-        for (size_t i = 0; i < sizeof windows / sizeof *windows; i++) {
+        for (size_t i = 0; i < sizeof windows / sizeof *windows; i += stride()) {
             s.a.window = windows[i];
             s.a.softcap = i % 2 ? 5 : 0;
             s.a.alibi = i % 3 ? NULL : slopes;
