@@ -6,12 +6,14 @@
 
 #include "cmd/cli.h"
 #include "cmd/info.h"
+#include "cmd/info_models.h"
 #include "cmd/info_render.h"
 #include "cmd/info_tokens.h"
 
 static const char usage[] =
     "usage: zse-info [OPTIONS] MODEL\n"
     "       zse-info tokenize|detokenize|render [OPTIONS] MODEL     (--help of each says more)\n"
+    "       zse-info models COMMAND ...                             models on the hub (zse-info models --help)\n"
     "MODEL is a .zse file, a GGUF file, a Hugging Face folder or a config.json.\n"
     "  -j, --json                    one JSON object with everything\n"
     "      --format text|json        the same as --json, or not\n"
@@ -155,7 +157,7 @@ static int run(const struct options *o, const struct info *i, struct err *e)
 }
 
 static const struct { const char *name; int (*run)(int argc, char **argv); } commands[] = {
-    { "tokenize", info_tokenize }, { "detokenize", info_detokenize }, { "render", info_render },
+    { "tokenize", info_tokenize }, { "detokenize", info_detokenize }, { "render", info_render }, { "models", info_models },
 };
 
 int main(int argc, char **argv)

@@ -258,7 +258,7 @@ json_t *hub_search(const struct hub_options *o, const char *words, int limit, st
         free(query);
         return NULL;
     }
-    if (!query || asprintf(&url, "%s/api/models?search=%s&sort=downloads&direction=-1&limit=%d&full=true", o->endpoint, query, limit) < 0)
+    if (!query || asprintf(&url, "%s/api/models?search=%s&sort=downloads&direction=-1&limit=%d&full=true&config=true", o->endpoint, query, limit) < 0)
         err_nomem(e, "URL");
     else if ((j = get_json(&w, url, "search", e)) && !json_is_array(j)) {
         err_set(e, ERR_FORMAT, "%s: the answer to a search is %s, expected an array", o->endpoint, js_kind(j));

@@ -4,16 +4,17 @@ bats_require_minimum_version 1.5.0
 setup_file() {
   cd "$BATS_TEST_DIRNAME/../.." || exit 1
   export T=$BATS_FILE_TMPDIR
-  mkdir "$T/gguf" "$T/bare" "$T/shards" "$T/strange"
+  mkdir "$T/empty" "$T/bare" "$T/shards" "$T/strange"
   cp -r models/tiny "$T/tiny"
   zse-convert models/tiny -o "$T/bare/tiny-nl4.zse" -q nl4 --quality fast >/dev/null
   cp "$T/bare/tiny-nl4.zse" "$T/bare/tiny-other.zse"
   split_model
   cp -r models/tiny/. "$T/strange"
   sed -i 's/"model_type": *"[^"]*"/"model_type": "abacus"/; s/"architectures".*\[[^]]*\]/"architectures": ["AbacusForCausalLM"]/' "$T/strange/config.json"
+  echo '# nothing' >"$T/empty/README.md"
   mkfifo "$T/hub.pipe"
   python3 -B tests/hub/server.py test/tiny="$T/tiny" private/model="$T/tiny" gated/model="$T/tiny" test/bare="$T/bare" test/shards="$T/shards" \
-    test/strange="$T/strange" >"$T/hub.pipe" 2>"$T/hub.err" 3>&- &
+    test/strange="$T/strange" test/empty="$T/empty" >"$T/hub.pipe" 2>"$T/hub.err" 3>&- &
   echo $! >"$T/hub.pid"
   read -r HUB CDN <"$T/hub.pipe"
   export HUB CDN
@@ -246,4 +247,42 @@ complete() {
   [ "$(requests | grep -c cdn)" = 4 ]
   cmp "$BATS_TEST_TMPDIR/a.zse" "$BATS_TEST_TMPDIR/b.zse"
   complete
+}
+
+@test "models search: what can be converted, by downloads; --all with reasons" {
+  run --separate-stderr zse-info models search test
+  [ "$status" = 0 ] || { echo "$stderr"; return 1; }
+  [[ $output == *"test/tiny "*1234*safetensors*apache-2.0* && $output != *test/strange* && $output != *test/empty* ]]
+  [[ $stderr == *"2 that cannot be converted are not shown (--all)"* ]] || { echo "$output $stderr"; return 1; }
+  run --separate-stderr zse-info models search test --all --json
+  [ "$(jq -r '.models[] | select(.id == "test/strange") | .reason' <<<"$output")" = "architecture abacus" ]
+  [ "$(jq -r '.models[] | select(.id == "test/empty") | .reason' <<<"$output")" = "no safetensors and no GGUF" ]
+  [ "$(jq -c '.models[] | select(.id == "test/shards") | [.compatible, .safetensors, .model_type, .downloads, .license]' <<<"$output")" = '[true,3,"llama",1234,"apache-2.0"]' ] || { echo "$output"; return 1; }
+  run --separate-stderr zse-info models search nothing like this
+  [ "$status" = 1 ] && [ -z "$output" ] && [[ $stderr == *"no model has 'nothing like this' in its name"* ]]
+  HF_HUB_OFFLINE=1 run --separate-stderr zse-info models search tiny
+  [ "$status" = 1 ] && [ -z "$output" ] && [[ $stderr == *HF_HUB_OFFLINE* ]]
+  run --separate-stderr zse-info models search
+  [ "$status" = 2 ]
+}
+
+@test "models check: on the hub, in a folder, with the reason where it does not run" {
+  run --separate-stderr zse-info models check test/shards
+  [ "$status" = 0 ] && [[ $output == *"architecture   llama"*"weights        1.84 MB"*"memory int4"*"converts       yes" ]] || { echo "$output $stderr"; return 1; }
+  never_asked 'GET.*safetensors'
+  [ ! -e "$HF_HOME" ]
+  run --separate-stderr zse-info models check test/tiny --json
+  [ "$(jq -c '[.where, .compatible, .commit, .license, .problems, .memory.f16 > 2 * .memory.int8, .memory.int8 > 1.9 * .memory.int4]' <<<"$output")" = "[\"hub\",true,\"$COMMIT\",\"apache-2.0\",[],true,true]" ] || { echo "$output"; return 1; }
+  run --separate-stderr zse-info models check test/strange
+  [ "$status" = 1 ] && [[ $output == *problem*abacus*"converts       no" ]]
+  run --separate-stderr zse-info models check test/empty --json
+  [ "$status" = 1 ] && [ "$(jq -c .problems <<<"$output")" = '["no safetensors and no GGUF"]' ]
+  HF_HUB_OFFLINE=1 run --separate-stderr zse-info models check models/tiny --json
+  [ "$status" = 0 ] && [ "$(jq -c '[.where, .architecture, .compatible]' <<<"$output")" = '["here","llama",true]' ]
+  run --separate-stderr zse-info models check models/tiny/config.json
+  [ "$status" = 1 ] && [[ $output == *"no safetensors, only a config.json"* ]]
+  run --separate-stderr zse-info models check no-such
+  [ "$status" = 1 ] && [[ $stderr == *"no such file or folder here, and: 'no-such' is not a name on the hub"* ]] || { echo "$stderr"; return 1; }
+  run --separate-stderr zse-info models
+  [ "$status" = 2 ]
 }

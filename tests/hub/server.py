@@ -132,7 +132,8 @@ class Handler(BaseHTTPRequestHandler):
                 if is_lfs(name, data):
                     entry['lfs'] = {'sha256': hashlib.sha256(data).hexdigest(), 'size': len(data), 'pointerSize': 130}
             out.append(entry)
-        return {'id': repo, 'modelId': repo, 'sha': COMMIT, 'private': False, 'gated': False, 'downloads': 1234, 'likes': 5, 'lastModified': '2025-01-02T03:04:05.000Z',
+        config = json.loads(content(repos[repo], 'config.json')) if 'config.json' in files(repos[repo]) else {}
+        return {'id': repo, 'config': {k: config[k] for k in ('model_type', 'architectures') if k in config}, 'modelId': repo, 'sha': COMMIT, 'private': False, 'gated': False, 'downloads': 1234, 'likes': 5, 'lastModified': '2025-01-02T03:04:05.000Z',
                 'pipeline_tag': 'text-generation', 'library_name': 'transformers', 'tags': ['safetensors', 'license:apache-2.0'], 'siblings': out}
 
     def resolve(self, path):

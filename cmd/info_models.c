@@ -1,0 +1,29 @@
+#include "cmd/info_models.h"
+
+#include <string.h>
+
+#include "cmd/cli.h"
+
+static const char usage[] =
+    "usage: zse-info models search WORDS\n"
+    "       zse-info models check MODEL\n"
+    "  search   models on the hub whose name contains WORDS\n"
+    "  check    does MODEL (org/name on the hub, a folder or a file) run here, and how large is it?\n"
+    "--help of each lists its options.\n";
+
+static const struct { const char *name; int (*run)(int argc, char **argv); } commands[] = {
+    { "search", info_models_search }, { "check", info_models_check },
+};
+
+int info_models(int argc, char **argv)
+{
+    const char *name = argc > 1 ? argv[1] : "";
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
+        if (strcmp(name, commands[i].name) == 0)
+            return commands[i].run(argc - 1, argv + 1);
+    if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0)
+        return cli_help(usage);
+    if (*name)
+        cli_note("zse-info models", "'%s' is no command (a folder named models is ./models)", name);
+    return cli_usage(usage);
+}
