@@ -461,16 +461,17 @@ int call_any_prompts(struct call *c, const char *field, int special, struct prob
 
 static int parse_stop(struct call *c, struct problem *pr)
 {
-    json_t *v = js_get(c->json, "stop");
+    const char *name = c->form->body == BODY_MESSAGES ? "stop_sequences" : "stop";
+    json_t *v = js_get(c->json, name);
     size_t n = json_is_array(v) ? json_array_size(v) : v != NULL;
     if (v && !json_is_array(v) && !json_is_string(v))
-        return problem_set(pr, 400, "stop", "invalid_type", "stop: found %s, expected a string or a list of strings", js_kind(v));
+        return problem_set(pr, 400, name, "invalid_type", "%s: found %s, expected a string or a list of strings", name, js_kind(v));
     if (n > MAX_STOP)
-        return problem_set(pr, 400, "stop", "out_of_range", "stop: %zu texts, expected at most %d", n, MAX_STOP);
+        return problem_set(pr, 400, name, "out_of_range", "%s: %zu texts, expected at most %d", name, n, MAX_STOP);
     for (size_t i = 0; i < n; i++) {
         const json_t *s = json_is_array(v) ? json_array_get(v, i) : v;
         if (!json_is_string(s) || json_string_length(s) == 0 || strlen(json_string_value(s)) != json_string_length(s))
-            return problem_set(pr, 400, "stop", "invalid_type", "stop: text %zu is %s", i + 1, !json_is_string(s) ? js_kind(s) : json_string_length(s) ? "with a zero byte" : "empty");
+            return problem_set(pr, 400, name, "invalid_type", "%s: text %zu is %s", name, i + 1, !json_is_string(s) ? js_kind(s) : json_string_length(s) ? "with a zero byte" : "empty");
         c->stop[c->n_stop++] = json_string_value(s);
     }
     return 0;
@@ -530,7 +531,7 @@ static int check_params(struct call *c, struct problem *pr)
     if (p->given & GIVEN_MAX_TOKENS && p->given & GIVEN_MAX_COMPLETION_TOKENS && p->max_tokens != p->max_completion_tokens)
         return problem_set(pr, 400, "max_completion_tokens", NULL, "max_completion_tokens: %d, but max_tokens is %d: one of the two", p->max_completion_tokens, p->max_tokens);
     c->max_tokens = p->given & GIVEN_MAX_COMPLETION_TOKENS ? p->max_completion_tokens : p->max_tokens;
-    if (c->form->body == BODY_CHAT && p->given & GIVEN_MAX_TOKENS && p->max_tokens == 0)
+    if (c->form->piece && p->given & GIVEN_MAX_TOKENS && p->max_tokens == 0)
         return problem_set(pr, 400, "max_tokens", "out_of_range", "max_tokens: 0 is not in the range 1 to %d", INT32_MAX);
     c->n_logprobs = -1;
     if (c->form->body == BODY_CHAT) {
@@ -575,7 +576,7 @@ static int bind(struct call *c, struct problem *pr)
         return problem_set(pr, 400, "model", NULL, "model: %s has no tokenizer", h->id);
     if (fields_parse(c->json, c->form->body, &c->params, pr) != 0)
         return -1;
-    if (c->form->body & (BODY_EMBEDDING | BODY_TOKENIZE | BODY_DETOKENIZE | BODY_TEMPLATE))
+    if (c->form->body & (BODY_EMBEDDING | BODY_TOKENIZE | BODY_DETOKENIZE | BODY_TEMPLATE | BODY_COUNT))
         return 0;
     return check_params(c, pr) || parse_stop(c, pr) || parse_bias(c, pr) || parse_stream_options(c, pr) ? -1 : 0;
 }
@@ -668,7 +669,7 @@ static void to_thread(struct call *c)
 /* Must something be compiled? */
 static int takes_long(const struct call *c)
 {
-    static const char *const names[] = { "response_format", "grammar", "regex", "tools", "text" };
+    static const char *const names[] = { "response_format", "grammar", "regex", "tools", "text", "output_config" };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (js_get(c->json, names[i]))
             return 1;

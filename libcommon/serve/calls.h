@@ -1,6 +1,6 @@
 /* calls.h - an API request that generates: from its body to prompts, through the engine, to an answer or a stream of events.
  *
- * What all forms share is here; a form (chat.c, completions.c, embeddings.c, wschat.c) reads its body and writes its answer. */
+ * What all forms share is here; a form (chat.c, responses.c, messages.c, completions.c, embeddings.c, wschat.c) reads its body and writes its answer. */
 #ifndef ZSE_SERVE_CALLS_H
 #define ZSE_SERVE_CALLS_H
 
@@ -78,6 +78,7 @@ struct call {
     struct job *jobs;                   /* [n_choices]; owned */
     struct choice *choices; int n_choices, n_open;      /* owned; n_open: jobs that have not ended */
     int submitted, stage, begun;
+    int n_events;                       /* of a stream whose events are numbered */
     int starts_thinking;                /* the prompt ends with <think> */
     struct talk talk;                   /* of a conversation; owned */
     int raw_text;                       /* special tokens are part of the answer's text */

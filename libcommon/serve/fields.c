@@ -17,10 +17,23 @@ static int is_word(const json_t *v, const char *word) { return json_is_string(v)
 static int no_tool(const json_t *v) { return is_word(v, "none") || is_word(v, "auto"); }
 static int only_text(const json_t *v) { return json_is_array(v) && json_array_size(v) == 1 && is_word(json_array_get(v, 0), "text"); }
 
+static int is_zero(const json_t *v) { return json_is_integer(v) && json_integer_value(v) == 0; }
+static int not_truncated(const json_t *v) { return is_word(v, "disabled"); }
+static int only_encrypted(const json_t *v)
+{
+    size_t n = json_array_size(v), i = 0;
+    while (i < n && is_word(json_array_get(v, i), "reasoning.encrypted_content"))
+        i++;
+    return json_is_array(v) && i == n;          /* there is none, which clients expect */
+}
+static int no_effort(const json_t *v) { return json_is_object(v) && (!json_object_get(v, "effort") || json_is_null(json_object_get(v, "effort"))); }
+
 /* ---- the table ---- */
 
-#define GENERATE (BODY_CHAT | BODY_COMPLETION | BODY_WS_CHAT)
+#define GENERATE (BODY_CHAT | BODY_COMPLETION | BODY_WS_CHAT | BODY_RESPONSES | BODY_MESSAGES)
 #define API (BODY_CHAT | BODY_COMPLETION)
+#define STREAMED (API | BODY_RESPONSES | BODY_MESSAGES)
+#define ANTHROPIC (BODY_MESSAGES | BODY_COUNT)
 #define AT(field) offsetof(struct params, field)
 #define SAMPLING(field) (offsetof(struct params, sampling) + offsetof(struct sampling, field))
 #define REAL(name, where, min, max, at, about) { name, where, FIELD_USED, FIELD_REAL, min, max, at, 0, NULL, about, NULL }
@@ -35,10 +48,16 @@ static int only_text(const json_t *v) { return json_is_array(v) && json_array_si
 #define NO_AUDIO "text in, text out"
 
 const struct field fields[] = {
-    TEXT("model", API | BODY_EMBEDDING | BODY_TOKENIZE | BODY_DETOKENIZE | BODY_TEMPLATE | BODY_WS_CHAT | BODY_BATCHING, AT(model),
+    TEXT("model", STREAMED | BODY_COUNT | BODY_EMBEDDING | BODY_TOKENIZE | BODY_DETOKENIZE | BODY_TEMPLATE | BODY_WS_CHAT | BODY_BATCHING, AT(model),
          "id of a loaded model, \"default\", or left out: the first"),
     OTHER("messages", BODY_CHAT | BODY_TEMPLATE | BODY_WS_CHAT, "{\"type\":\"array\",\"minItems\":1,\"items\":{\"type\":\"object\",\"required\":[\"role\"]}}",
           "the conversation; content is text or a list of text parts"),
+    OTHER("messages", ANTHROPIC, "{\"type\":\"array\",\"minItems\":1,\"items\":{\"type\":\"object\",\"required\":[\"role\",\"content\"]}}",
+          "the conversation; content is text or a list of blocks: text, thinking, tool_use, tool_result"),
+    OTHER("system", ANTHROPIC, "{\"oneOf\":[{\"type\":\"string\"},{\"type\":\"array\",\"items\":{\"type\":\"object\"}}]}", "what the model is told first: text or text blocks"),
+    OTHER("input", BODY_RESPONSES, "{\"oneOf\":[{\"type\":\"string\"},{\"type\":\"array\",\"minItems\":1,\"items\":{\"type\":\"object\"}}]}",
+          "text, or the whole conversation as items: message, function_call, function_call_output, reasoning"),
+    TEXT("instructions", BODY_RESPONSES, AT(instructions), "what the model is told first"),
     OTHER("prompt", BODY_COMPLETION, "{\"oneOf\":[{\"type\":\"string\"}," STRINGS ",{\"type\":\"array\",\"items\":{\"type\":\"integer\"}},"
           "{\"type\":\"array\",\"items\":{\"type\":\"array\",\"items\":{\"type\":\"integer\"}}}]}", "text, token ids, or a list of either"),
     OTHER("input", BODY_EMBEDDING, "{\"oneOf\":[{\"type\":\"string\"}," STRINGS ",{\"type\":\"array\",\"items\":{\"type\":\"integer\"}},"
@@ -49,7 +68,7 @@ const struct field fields[] = {
     TRUTH("parse_special", BODY_TOKENIZE, AT(parse_special), "the texts of special tokens become those tokens (default: true)"),
     TRUTH("with_pieces", BODY_TOKENIZE, AT(with_pieces), "objects {id, piece} instead of ids"),
     TRUTH("add_generation_prompt", BODY_TEMPLATE, AT(add_generation_prompt), "end with the beginning of the answer (default: true)"),
-    OTHER("chat_template_kwargs", BODY_CHAT | BODY_TEMPLATE | BODY_WS_CHAT, "{\"type\":\"object\"}", "variables for the chat template, such as enable_thinking"),
+    OTHER("chat_template_kwargs", BODY_CHAT | BODY_TEMPLATE | BODY_WS_CHAT | BODY_RESPONSES | ANTHROPIC, "{\"type\":\"object\"}", "variables for the chat template, such as enable_thinking"),
 
     REAL("temperature", GENERATE, 0, 2, SAMPLING(temperature), "0: always the likeliest token"),
     REAL("top_p", GENERATE, 0, 1, SAMPLING(top_p), "of the likeliest that together reach it"),
@@ -63,11 +82,13 @@ const struct field fields[] = {
     OTHER("logit_bias", GENERATE, "{\"type\":\"object\",\"additionalProperties\":{\"type\":\"number\",\"minimum\":-100,\"maximum\":100}}",
           "token id to what is added to its logit; -100 bans it"),
     { "seed", GENERATE, FIELD_USED, FIELD_REAL, -0x1p53, 0x1p53, AT(seed), GIVEN_SEED, "{\"type\":\"integer\"}", "the same seed gives the same answer; choice i takes seed + i (default: random)", NULL },
-    WHOLE("max_tokens", GENERATE, 0, INT_MAX, AT(max_tokens), GIVEN_MAX_TOKENS, "most tokens of an answer"),
+    WHOLE("max_output_tokens", BODY_RESPONSES, 1, INT_MAX, AT(max_tokens), GIVEN_MAX_TOKENS, "most tokens of an answer"),
+    WHOLE("max_tokens", GENERATE & ~BODY_RESPONSES, 0, INT_MAX, AT(max_tokens), GIVEN_MAX_TOKENS, "most tokens of an answer"),
     WHOLE("max_completion_tokens", BODY_CHAT, 1, INT_MAX, AT(max_completion_tokens), GIVEN_MAX_COMPLETION_TOKENS, "the same; one of the two"),
     WHOLE("n", API, 1, 128, AT(n), GIVEN_N, "answers to each prompt"),
-    OTHER("stop", GENERATE, "{\"oneOf\":[{\"type\":\"string\"}," STRINGS "]}", "at most 16 texts that end the answer before them"),
-    TRUTH("stream", API | BODY_WS_CHAT, AT(stream), "server-sent events as tokens come"),
+    OTHER("stop_sequences", BODY_MESSAGES, STRINGS, "at most 16 texts that end the answer before them; stop_reason says so"),
+    OTHER("stop", GENERATE & ~BODY_MESSAGES, "{\"oneOf\":[{\"type\":\"string\"}," STRINGS "]}", "at most 16 texts that end the answer before them"),
+    TRUTH("stream", STREAMED | BODY_WS_CHAT, AT(stream), "server-sent events as tokens come"),
     OTHER("stream_options", API, "{\"type\":\"object\",\"properties\":{\"include_usage\":{\"type\":\"boolean\"}}}", "include_usage: a last event with the counts"),
     { "logprobs", BODY_CHAT, FIELD_USED, FIELD_BOOL, 0, 0, AT(logprobs), 0, NULL, "logarithms of the tokens' probabilities", NULL },
     WHOLE("logprobs", BODY_COMPLETION, 0, MAX_TOP_LOGPROBS, AT(logprobs_count), GIVEN_LOGPROBS, "logarithms of the tokens' probabilities, and of so many likeliest"),
@@ -79,26 +100,50 @@ const struct field fields[] = {
     TEXT("encoding_format", BODY_EMBEDDING, AT(encoding_format), "float or base64"),
     WHOLE("dimensions", BODY_EMBEDDING, 1, INT_MAX, AT(dimensions), 0, "cut to so many numbers, and scale to length 1 again"),
 
-    TEXT("user", API | BODY_EMBEDDING | BODY_WS_CHAT, AT(user), "kept in /api/analytics/requests"),
-    IGNORED("metadata", API | BODY_WS_CHAT, "cannot change the answer"),
-    IGNORED("store", BODY_CHAT, "cannot change the answer"),
-    IGNORED("service_tier", BODY_CHAT, "cannot change the answer"),
-    IGNORED("prompt_cache_key", API, "cannot change the answer"),
-    IGNORED("prompt_cache_retention", API, "cannot change the answer"),
-    IGNORED("safety_identifier", API, "cannot change the answer"),
+    TEXT("user", API | BODY_RESPONSES | BODY_EMBEDDING | BODY_WS_CHAT, AT(user), "kept in /api/analytics/requests"),
+    IGNORED("metadata", STREAMED | BODY_WS_CHAT, "cannot change the answer"),
+    IGNORED("store", BODY_CHAT | BODY_RESPONSES, "cannot change the answer; nothing is stored"),
+    IGNORED("service_tier", BODY_CHAT | BODY_RESPONSES | BODY_MESSAGES, "cannot change the answer"),
+    IGNORED("prompt_cache_key", API | BODY_RESPONSES, "cannot change the answer"),
+    IGNORED("prompt_cache_retention", API | BODY_RESPONSES, "cannot change the answer"),
+    IGNORED("safety_identifier", API | BODY_RESPONSES, "cannot change the answer"),
     IGNORED("prediction", BODY_CHAT, "cannot change the answer"),
     IGNORED("cache_prompt", API | BODY_WS_CHAT, "prefixes are always kept; cannot change the answer"),
 
+    OTHER("stream_options", BODY_RESPONSES, "{\"type\":\"object\"}", "include_obfuscation: ignored"),
+    OTHER("tools", BODY_RESPONSES, "{\"type\":\"array\",\"items\":{\"type\":\"object\",\"required\":[\"type\",\"name\"]}}",
+          "functions that the model may call: {type: function, name, description, parameters}; parameters is a JSON Schema, which calls obey"),
+    OTHER("tools", ANTHROPIC, "{\"type\":\"array\",\"items\":{\"type\":\"object\",\"required\":[\"name\",\"input_schema\"]}}",
+          "functions that the model may call: {name, description, input_schema}; input_schema is a JSON Schema, which calls obey"),
+    OTHER("tool_choice", BODY_RESPONSES, "{\"oneOf\":[{\"enum\":[\"none\",\"auto\",\"required\"]},{\"type\":\"object\"}]}", "none, auto, required, or {type: function, name}: this one"),
+    OTHER("tool_choice", ANTHROPIC, "{\"type\":\"object\",\"required\":[\"type\"]}", "{type: auto, any, none, or tool with a name; disable_parallel_tool_use: one call in an answer}"),
+    OTHER("text", BODY_RESPONSES, "{\"type\":\"object\"}", "format: {type: text}, {type: json_object}, or {type: json_schema, name, schema}: the answer satisfies the schema, strict or not"),
+    OTHER("output_config", ANTHROPIC, "{\"type\":\"object\"}", "format: {type: json_schema, schema}: the answer satisfies the schema"),
+    OTHER("thinking", ANTHROPIC, "{\"type\":\"object\",\"required\":[\"type\"]}",
+          "{type: enabled, adaptive or disabled} goes to the template as enable_thinking; budget_tokens is no limit of its own: max_tokens counts all (default: disabled)"),
     OTHER("tools", BODY_CHAT | BODY_TEMPLATE, "{\"type\":\"array\",\"items\":{\"type\":\"object\",\"required\":[\"type\",\"function\"]}}",
           "functions that the model may call: {type: function, function: {name, description, parameters}}; parameters is a JSON Schema, which calls obey"),
     OTHER("tool_choice", BODY_CHAT, "{\"oneOf\":[{\"enum\":[\"none\",\"auto\",\"required\"]},{\"type\":\"object\"}]}",
           "none, auto, required, or {type: function, function: {name}}: this one"),
-    TRUTH("parallel_tool_calls", BODY_CHAT, AT(parallel_calls), "more than one call in an answer (default: true)"),
+    TRUTH("parallel_tool_calls", BODY_CHAT | BODY_RESPONSES, AT(parallel_calls), "more than one call in an answer (default: true)"),
     OTHER("response_format", API, "{\"type\":\"object\",\"required\":[\"type\"]}",
           "{type: text}, {type: json_object}, or {type: json_schema, json_schema: {name, schema}}: the answer satisfies the schema, strict or not"),
-    OTHER("grammar", API, "{\"type\":\"string\"}", "the answer follows these rules (GBNF)"),
-    OTHER("regex", API, "{\"type\":\"string\"}", "the whole answer matches this regular expression"),
+    OTHER("grammar", STREAMED, "{\"type\":\"string\"}", "the answer follows these rules (GBNF)"),
+    OTHER("regex", STREAMED, "{\"type\":\"string\"}", "the whole answer matches this regular expression"),
 
+    IGNORED("max_tool_calls", BODY_RESPONSES, "is about tools of the server, which there are none of"),
+    IGNORED("cache_control", ANTHROPIC, "prefixes are always kept; cannot change the answer"),
+    REFUSED("previous_response_id", BODY_RESPONSES, NULL, "nothing is stored: send the whole conversation as input"),
+    REFUSED("conversation", BODY_RESPONSES, NULL, "nothing is stored: send the whole conversation as input"),
+    REFUSED("prompt", BODY_RESPONSES, NULL, "no prompts are stored"),
+    REFUSED("background", BODY_RESPONSES, is_false, "nothing is stored: wait for the answer, or stream it"),
+    REFUSED("include", BODY_RESPONSES, only_encrypted, "none of this is here"),
+    REFUSED("truncation", BODY_RESPONSES, not_truncated, "a prompt that does not fit is refused"),
+    REFUSED("reasoning", BODY_RESPONSES, no_effort, "templates differ: say it with chat_template_kwargs"),
+    REFUSED("top_logprobs", BODY_RESPONSES, is_zero, "use /v1/chat/completions"),
+    REFUSED("container", BODY_MESSAGES, NULL, "there are no containers"),
+    REFUSED("mcp_servers", BODY_MESSAGES, is_empty, "the server calls no others"),
+    REFUSED("context_management", BODY_MESSAGES | BODY_RESPONSES, is_empty, "a prompt that does not fit is refused"),
     REFUSED("tools", BODY_WS_CHAT, is_empty, "not on this WebSocket: use /v1/chat/completions"),
     REFUSED("functions", BODY_CHAT, is_empty, "the old name of tools"),
     REFUSED("function_call", BODY_CHAT, no_tool, "the old name of tool_choice"),

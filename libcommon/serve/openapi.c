@@ -33,7 +33,7 @@ static json_t *body_schema(unsigned kind)
             continue;
         json_object_set_new(properties, fields[i].name, field_schema(&fields[i]));
         for (size_t k = 0; k < sizeof needed / sizeof *needed; k++)
-            if (strcmp(needed[k], fields[i].name) == 0)
+            if (fields[i].use == FIELD_USED && strcmp(needed[k], fields[i].name) == 0)
                 json_array_append_new(required, json_string(needed[k]));
     }
     return json_pack("{s:s, s:b, s:o, s:o}", "type", "object", "additionalProperties", 0, "properties", properties, "required", required);

@@ -42,7 +42,7 @@ static void text_or_null(struct buf *out, const char *text)
 
 void problem_json(const struct problem *p, struct buf *out)
 {
-    buf_str(out, "{\"error\":{\"message\":");
+    buf_str(out, "{\"type\":\"error\",\"error\":{\"message\":");
     buf_json(out, p->message, strlen(p->message));
     buf_printf(out, ",\"type\":\"%s\",\"param\":", problem_type(p->status));
     text_or_null(out, p->param);

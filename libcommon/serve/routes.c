@@ -10,6 +10,9 @@
 
 const struct route routes[] = {
     { "POST", "/v1/chat/completions", ROUTE_PLAIN, ACCESS_CHAT, handle_chat, BODY_CHAT, "Answer a conversation; with stream, as server-sent events", JSON },
+    { "POST", "/v1/responses", ROUTE_PLAIN, ACCESS_CHAT, handle_responses, BODY_RESPONSES, "The same as OpenAI's Responses; nothing is stored", JSON },
+    { "POST", "/v1/messages", ROUTE_PLAIN, ACCESS_CHAT, handle_messages, BODY_MESSAGES, "The same as Anthropic's Messages", JSON },
+    { "POST", "/v1/messages/count_tokens", ROUTE_PLAIN, ACCESS_KEY, handle_count_tokens, BODY_COUNT, "Tokens that such a request's prompt has", JSON },
     { "POST", "/v1/completions", ROUTE_PLAIN, ACCESS_CHAT, handle_completions, BODY_COMPLETION, "Continue text", JSON },
     { "POST", "/v1/embeddings", ROUTE_PLAIN, ACCESS_EMBED, handle_embeddings, BODY_EMBEDDING, "Texts to vectors of length 1", JSON },
     { "GET", "/v1/models", ROUTE_PLAIN, ACCESS_KEY, handle_models, 0, "The models that are loaded", JSON },

@@ -5,7 +5,8 @@
  *
  *   conn, loop    sockets, TLS, time limits           http, websocket, buf   bytes to requests
  *   routes        method and path to a handler        fields, problem        bodies to parameters, errors
- *   calls         one API request that generates      chat, completions, embeddings, wschat   its four forms
+ *   calls         one API request that generates      chat, responses, messages, completions, embeddings, wschat   its forms
+ *   talk, parts   conversations in, parts of answers out       shape, grammars   what an answer must look like
  *   models        what is loaded                      native, metrics, openapi, page, text    everything else */
 #ifndef ZSE_SERVE_SERVER_H
 #define ZSE_SERVE_SERVER_H

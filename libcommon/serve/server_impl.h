@@ -123,6 +123,9 @@ int route_of(void (*handle)(struct server *s, struct conn *c, const char *rest))
 
 /* handlers */
 void handle_chat(struct server *s, struct conn *c, const char *rest);
+void handle_responses(struct server *s, struct conn *c, const char *rest);
+void handle_messages(struct server *s, struct conn *c, const char *rest);
+void handle_count_tokens(struct server *s, struct conn *c, const char *rest);
 void handle_completions(struct server *s, struct conn *c, const char *rest);
 void handle_embeddings(struct server *s, struct conn *c, const char *rest);
 void handle_models(struct server *s, struct conn *c, const char *rest);
