@@ -46,6 +46,14 @@ QUESTION='{"temperature":0,"messages":[{"role":"user","content":"What is 2+2?"}]
   [ "$(grep -c '^ok ' <<<"$output")" = 14 ]
 }
 
+@test "the openai and anthropic packages: schemas, parse helpers, tools, responses, messages, whole and streamed" {
+  [ -x "$B/venv/bin/python" ] && "$B/venv/bin/python" -c 'import openai, anthropic, jsonschema' || skip "no openai, anthropic and jsonschema packages in build/venv (scripts/deps makes it)"
+  run "$B/venv/bin/python" tests/serve/structured_clients.py "$URL"
+  echo "$output"
+  [ "$status" = 0 ]
+  [ "$(grep -c '^ok ' <<<"$output")" = 12 ]
+}
+
 @test "HTTP and WebSocket, byte by byte" {
   run python3 -B tests/serve/protocol.py "${URL##*:}"
   echo "$output"
