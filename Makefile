@@ -60,6 +60,9 @@ $(B)/%.o: %.c
 	@mkdir -p $(@D)
 	$(CC) $(FLAGS) $(SIMD) -MMD -MP -c -o $@ $<
 
+# It holds this file.
+$(B)/libcommon/plan/registry.o: libcommon/plan/models.json
+
 $(B)/gpu/%.o: gpu/%.cu
 	@mkdir -p $(@D)
 	$(NVCC) $(NVFLAGS) -MMD -MP -c -o $@ $<

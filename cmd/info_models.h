@@ -1,10 +1,13 @@
-/* info_models.h - zse-info models: what is on the hub, and does it run here? */
+/* info_models.h - zse-info models: what do people run, what is on the hub, and does it run here? */
 #ifndef ZSE_CMD_INFO_MODELS_H
 #define ZSE_CMD_INFO_MODELS_H
 
 /* argv[0] is "models", argv[1] the subcommand.  Returns the exit code. */
 int info_models(int argc, char **argv);
 
+/* info_registry.c; argv[0] is the subcommand's name. */
+int info_models_list(int argc, char **argv);
+int info_models_info(int argc, char **argv);
 /* info_hub.c; argv[0] is the subcommand's name. */
 int info_models_search(int argc, char **argv);
 int info_models_check(int argc, char **argv);

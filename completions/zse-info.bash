@@ -11,7 +11,7 @@ _zse_info() {
   case $cur in
     -*) COMPREPLY=($(compgen -W "--json --format --tensors --layers --layer --memory --layout --verify --dump-tensor --output --extract-tokenizer --help --version" -- "$cur")) ;;
     *) COMPREPLY=($(compgen -f -- "$cur"))
-       [ "$COMP_CWORD" != 1 ] || COMPREPLY+=($(compgen -W "tokenize detokenize render" -- "$cur"))
+       [ "$COMP_CWORD" != 1 ] || COMPREPLY+=($(compgen -W "tokenize detokenize render models" -- "$cur"))
        ;;
   esac
 }

@@ -12,4 +12,4 @@ complete -c zse-info -l output -s o -r -d 'where --dump-tensor writes; - standar
 complete -c zse-info -l extract-tokenizer -r -d 'write the original files of the tokenizer'
 complete -c zse-info -l help -s h -d 'show this help'
 complete -c zse-info -l version -s V -d 'show the version'
-complete -c zse-info -n __fish_is_first_arg -a 'tokenize detokenize render'
+complete -c zse-info -n __fish_is_first_arg -a 'tokenize detokenize render models'

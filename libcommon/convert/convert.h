@@ -17,6 +17,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include <jansson.h>
+
 #include "libcommon/base/err.h"
 #include "libcommon/base/progress.h"
 #include "libcommon/quant/qtype.h"
@@ -41,6 +43,7 @@ const char *convert_part_name(enum convert_part part);
 struct convert_options {
     const char *source, *output;        /* output NULL: plan only (report filled, nothing written) */
     const char *synthetic;              /* NULL, or the name of a model in whose shape random weights are made: source is not read */
+    const json_t *config;               /* with synthetic (any name) and output NULL: plan bf16 weights in the shape of this config.json; borrowed */
     struct convert_type type;
     int group_size;                     /* int4, int8: 32, 64, 128; -1: one scale a row (int8); 0: the type's default */
     const char *const *skip; int n_skip;        /* globs on the names of tensors (ours or the source's): kept as stored */

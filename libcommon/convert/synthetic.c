@@ -203,8 +203,38 @@ static int add_tensors(struct job *j, const struct shape *shape, int n, struct e
     return 0;
 }
 
+/* A configuration alone: every tensor that it asks for, as bf16. */
+static int config_open(struct job *j, int *n_specs, struct err *e)
+{
+    const struct weight_source all = { 0 };
+    struct source *s = j->source = calloc(1, sizeof *s);
+    if (!s || !(s->path = strdup(j->o->synthetic)))
+        return err_nomem(e, j->o->synthetic);
+    s->kind = SOURCE_CONFIG;
+    if (!(s->config = config_normalize(j->o->config, e)) || config_parse(&j->config, s->config, e))
+        return err_prefix(e, "%s", s->path);
+    if (weight_specs(&j->config, &all, &j->specs, n_specs, e)) {
+        j->specs = NULL;
+        return -1;
+    }
+    s->tensors = calloc((size_t)*n_specs, sizeof *s->tensors);
+    if (!s->tensors)
+        return err_nomem(e, "the tensors");
+    for (int i = 0; i < *n_specs; i++) {
+        const struct weight_spec *w = &j->specs[i];
+        struct source_tensor *t = &s->tensors[s->n_tensors++];
+        *t = (struct source_tensor){ .name = strdup(w->source), .type = GGML_BF16, .n_dims = 2, .dim = { w->rows, w->cols },
+                                     .size = (size_t)w->rows * (size_t)w->cols * 2 };
+        if (!t->name)
+            return err_nomem(e, "the tensors");
+    }
+    return 0;
+}
+
 int synthetic_open(struct job *j, int *n_specs, struct err *e)
 {
+    if (j->o->config)
+        return config_open(j, n_specs, e);
     const struct shape *shape = find_shape(j->o->synthetic, e);
     if (!shape)
         return -1;

@@ -1,7 +1,7 @@
 /* synthetic.h - models of random weights in the shapes of known ones: for measuring speed and memory without their files.
  *
  * Nothing is read and nothing quantized: codes are random, scales keep the activations of a deep model near 1.  The bytes depend on the name, the
- * types and the quality alone. */
+ * types and the quality alone.  With o->config only the plan can be made. */
 #ifndef ZSE_CONVERT_SYNTHETIC_H
 #define ZSE_CONVERT_SYNTHETIC_H
 

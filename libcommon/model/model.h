@@ -126,7 +126,7 @@ enum weight_role {
 
 /* A source as the namer needs it: does this tensor exist, and with what shape?  (import/ is above this layer.) */
 struct weight_source {
-    /* 0 and dim[] filled, or -1 when there is none */
+    /* 0 and dim[] filled, or -1 when there is none.  NULL: everything that the config asks for is there (a model of which only the config is known) */
     int (*shape)(void *user, const char *name, int *n_dims, int64_t dim[4]);
     void *user;
     int is_gguf;

@@ -35,7 +35,7 @@ long_options() { grep -oE '^ +(-[A-Za-z], )?--[a-z0-9-]+' | grep -oE -- '--[a-z0
 }
 
 @test "the man page of zse-info names the options of its commands" {
-  for c in tokenize detokenize render; do
+  for c in tokenize detokenize render models; do
     for option in $(zse-info $c --help | long_options); do
       grep -qE "Fl $(sed 's/^-//' <<<"$option")( |$)" man/zse-info.1 || { echo "$c $option"; return 1; }
     done
@@ -72,14 +72,17 @@ long_options() { grep -oE '^ +(-[A-Za-z], )?--[a-z0-9-]+' | grep -oE -- '--[a-z0
 
 # Names of all keys at any depth; what lies below config and the like is named by others.
 keys() {
-  jq -r 'del(.config?, .hf_config_json?, .memory?.by_type?, .memory?.by_role?) | [paths | map(select(type == "string")) | last | select(. != null)] | unique[]' "$1"
+  jq -r 'del(.config?, .[]?.config?, .hf_config_json?, .memory?.by_type?, .memory?.by_role?) | [paths | map(select(type == "string")) | last | select(. != null)] | unique[]' "$1"
 }
 
 @test "the man pages name every key of the JSON" {
   t=$BATS_TEST_TMPDIR
   zse-convert models/tiny -o "$t/m.zse" --json --tensors >"$t/zse-convert.a"
   zse-info --json "$t/m.zse" >"$t/zse-info.a"
-  zse-info --json models/tiny >"$t/zse-info.b"
+  zse-info --json ./models/tiny >"$t/zse-info.b"
+  zse-info models list --json >"$t/zse-info.c"
+  zse-hardware --json >"$t/zse-hardware.a"
+  zse-hardware check --json >"$t/zse-hardware.b"
   zse-chat "$t/m.zse" -p hi --json --ids >"$t/zse-chat.a"
   zse-bench "$t/m.zse" --json -r 1 -p 8 -n 8 >"$t/zse-bench.a"
   zse-bench logits "$t/m.zse" --ids '1 2' -o "$t/logits" >"$t/zse-bench.b"

@@ -1,0 +1,127 @@
+#include "cmd/matmul_time.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "libcommon/base/clock.h"
+#include "libcommon/base/rng.h"
+
+enum {
+    FOOTPRINT = 256 << 20,      /* bytes of copies of the matrix, used in turn: each is read from memory, as in a model */
+    JOB_TILES = 4,
+    SLICE_NS = 30000000,        /* one measurement takes this long or one multiplication */
+};
+
+struct matmul_time {
+    const struct kernels *k;
+    struct pool *pool;
+    struct mat m;
+    uint8_t *data; int n_copies, copy;
+    int n, exact;               /* tokens; 1: float types */
+    float *x, *out;
+    void *act;
+    uint8_t *scratch; size_t scratch_each;
+};
+
+static void pack_part(void *arg, int i, int thread)
+{
+    struct matmul_time *b = arg;
+    (void)thread;
+    b->k->act_pack(b->act, b->x, (size_t)b->m.cols, b->n, b->m.cols, b->m.cols_padded, b->m.act_group, i);
+}
+
+static void multiply_part(void *arg, int i, int thread)
+{
+    struct matmul_time *b = arg;
+    const int t0 = i * JOB_TILES, t1 = t0 + JOB_TILES < b->m.n_tiles ? t0 + JOB_TILES : b->m.n_tiles;
+    void *scratch = b->scratch + (size_t)thread * b->scratch_each;
+    if (b->exact)
+        b->k->matmul_f32(b->out, (size_t)b->m.rows, &b->m, t0, t1, b->x, (size_t)b->m.cols, b->n, scratch);
+    else
+        b->k->matmul(b->out, (size_t)b->m.rows, &b->m, t0, t1, b->act, b->n, scratch);
+}
+
+double matmul_time_run(struct matmul_time *b, int n)
+{
+    b->n = n;
+    const uint64_t start = clock_ns();
+    uint64_t now = start;
+    int times = 0;
+    for (; times == 0 || now - start < SLICE_NS; times++, now = clock_ns()) {
+        b->m.data = b->data + (size_t)(b->copy++ % b->n_copies) * b->m.size;
+        if (!b->exact)
+            pool_run(b->pool, b->k->act_parts(b->n), pack_part, b);
+        pool_run(b->pool, (b->m.n_tiles + JOB_TILES - 1) / JOB_TILES, multiply_part, b);
+    }
+    return (double)(now - start) * 1e-9 / times;
+}
+
+/* Random codes; scales in f16 must be numbers. */
+static int fill(struct matmul_time *b, struct err *e)
+{
+    const struct qtype_info *t = qtype_info(b->m.type);
+    const uint64_t mask = t->is_float || t->scale == SCALE_F16 ? 0x3bff3bff3bff3bff : UINT64_MAX;
+    struct rng rng = { 1 };
+    b->n_copies = (int)(FOOTPRINT / b->m.size) + 1;
+    const size_t total = b->m.size * (size_t)b->n_copies;
+    b->data = mmap(NULL, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (b->data == MAP_FAILED) {
+        b->data = NULL;
+        return err_set(e, ERR_MEMORY, "out of memory: %zu bytes of weights", total);
+    }
+    madvise(b->data, total, MADV_HUGEPAGE);
+    for (size_t i = 0; i < b->m.size; i += 8) {
+        const uint64_t v = rng_u64(&rng) & mask;
+        memcpy(b->data + i, &v, 8);
+    }
+    for (int i = 1; i < b->n_copies; i++)
+        memcpy(b->data + (size_t)i * b->m.size, b->data, b->m.size);
+    return 0;
+}
+
+static int prepare(struct matmul_time *b, int most, struct err *e)
+{
+    const size_t threads = (size_t)pool_size(b->pool), rows = (size_t)b->m.rows, cols = (size_t)b->m.cols;
+    struct rng rng = { 2 };
+    b->scratch_each = (b->k->scratch_bytes(most, b->m.cols_padded) + 63) / 64 * 64;
+    b->x = malloc((size_t)most * cols * sizeof *b->x);
+    b->out = malloc((size_t)most * rows * sizeof *b->out);
+    b->scratch = aligned_alloc(64, threads * b->scratch_each + 64);
+    b->act = b->exact ? NULL : aligned_alloc(64, (b->k->act_bytes(most, b->m.cols_padded, b->m.act_group) + 63) / 64 * 64);
+    if (!b->x || !b->out || !b->scratch || (!b->exact && !b->act))
+        return err_nomem(e, "benchmark");
+    for (size_t i = 0; i < (size_t)most * cols; i++)
+        b->x[i] = (float)rng_double(&rng) - 0.5f;
+    return fill(b, e);
+}
+
+struct matmul_time *matmul_time_open(const struct mat *m, const struct kernels *k, struct pool *pool, int most, struct err *e)
+{
+    struct matmul_time *b = calloc(1, sizeof *b);
+    if (!b) {
+        err_nomem(e, "benchmark");
+        return NULL;
+    }
+    b->m = *m;
+    b->k = k;
+    b->pool = pool;
+    b->exact = qtype_info(m->type)->is_float;
+    if (prepare(b, most, e) == 0)
+        return b;
+    matmul_time_close(b);
+    return NULL;
+}
+
+void matmul_time_close(struct matmul_time *b)
+{
+    if (!b)
+        return;
+    if (b->data)
+        munmap(b->data, b->m.size * (size_t)b->n_copies);
+    free(b->x);
+    free(b->out);
+    free(b->act);
+    free(b->scratch);
+    free(b);
+}

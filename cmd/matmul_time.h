@@ -1,0 +1,15 @@
+/* matmul_time.h - time a multiplication by one matrix of random codes that comes from memory, as in a model. */
+#ifndef ZSE_CMD_MATMUL_TIME_H
+#define ZSE_CMD_MATMUL_TIME_H
+
+#include "libcommon/base/pool.h"
+#include "libcommon/kernels/kernels.h"
+
+struct matmul_time;
+/* m: type and shape, mat_init done; float types are multiplied exactly.  most: tokens at most.  pool is borrowed. */
+struct matmul_time *matmul_time_open(const struct mat *m, const struct kernels *k, struct pool *pool, int most, struct err *e);
+void matmul_time_close(struct matmul_time *t);      /* NULL is fine */
+/* Seconds of a multiplication by n tokens, rounding of the activations included; measured for about 30 ms. */
+double matmul_time_run(struct matmul_time *t, int n);
+
+#endif

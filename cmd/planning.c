@@ -1,0 +1,174 @@
+#include "cmd/planning.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "cmd/matmul_time.h"
+#include "libcommon/base/clock.h"
+#include "libcommon/base/pool.h"
+#include "libcommon/engine/cpu.h"
+#include "libcommon/hw/limits.h"
+#include "libcommon/import/source.h"
+#include "libcommon/model/model.h"
+
+const char *const planned_types[PLANNED_TYPES] = { "bf16", "int8", "nl4" };
+
+int planned_open(struct planned *p, const char *name, const json_t *config, struct err *e)
+{
+    struct config c;
+    struct err why;
+    *p = (struct planned){ 0 };
+    if (plan_shape_parse(&p->shape, config, e) != 0)
+        return err_prefix(e, "%s", name);
+    plan_count(&p->shape, &p->params);
+    json_t *normal = config_normalize(config, &why);
+    p->supported = normal && config_parse(&c, normal, &why) == 0;
+    if (p->supported)
+        config_release(&c);
+    else
+        snprintf(p->why_not, sizeof p->why_not, "%s", why.msg);
+    json_decref(normal);
+    return 0;
+}
+
+/* Of an expert's tensors a token uses some; their names say so. */
+static double active_share(const struct planned *p, const char *name)
+{
+    return p->shape.n_experts && strstr(name, ".experts.") ? (double)p->shape.top_k / p->shape.n_experts : 1;
+}
+
+/* Bytes a weight as zse-convert writes them: of linear layers, and of embedding and head. */
+static void rough_bytes(enum qtype type, double *linear, double *ends)
+{
+    switch (type) {
+    case QT_F32: *linear = *ends = 4; break;
+    case QT_F16: case QT_BF16: *linear = *ends = 2; break;
+    case QT_I8: *linear = *ends = 1 + 2.0 / 64; break;
+    case QT_NL4: *linear = (0.5 + 1.0 / 32) * 1.04; *ends = 0.75 + 1.0 / 32; break;
+    default: *linear = 0.5 + 2.0 / 32; *ends = 1 + 2.0 / 64; break;
+    }
+}
+
+static void rough_weights(const struct planned *p, enum qtype type, struct plan_weights *w)
+{
+    const struct plan_params *a = &p->params;
+    double linear, ends;
+    rough_bytes(type, &linear, &ends);
+    const double embed = (double)a->embedding, active = (double)a->active - embed;
+    *w = (struct plan_weights){ .bytes = (uint64_t)plan_rough_bytes(&p->shape, linear, ends), .step_bytes = (uint64_t)(active * linear + embed * ends) };
+    w->layer_bytes = (uint64_t)(((double)w->bytes - (embed + (double)a->head) * ends) / p->shape.n_layers);
+    w->by_type[type] = w->step_bytes;
+    w->ops[type] = 2 * active;
+}
+
+int planned_weights(const struct planned *p, const char *name, const json_t *config, const char *type, struct plan_weights *w, int *exact, struct err *e)
+{
+    struct convert_options o;
+    struct convert_report r;
+    struct err ignored;
+    *exact = 0;
+    convert_defaults(&o);
+    if (convert_parse_type(&o.type, type, e) != 0)
+        return -1;
+    if (o.type.kind != CONVERT_TYPE)
+        return err_set(e, ERR_UNSUPPORTED, "'%s' is no single type: its size depends on the weights", type);
+    o.synthetic = name;
+    o.config = config;
+    o.n_threads = 1;
+    if (!p->supported || convert_run(&o, &r, &ignored) != 0) {
+        if (p->supported)
+            convert_report_release(&r);
+        rough_weights(p, o.type.qtype, w);
+        return 0;
+    }
+    *w = (struct plan_weights){ 0 };
+    for (int i = 0; i < r.n_tensors; i++)
+        plan_add_tensor(w, r.tensors[i].name, r.tensors[i].type, (uint64_t)r.tensors[i].rows * (uint64_t)r.tensors[i].cols, r.tensors[i].bytes,
+                        active_share(p, r.tensors[i].name), p->shape.tied, p->shape.n_layers);
+    convert_report_release(&r);
+    *exact = 1;
+    return 0;
+}
+
+void planned_file(const struct planned *p, const struct zfile *z, struct plan_weights *w)
+{
+    const int tied = zfile_find(z, "head.weight") == NULL;
+    *w = (struct plan_weights){ 0 };
+    for (int i = 0; i < zfile_n_tensors(z); i++) {
+        const struct zfile_tensor *t = zfile_tensor(z, i);
+        const uint64_t n = (uint64_t)t->dim[0] * (uint64_t)(t->n_dims > 1 ? t->dim[1] : 1);
+        plan_add_tensor(w, t->name, t->m.type, n, t->m.size, active_share(p, t->name), tied, p->shape.n_layers);
+    }
+}
+
+uint64_t planned_workspace(const struct planned *p, int n_threads)
+{
+    enum { STEP = 26 << 20, OTHERS = 8 << 20 };         /* see cpu_step_tokens; programs, tables, logits */
+    (void)n_threads;
+    return STEP + OTHERS + (uint64_t)p->shape.vocab_size * 8;
+}
+
+/* ---- rates ---- */
+
+static void nothing(void *arg, int i, int thread)
+{
+    (void)arg;
+    (void)i;
+    (void)thread;
+}
+
+/* Seconds of a parallel loop with nothing to do. */
+static double sync_time(struct pool *pool)
+{
+    enum { TIMES = 2000 };
+    const uint64_t start = clock_ns();
+    for (int i = 0; i < TIMES; i++)
+        pool_run(pool, pool_size(pool), nothing, NULL);
+    return (double)(clock_ns() - start) * 1e-9 / TIMES;
+}
+
+/* The best of three: a limit is what the machine can do when nobody else wants it. */
+static int rate_of(struct plan_rates *r, enum qtype type, int rows, int cols, const struct kernels *k, struct pool *pool, struct err *e)
+{
+    enum { MANY = 256, REPEATS = 3 };
+    const struct qtype_info *t = qtype_info(type);
+    const int group = t->group_sizes & 64 && !(t->group_sizes & 32 && t->bits < 8) ? 64 : 32;
+    struct mat m;
+    if (mat_init(&m, type, group, t->is_float ? 0 : 128, rows, cols, e) != 0)
+        return -1;
+    struct matmul_time *b = matmul_time_open(&m, k, pool, MANY, e);
+    if (!b)
+        return -1;
+    for (int i = 0; i < REPEATS; i++) {
+        const double read = (double)m.size / matmul_time_run(b, 1), multiply = 2.0 * rows * cols * MANY / matmul_time_run(b, MANY);
+        r->read[type] = read > r->read[type] ? read : r->read[type];
+        r->multiply[type] = multiply > r->multiply[type] ? multiply : r->multiply[type];
+    }
+    matmul_time_close(b);
+    return 0;
+}
+
+int planned_rates(struct plan_rates *r, const struct plan_weights *w, const struct plan_shape *s, int n_threads, const char *kernels, struct err *e)
+{
+    static const enum qtype usual[] = { QT_BF16, QT_I8, QT_NL4, QT_M5, QT_M6 };
+    struct limits l;
+    *r = (struct plan_rates){ 0 };
+    const struct kernels *k = kernels_pick(kernels, e);
+    struct pool *pool = k ? pool_open(n_threads, e) : NULL;
+    const struct limits_options lo = { .n_threads = n_threads, .what = LIMIT_READ | LIMIT_F32, .only_all = 1 };
+    int rc = pool ? limits_measure(&l, &lo, e) : -1;
+    const int dense = s && s->intermediate_size < 1 << 20, rows = dense ? s->intermediate_size : 8192, cols = dense ? s->hidden_size : 2048;
+    if (rc == 0) {
+        r->n_threads = l.n_threads;
+        r->memory = l.read[1];
+        r->f32 = l.f32[1];
+        r->sync_s = sync_time(pool);
+    }
+    for (int i = 0; rc == 0 && i < PLAN_QTYPES; i++)
+        if (w && (w->by_type[i] || w->ops[i] > 0))
+            rc = rate_of(r, (enum qtype)i, rows, cols, k, pool, e);
+    for (size_t i = 0; rc == 0 && !w && i < sizeof usual / sizeof *usual; i++)
+        rc = rate_of(r, usual[i], rows, cols, k, pool, e);
+    pool_close(pool);
+    return rc;
+}

@@ -1,0 +1,37 @@
+/* planning.h - the size and speed of a model from its configuration, for zse-info, zse-hardware and those that are about to open it. */
+#ifndef ZSE_CMD_PLANNING_H
+#define ZSE_CMD_PLANNING_H
+
+#include "libcommon/convert/convert.h"
+#include "libcommon/format/zfile.h"
+#include "libcommon/plan/plan.h"
+#include "libcommon/plan/registry.h"
+
+/* The types that are compared, finest first: bf16, int8, nl4. */
+enum { PLANNED_TYPES = 3 };
+extern const char *const planned_types[PLANNED_TYPES];
+
+struct planned {
+    struct plan_shape shape;
+    struct plan_params params;
+    int supported;                  /* the engine runs it */
+    char why_not[512];
+};
+/* config: as on the hub.  ERR_FORMAT where it says too little to count. */
+int planned_open(struct planned *p, const char *name, const json_t *config, struct err *e);
+
+/* What the weights take as this type (a name that zse-convert knows, one type for all): *exact says to the byte what zse-convert writes from bf16 weights; else
+ * parameters times bytes a weight. */
+int planned_weights(const struct planned *p, const char *name, const json_t *config, const char *type, struct plan_weights *w, int *exact, struct err *e);
+/* The same of a file that is there. */
+void planned_file(const struct planned *p, const struct zfile *z, struct plan_weights *w);
+/* Activations and other private memory beside keys and values: as much as the CPU engine's default steps take. */
+uint64_t planned_workspace(const struct planned *p, int n_threads);
+
+/* ---- rates ---- */
+
+/* Measure how fast the kernels multiply these types (as many as w has; w NULL: those of planned_types as zse-convert writes them), with matrices like the
+ * MLP's of the shape (NULL: 8192 x 2048).  Some tenths of a second for each type. */
+int planned_rates(struct plan_rates *r, const struct plan_weights *w, const struct plan_shape *s, int n_threads, const char *kernels, struct err *e);
+
+#endif

@@ -1,0 +1,168 @@
+#include "libcommon/plan/plan.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- sizes ---- */
+
+void plan_add_tensor(struct plan_weights *w, const char *name, enum qtype type, uint64_t n, uint64_t bytes, double active, int tied, int n_layers)
+{
+    const int in_layer = strncmp(name, "layers.", 7) == 0, is_head = strncmp(name, "head.", 5) == 0 || (tied && strncmp(name, "embed.", 6) == 0);
+    const int matrix = (int)type < PLAN_QTYPES && (in_layer || is_head) && type != QT_F32;      /* norms and biases are f32 and small */
+    w->bytes += bytes;
+    if (in_layer)
+        w->layer_bytes += bytes / (uint64_t)n_layers;
+    if (!in_layer && !is_head)
+        return;
+    w->step_bytes += (uint64_t)((double)bytes * active);
+    if (!matrix)
+        return;
+    w->by_type[type] += (uint64_t)((double)bytes * active);
+    if (in_layer)
+        w->ops[type] += 2.0 * (double)n * active;
+}
+
+uint64_t plan_kv_bytes(const struct plan_shape *s, enum kv_type type, int64_t n_tokens)
+{
+    const uint64_t blocks = (uint64_t)((n_tokens + KV_BLOCK - 1) / KV_BLOCK);
+    if (s->kv_rank)
+        return blocks * (uint64_t)s->n_layers * kv_block_bytes(type, s->kv_rank + s->rope_dim);
+    return blocks * 2 * (uint64_t)s->n_layers * (uint64_t)s->n_kv_heads * kv_block_bytes(type, s->head_dim);
+}
+
+uint64_t plan_kv_token(const struct plan_shape *s, enum kv_type type) { return plan_kv_bytes(s, type, KV_BLOCK) / KV_BLOCK; }
+
+void plan_from_file(uint64_t bytes, uint64_t *fp16, uint64_t *int8, uint64_t *int4)
+{
+    *fp16 = (uint64_t)((double)bytes * 1.2);
+    *int8 = (uint64_t)((double)bytes / 2 * 1.1);
+    *int4 = (uint64_t)((double)bytes / 4 * 1.1);
+}
+
+/* ---- fitting ---- */
+
+static const struct { const char *name; enum plan_mode mode; } modes[] = {
+    { "auto", PLAN_AUTO }, { "min_memory", PLAN_MIN_MEMORY }, { "balanced", PLAN_BALANCED }, { "max_speed", PLAN_MAX_SPEED }, { "for_vram", PLAN_FOR_VRAM },
+    { "memory", PLAN_MIN_MEMORY }, { "speed", PLAN_MAX_SPEED },
+};
+
+int plan_mode_find(const char *name)
+{
+    for (size_t i = 0; i < sizeof modes / sizeof *modes; i++)
+        if (strcmp(modes[i].name, name) == 0 && modes[i].mode != PLAN_FOR_VRAM)
+            return (int)modes[i].mode;
+    return -1;
+}
+
+const char *plan_mode_name(enum plan_mode m) { return modes[m].name; }
+
+static int is_better(const struct plan_choice *a, const struct plan_choice *b, enum plan_mode mode)
+{
+    switch (mode) {
+    case PLAN_MIN_MEMORY: return a->bytes < b->bytes;
+    case PLAN_BALANCED:   return strcmp(a->type, "int8") == 0;
+    case PLAN_MAX_SPEED:  return a->decode > 0 && b->decode > 0 ? a->decode > b->decode : a->bytes < b->bytes;
+    default:              return 0;                 /* the first, which is the finest */
+    }
+}
+
+int plan_choose(const struct plan_choice *c, int n, enum plan_mode mode, uint64_t memory)
+{
+    int best = -1;
+    for (int i = 0; i < n; i++)
+        if (c[i].bytes <= plan_usable(memory) && (best < 0 || is_better(&c[i], &c[best], mode)))
+            best = i;
+    return best;
+}
+
+int plan_preflight(const char *what, uint64_t weights, uint64_t kv, uint64_t workspace, uint64_t most, uint64_t now, int *tight, struct err *e)
+{
+    const uint64_t needed = weights + kv + workspace;
+    const double gb = 1e-9;
+    *tight = (double)needed > 0.9 * (double)most;
+    if ((double)needed <= 0.95 * (double)most && needed <= now)
+        return 0;
+    return err_set(e, ERR_LIMIT, "%s: needs %.2f GB (weights %.2f, keys and values %.2f, workspace %.2f), but there are %.2f GB, %.2f of them available", what,
+                   (double)needed * gb, (double)weights * gb, (double)kv * gb, (double)workspace * gb, (double)most * gb, (double)now * gb);
+}
+
+int plan_times(double memory, double bytes) { return memory > 0 && bytes > 0 ? (int)(memory / bytes) : 0; }
+
+int plan_window(double free, double reserve, double layer)
+{
+    const int n = plan_times(free - reserve, layer);
+    return n > 4 ? n : 4;
+}
+
+int plan_layer_capacity(double free, double layer) { return plan_times(0.9 * free, layer); }
+
+int plan_place(const uint64_t *layer_bytes, int n_layers, uint64_t embed, uint64_t head, const uint64_t *free, int n_devices, int *layers, struct err *e)
+{
+    uint64_t total = embed + head, room = 0, done = 0, room_done = 0;
+    int next = 0;
+    for (int i = 0; i < n_layers; i++)
+        total += layer_bytes[i];
+    for (int d = 0; d < n_devices; d++)
+        room += free[d];
+    for (int d = 0; d < n_devices; d++) {
+        const int last = d == n_devices - 1;
+        uint64_t used = next == 0 ? embed : 0, tail = 0;
+        room_done += free[d];
+        const double until = (double)total * ((double)room_done / (double)(room ? room : 1));       /* bytes on this device and those before it */
+        layers[d] = 0;
+        for (; next < n_layers; next++) {
+            tail = next == n_layers - 1 ? head : 0;
+            if (used + layer_bytes[next] + tail > free[d] || (!last && (double)(done + used) + (double)layer_bytes[next] / 2 > until))
+                break;
+            used += layer_bytes[next] + tail;
+            layers[d]++;
+        }
+        done += used;
+        if (layers[d] == 0)
+            done -= used;
+    }
+    if (next == n_layers)
+        return 0;
+    return err_set(e, ERR_LIMIT, "%" PRIu64 " bytes in %d layers do not fit on %d devices with %" PRIu64 " bytes free: layer %d has no place", total, n_layers, n_devices,
+                   room, next);
+}
+
+/* ---- speed ---- */
+
+/* What of the rates that single operations reach the whole engine keeps, and what a token costs besides.  Measured with zse-bench on three shapes, see
+ * tests/cli/plan.bats: between the loops over weights stand norms, the rounding of activations and the end of each loop, where threads wait for each other. */
+static const double DECODE_SHARE = 0.88, PREFILL_SHARE = 0.85, ATTENTION_SHARE = 0.30, KV_SHARE = 0.5;
+enum { LOOPS = 4 };                             /* parallel loops of a layer */
+
+double plan_decode(const struct plan_shape *s, const struct plan_weights *w, const struct plan_rates *r, enum kv_type kv, int context)
+{
+    double t = 0;
+    for (int i = 0; i < PLAN_QTYPES; i++) {
+        if (w->by_type[i] && !(r->read[i] > 0))
+            return 0;
+        t += w->by_type[i] ? (double)w->by_type[i] / (r->read[i] * DECODE_SHARE) : 0;
+    }
+    if (!(r->memory > 0) || t <= 0)
+        return 0;
+    double tokens = (double)context * s->n_layers;              /* layers with a window see less */
+    if (s->n_windowed && context > s->window)
+        tokens -= (double)s->n_windowed * (context - s->window);
+    t += tokens * (double)plan_kv_token(s, kv) / s->n_layers / (r->memory * KV_SHARE);
+    return 1 / (t + r->sync_s * LOOPS * s->n_layers);
+}
+
+double plan_prefill(const struct plan_shape *s, const struct plan_weights *w, const struct plan_rates *r, int n_tokens)
+{
+    double t = 0, seen = n_tokens / 2.0, windowed = s->n_windowed && seen > s->window ? s->window : seen;
+    for (int i = 0; i < PLAN_QTYPES; i++) {
+        if (w->ops[i] > 0 && !(r->multiply[i] > 0))
+            return 0;
+        t += w->ops[i] > 0 ? w->ops[i] / (r->multiply[i] * PREFILL_SHARE) : 0;
+    }
+    if (!(r->f32 > 0) || t <= 0)
+        return 0;
+    const double width = s->kv_rank ? (double)s->n_heads * (2.0 * s->kv_rank + s->rope_dim) : 2.0 * s->n_heads * s->head_dim;      /* scores and sums */
+    t += 2 * width * (seen * (s->n_layers - s->n_windowed) + windowed * s->n_windowed) / (r->f32 * ATTENTION_SHARE);
+    return 1 / (t + r->sync_s * LOOPS * s->n_layers / (n_tokens < 512 ? n_tokens : 512));
+}

@@ -1,0 +1,85 @@
+/* plan.h - what fits where, and how fast it would be: sums only, nothing is opened or measured here. */
+#ifndef ZSE_PLAN_PLAN_H
+#define ZSE_PLAN_PLAN_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "libcommon/base/err.h"
+#include "libcommon/plan/shape.h"
+#include "libcommon/quant/kvtype.h"
+#include "libcommon/quant/qtype.h"
+
+/* ---- sizes ---- */
+
+enum { PLAN_QTYPES = 80 };                      /* above every enum qtype */
+
+/* Weights by number format. */
+struct plan_weights {
+    uint64_t bytes;                             /* all of them, as they lie in the file */
+    uint64_t step_bytes;                        /* read for one token: all but an embedding that is only looked up, and of experts those that are chosen */
+    uint64_t by_type[PLAN_QTYPES];              /* of step_bytes */
+    double ops[PLAN_QTYPES];                    /* multiplications and additions that a token takes in the linear layers of a prompt (the head not counted) */
+    uint64_t layer_bytes;                       /* of one layer, the mean */
+};
+/* Add one tensor: our name ("layers.3.q_proj.weight"), type, elements, bytes.  active: the share of it that a token uses (1; top_k / n_experts of an expert). */
+void plan_add_tensor(struct plan_weights *w, const char *name, enum qtype type, uint64_t n, uint64_t bytes, double active, int tied, int n_layers);
+
+/* Bytes of one token's keys and values in our cache, all layers. */
+uint64_t plan_kv_token(const struct plan_shape *s, enum kv_type type);
+/* The same for a whole context, in blocks. */
+uint64_t plan_kv_bytes(const struct plan_shape *s, enum kv_type type, int64_t n_tokens);
+
+/* A safetensors file of 16 bits a weight to what a device would need, from its size alone: x 1.2, / 2 x 1.1, / 4 x 1.1. */
+void plan_from_file(uint64_t bytes, uint64_t *fp16, uint64_t *int8, uint64_t *int4);
+
+/* ---- fitting ---- */
+
+enum plan_mode { PLAN_AUTO, PLAN_MIN_MEMORY, PLAN_BALANCED, PLAN_MAX_SPEED, PLAN_FOR_VRAM };
+/* "auto" "min_memory" "memory" "balanced" "max_speed" "speed"; -1: none. */
+int plan_mode_find(const char *name);
+const char *plan_mode_name(enum plan_mode m);
+
+struct plan_choice {                            /* one way to run a model, finest type first in an array */
+    const char *type;                           /* "bf16", "int8", "nl4" */
+    uint64_t bytes;                             /* weights, keys and values, workspace */
+    double decode;                              /* tokens a second; 0: unknown */
+};
+/* Index of the choice, or -1: nothing fits.
+ *   auto, for_vram   the finest type that fits with a tenth of the memory left free
+ *   min_memory       the smallest;  balanced: the one called int8
+ *   max_speed        of those that fit, the fastest where speeds are known, else the smallest: fewer bytes are read sooner */
+int plan_choose(const struct plan_choice *c, int n, enum plan_mode mode, uint64_t memory);
+/* What of a memory may be planned with. */
+static inline uint64_t plan_usable(uint64_t memory) { return memory / 10 * 9 + memory % 10 * 9 / 10; }
+
+/* Would it fit?  needed: weights that stay in memory + private bytes.  Refused (ERR_LIMIT, with all the numbers) if it is more than 95 % of `most` or more
+ * than `now`; *tight is set beyond 90 % of most. */
+int plan_preflight(const char *what, uint64_t weights, uint64_t kv, uint64_t workspace, uint64_t most, uint64_t now, int *tight, struct err *e);
+
+/* How many times a thing of so many bytes fits. */
+int plan_times(double memory, double bytes);
+/* Layers that may stay on a device beside a reserve for keys and values, at least 4: max(4, (free - reserve) / layer).  ("window") */
+int plan_window(double free, double reserve, double layer);
+/* Layers that fit with a tenth left free: 0.9 * free / layer.  ("capacity") */
+int plan_layer_capacity(double free, double layer);
+
+/* Consecutive layers over devices, in proportion to what each has free: every device takes layers as long as its share lasts.  embed goes to the first
+ * device with layers, head to the last.  layers [n_devices] is filled; 0, or ERR_LIMIT: together they are too small. */
+int plan_place(const uint64_t *layer_bytes, int n_layers, uint64_t embed, uint64_t head, const uint64_t *free, int n_devices, int *layers, struct err *e);
+
+/* ---- speed: a roofline from measured rates ---- */
+
+struct plan_rates {
+    int n_threads;
+    double read[PLAN_QTYPES];                   /* bytes/s of weights of a type times one token; 0: not measured */
+    double multiply[PLAN_QTYPES];               /* op/s of weights of a type times many tokens */
+    double memory;                              /* bytes/s of reading memory: keys and values */
+    double f32;                                 /* flop/s: attention */
+    double sync_s;                              /* of one parallel loop */
+};
+/* Tokens a second.  0: a rate is missing. */
+double plan_decode(const struct plan_shape *s, const struct plan_weights *w, const struct plan_rates *r, enum kv_type kv, int context);
+double plan_prefill(const struct plan_shape *s, const struct plan_weights *w, const struct plan_rates *r, int n_tokens);
+
+#endif

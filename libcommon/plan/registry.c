@@ -1,0 +1,51 @@
+#include "libcommon/plan/registry.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "libcommon/base/json.h"
+
+/* The assembler puts the file in as it is. */
+__asm__(".section .rodata\n"
+        ".global zse_registry_begin\n.global zse_registry_end\n"
+        "zse_registry_begin:\n.incbin \"libcommon/plan/models.json\"\nzse_registry_end:\n"
+        ".byte 0\n.previous\n");
+extern const char zse_registry_begin[], zse_registry_end[];
+
+json_t *registry_load(struct err *e) { return js_parse("models.json", zse_registry_begin, (size_t)(zse_registry_end - zse_registry_begin), e); }
+
+static const char *string(const json_t *o, const char *key)
+{
+    const char *s = json_string_value(json_object_get(o, key));
+    return s ? s : "";
+}
+
+const json_t *registry_find(const json_t *registry, const char *name, struct err *e)
+{
+    const json_t *part = NULL, *m;
+    char several[300] = "";
+    size_t i;
+    int n = 0;
+    json_array_foreach((json_t *)registry, i, m) {
+        if (strcasecmp(string(m, "id"), name) == 0 || strcasecmp(string(m, "name"), name) == 0)
+            return m;
+        if (!*name || !strcasestr(string(m, "id"), name))
+            continue;
+        part = m;
+        const size_t at = strlen(several);
+        snprintf(several + at, sizeof several - at, "%s%s", n++ ? ", " : "", string(m, "name"));
+    }
+    if (n == 1)
+        return part;
+    err_set(e, ERR_FORMAT, n ? "'%s' is part of several names: %s" : "'%s' is no model of the registry%s; zse-info models list shows them", name, several);
+    return NULL;
+}
+
+const char *registry_size(double parameters)
+{
+    static const struct { double below; const char *name; } sizes[] = { { 1e9, "tiny" }, { 3e9, "small" }, { 8e9, "medium" }, { 13e9, "large" }, { 34e9, "xlarge" } };
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        if (parameters < sizes[i].below)
+            return sizes[i].name;
+    return "xxl";
+}

@@ -1,0 +1,25 @@
+/* registry.h - models that people run, with the fields of their config.json: sizes are computed from these, never typed.
+ *
+ * The data is libcommon/plan/models.json, linked into the library: an array of
+ *   id            on the hub, "Qwen/Qwen2.5-7B-Instruct"
+ *   name, description, license, provider, categories (chat, instruct, code, reasoning), tags
+ *   recommended   a good first choice of its size
+ *   zse12         one of the 19 models of ZSE 1.2's list;  zse_optimized: marked there as converted and verified
+ *   config        as config.json has them
+ * Facts: the config.json and model card of each on huggingface.co. */
+#ifndef ZSE_PLAN_REGISTRY_H
+#define ZSE_PLAN_REGISTRY_H
+
+#include <jansson.h>
+
+#include "libcommon/base/err.h"
+
+/* New reference to the array. */
+json_t *registry_load(struct err *e);
+/* The model of this id or name, in any case of letters; a unique part of an id does, too.  Borrowed; NULL with *e (which lists the candidates). */
+const json_t *registry_find(const json_t *registry, const char *name, struct err *e);
+
+/* By parameters: "tiny" < 1e9, "small" < 3e9, "medium" < 8e9, "large" < 13e9, "xlarge" < 34e9, "xxl". */
+const char *registry_size(double parameters);
+
+#endif

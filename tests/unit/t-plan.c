@@ -1,0 +1,396 @@
+/* t-plan.c - the planner's sums against figures that were published, and its sizes against what the converter writes. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "libcommon/base/json.h"
+#include "libcommon/convert/convert.h"
+#include "libcommon/plan/budget.h"
+#include "libcommon/plan/plan.h"
+#include "libcommon/plan/registry.h"
+
+static const double MIB = 1048576, GB = 1e9;
+
+static void near(const char *what, double got, double want, double tolerance)
+{
+    if (!(fabs(got - want) <= tolerance * fabs(want)))
+        fail_msg("%s: %.6g, expected %.6g", what, got, want);
+}
+
+static json_t *registry;
+static int load(void **state)
+{
+    struct err e;
+    (void)state;
+    registry = registry_load(&e);
+    return registry ? 0 : -1;
+}
+static int unload(void **state)
+{
+    (void)state;
+    json_decref(registry);
+    return 0;
+}
+
+static const json_t *config_of(const char *name)
+{
+    struct err e;
+    const json_t *m = registry_find(registry, name, &e);
+    if (!m)
+        fail_msg("%s", e.msg);
+    return json_object_get(m, "config");
+}
+
+static struct plan_shape shape_of(const char *name)
+{
+    struct plan_shape s;
+    struct err e;
+    if (plan_shape_parse(&s, config_of(name), &e) != 0)
+        fail_msg("%s: %s", name, e.msg);
+    return s;
+}
+
+/* Kimi K2's configuration, the sizes as published. */
+static struct plan_shape kimi(void)
+{
+    struct plan_shape s;
+    struct err e;
+    json_t *c = json_pack("{s:{s:s,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:b}}", "text_config", "model_type", "kimi_k2", "num_hidden_layers", 61,
+                          "hidden_size", 7168, "intermediate_size", 18432, "moe_intermediate_size", 2048, "n_routed_experts", 384, "n_shared_experts", 1,
+                          "num_experts_per_tok", 8, "first_k_dense_replace", 1, "num_attention_heads", 64, "num_key_value_heads", 64, "q_lora_rank", 1536, "kv_lora_rank", 512,
+                          "qk_nope_head_dim", 128, "qk_rope_head_dim", 64, "v_head_dim", 128, "vocab_size", 163840, "max_position_embeddings", 262144,
+                          "tie_word_embeddings", 0);
+    assert_non_null(c);
+    assert_int_equal(plan_shape_parse(&s, c, &e), 0);
+    json_decref(c);
+    return s;
+}
+
+/* Parameters as the model cards round them. */
+static void parameters(void **state)
+{
+    static const struct { const char *name; double total, active; } all[] = {
+        { "Qwen2.5-7B", 7.62e9, 0 },       { "Qwen2.5-72B", 72.7e9, 0 },   { "Llama-3.1-8B", 8.03e9, 0 },   { "Llama-3.1-70B", 70.6e9, 0 },  { "Llama-3.2-1B", 1.24e9, 0 },
+        { "Mistral-7B-v0.3", 7.25e9, 0 },  { "gemma-2-2b", 2.61e9, 0 },    { "gemma-2-9b", 9.24e9, 0 },     { "Phi-3-mini-4k", 3.82e9, 0 },  { "TinyLlama-1.1B", 1.10e9, 0 },
+        { "Qwen3-8B", 8.19e9, 0 },         { "Qwen3-32B", 32.8e9, 0 },     { "SmolLM3-3B", 3.08e9, 0 },     { "phi-4", 14.7e9, 0 },          { "Mistral-Small-24B", 23.6e9, 0 },
+        { "Mixtral-8x7B", 46.7e9, 12.9e9 },            { "Qwen3-30B-A3B-2507", 30.5e9, 3.3e9 },     { "Qwen3-235B-A22B-2507", 235e9, 22e9 },
+        { "DeepSeek-V3", 671e9, 37e9 },    { "DeepSeek-V2-Lite", 15.7e9, 2.4e9 },       { "gpt-oss-20b", 20.9e9, 3.6e9 }, { "gpt-oss-120b", 116.8e9, 5.1e9 },
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        struct plan_shape s = shape_of(all[i].name);
+        struct plan_params p;
+        plan_count(&s, &p);
+        near(all[i].name, (double)p.total, all[i].total, 0.01);
+        if (all[i].active > 0)              /* cards differ in whether embeddings count */
+            near(all[i].name, (double)p.active, all[i].active, 0.16);
+    }
+}
+
+/* Every entry has its fields and a configuration that can be counted; 19 are ZSE 1.2's, 5 of these marked. */
+static void registry_is_whole(void **state)
+{
+    static const char *const texts[] = { "id", "name", "description", "license", "provider" };
+    json_t *m, *c;
+    size_t i, k;
+    int n12 = 0, n_optimized = 0;
+    (void)state;
+    json_array_foreach(registry, i, m) {
+        struct plan_shape s;
+        struct err e;
+        for (k = 0; k < sizeof texts / sizeof *texts; k++)
+            assert_true(json_string_length(json_object_get(m, texts[k])) > 0);
+        assert_non_null(strchr(json_string_value(json_object_get(m, "id")), '/'));
+        assert_true(json_array_size(json_object_get(m, "categories")) > 0 && json_is_array(json_object_get(m, "tags")));
+        json_array_foreach(json_object_get(m, "categories"), k, c) {
+            const char *name = json_string_value(c);
+            assert_true(strcmp(name, "chat") == 0 || strcmp(name, "instruct") == 0 || strcmp(name, "code") == 0 || strcmp(name, "reasoning") == 0);
+        }
+        n12 += json_is_true(json_object_get(m, "zse12"));
+        n_optimized += json_is_true(json_object_get(m, "zse_optimized"));
+        assert_int_equal(plan_shape_parse(&s, json_object_get(m, "config"), &e), 0);
+        assert_ptr_equal(registry_find(registry, json_string_value(json_object_get(m, "id")), &e), m);
+        assert_ptr_equal(registry_find(registry, json_string_value(json_object_get(m, "name")), &e), m);
+    }
+    assert_int_equal(n12, 19);
+    assert_int_equal(n_optimized, 5);
+    struct err e;
+    assert_null(registry_find(registry, "Qwen2.5", &e));
+    assert_non_null(strstr(e.msg, "several"));
+    assert_null(registry_find(registry, "no-such", &e));
+    assert_non_null(registry_find(registry, "smollm3", &e));
+    assert_string_equal(registry_size(0.5e9), "tiny");
+    assert_string_equal(registry_size(7.6e9), "medium");
+    assert_string_equal(registry_size(70e9), "xxl");
+}
+
+/* What the planner says of a configuration alone is what the converter makes of the weights. */
+static uint64_t planned(const char *synthetic, const json_t *config, const char *type)
+{
+    struct convert_options o;
+    struct convert_report r;
+    struct err e;
+    convert_defaults(&o);
+    assert_int_equal(convert_parse_type(&o.type, type, &e), 0);
+    o.synthetic = synthetic;
+    o.config = config;
+    o.n_threads = 1;
+    if (convert_run(&o, &r, &e) != 0)
+        fail_msg("%s: %s", synthetic, e.msg);
+    const uint64_t bytes = r.weight_bytes;
+    convert_report_release(&r);
+    return bytes;
+}
+
+static void sizes_are_the_writers(void **state)
+{
+    static const char *const types[] = { "bf16", "int8", "int4", "nf4", "nl4", "f32" }, *const names[] = { "SmolLM2-135M", "Qwen2.5-0.5B", "Qwen3-8B", "Llama-3.2-1B" };
+    (void)state;
+    for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
+        for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+            const uint64_t config_alone = planned(names[i], config_of(names[i]), types[t]), known = planned(names[i], NULL, types[t]);
+            if (config_alone != known)
+                fail_msg("%s as %s: %llu, expected %llu", names[i], types[t], (unsigned long long)config_alone, (unsigned long long)known);
+        }
+        struct convert_options o;           /* and a model with weights, written for real */
+        struct convert_report r;
+        struct err e;
+        json_t *config = js_load("models/tiny/config.json", 1 << 20, &e);
+        assert_non_null(config);
+        convert_defaults(&o);
+        assert_int_equal(convert_parse_type(&o.type, types[t], &e), 0);
+        o.source = "models/tiny";
+        char path[64];
+        snprintf(path, sizeof path, "/tmp/zse-t-plan-%ld.zse", (long)getpid());
+        o.output = path;
+        o.effort = CONVERT_FAST;
+        o.n_threads = 1;
+        assert_int_equal(convert_run(&o, &r, &e), 0);
+        assert_int_equal(planned("tiny", config, types[t]), r.weight_bytes);
+        assert_true(r.file_bytes > r.weight_bytes);
+        convert_report_release(&r);
+        json_decref(config);
+        remove(path);
+    }
+}
+
+/* Bytes a weight of older forecasts: int8 layers beside 16-bit ends; four bits in groups of 128. */
+static void rough_sizes(void **state)
+{
+    struct plan_shape s7 = shape_of("Qwen2.5-7B"), s32 = shape_of("Qwen2.5-32B"), s72 = shape_of("Qwen2.5-72B");
+    uint64_t a, b, c;
+    (void)state;
+    near("7B int8", plan_rough_bytes(&s7, 1, 2), 8.71 * GB, 0.002);
+    near("32B int8", plan_rough_bytes(&s32, 1, 2), 34.32 * GB, 0.002);
+    near("72B int8", plan_rough_bytes(&s72, 1, 2), 75.20 * GB, 0.002);
+    near("7B fp16", plan_rough_bytes(&s7, 2, 2), 15.24 * GB, 0.002);
+    near("72B int4", plan_rough_bytes(&s72, 0.5 + 2.0 / 128, 2), 41.2 * GB, 0.002);
+    plan_from_file(14000000000, &a, &b, &c);
+    assert_true(a == 16800000000 && b == 7700000000 && c == 3850000000);
+}
+
+static void keys_and_values(void **state)
+{
+    struct plan_shape q = shape_of("Qwen2.5-7B"), lite = shape_of("DeepSeek-V2-Lite"), k = kimi(), g = shape_of("gemma-3-1b"), small = shape_of("SmolLM2-135M");
+    (void)state;
+    assert_int_equal(plan_kv_token(&q, KV_F16), 2 * 28 * 4 * 128 * 2);
+    assert_int_equal(plan_kv_token(&q, KV_F32), 2 * 28 * 4 * 128 * 4);
+    assert_int_equal(plan_kv_token(&q, KV_I8), 2 * 28 * 4 * (128 + 4));             /* a scale beside each row */
+    assert_int_equal(plan_kv_bytes(&small, KV_F16, 17), 2 * plan_kv_bytes(&small, KV_F16, 16));      /* whole blocks */
+    /* latent attention: 512 + 64 elements a token and layer */
+    assert_int_equal(plan_kv_layer_bytes(&lite, 1), 576);
+    assert_int_equal(plan_kv_layer_bytes(&k, 2), 1152);
+    near("fp8, 31 layers", 4032 * MIB / (plan_kv_layer_bytes(&k, 1) * 31.0), 236e3, 0.005);
+    near("fp8, 30 layers", 4839 * MIB / (plan_kv_layer_bytes(&k, 1) * 30.0), 293e3, 0.005);
+    near("bf16, 31 layers", 1811 * MIB / (plan_kv_layer_bytes(&k, 2) * 31.0), 53e3, 0.005);
+    assert_true(g.window == 512 && g.n_windowed == 26 - 26 / 6);
+}
+
+static void expert_buffers(void **state)
+{
+    struct plan_shape s = shape_of("DeepSeek-V2-Lite");
+    const double int4 = budget_expert_bytes(&s, 4, 128), int8 = budget_expert_bytes(&s, 8, 128);
+    static const struct { int divisor; double mb, headroom; } all[] = { { 1, 7654, 2891 }, { 2, 3827, 6718 }, { 3, 2551, 7994 }, { 0, 286, 10259 } };
+    (void)state;
+    assert_true(int4 == 4460544 && int8 == 8785920);
+    near("int4 layer", budget_expert_buffer(&s, int4, 0), 285.5e6, 0.0002);
+    near("int8 layer", budget_expert_buffer(&s, int8, 0), 562.3e6, 0.0002);
+    for (size_t i = 0; i < 4; i++) {
+        const double mb = budget_expert_buffer(&s, int4, all[i].divisor) / 1e6;
+        near("buffer", mb, all[i].mb, 0.002);
+        near("headroom", 10545 - mb, all[i].headroom, 0.0005);
+    }
+    assert_true(2924 + 7654 <= 10746);      /* weights and all experts of a run that took 10746 MB */
+}
+
+static void ranks(void **state)
+{
+    static const struct { double weights, free, tokens; } want[3] = { { 5445, 10.4, 950e3 }, { 3018, 12.9, 1.115e6 }, { 5114, 10.8, 980e3 } };
+    struct plan_shape s = kimi();
+    struct budget_options o = { .n_ranks = 3, .layers = { 20, 21, 20 }, .linear_bytes = 1, .kv_element_bytes = 1, .rank_bytes = 16384 * MIB, .headroom_bytes = 500 * MIB };
+    struct budget b;
+    struct err e;
+    int layers[3];
+    (void)state;
+    assert_int_equal(budget_make(&b, &s, &o, &e), 0);
+    for (int i = 0; i < 3; i++) {
+        near("weights", b.rank[i].weights / MIB, want[i].weights, 0.0003);
+        near("free", b.rank[i].free / MIB / 1e3, want[i].free, 0.005);
+        near("tokens", b.rank[i].tokens, want[i].tokens, 0.002);
+    }
+    assert_true(b.bottleneck == 0 && b.context == 262144 && b.fraction < 1 && b.tokens == b.rank[0].tokens);
+    budget_partition(61, 3, layers);
+    assert_true(layers[0] == 21 && layers[1] == 20 && layers[2] == 20);
+    o.layers[2] = 19;
+    assert_int_equal(budget_make(&b, &s, &o, &e), -1);
+    assert_non_null(strstr(e.msg, "60 layers"));
+    o.layers[2] = 30;
+    assert_int_equal(budget_make(&b, &s, &o, &e), -1);
+    o.layers[2] = 20;
+    o.rank_bytes = 4000 * MIB;                      /* it does not fit: no tokens, not a negative number of them */
+    assert_int_equal(budget_make(&b, &s, &o, &e), 0);
+    assert_true(b.rank[0].free < 0 && b.tokens == 0);
+}
+
+/* One choice a type, as zse-convert writes Qwen2.5-7B. */
+static void modes(void **state)
+{
+    static const char *const types[] = { "bf16", "int8", "nl4" };
+    struct plan_choice c[3] = { { 0 } };
+    (void)state;
+    for (int i = 0; i < 3; i++)
+        c[i] = (struct plan_choice){ .type = types[i], .bytes = planned("7B", config_of("Qwen2.5-7B"), types[i]) };
+    near("bf16", (double)c[0].bytes, 15.23 * GB, 0.001);
+    assert_true(c[1].bytes < 8 * GB && c[2].bytes < 5.0 * GB);                      /* goal of 1.2 for four bits: 3.5 to 5 GB */
+    static const struct { double gb; enum plan_mode mode; const char *type; } all[] = {
+        { 24, PLAN_AUTO, "bf16" },      { 6, PLAN_FOR_VRAM, "nl4" },       { 9, PLAN_FOR_VRAM, "int8" },  { 17, PLAN_FOR_VRAM, "bf16" },
+        { 8, PLAN_FOR_VRAM, "nl4" },    /* 7.9 GB of int8 leave nothing of an 8 GB card */
+        { 24, PLAN_MIN_MEMORY, "nl4" }, { 24, PLAN_BALANCED, "int8" },     { 24, PLAN_MAX_SPEED, "nl4" }, { 4, PLAN_AUTO, NULL },
+    };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        const int k = plan_choose(c, 3, all[i].mode, (uint64_t)(all[i].gb * GB));
+        if (all[i].type ? k < 0 || strcmp(c[k].type, all[i].type) != 0 : k >= 0)
+            fail_msg("%.0f GB, %s: %s, expected %s", all[i].gb, plan_mode_name(all[i].mode), k < 0 ? "none" : c[k].type, all[i].type ? all[i].type : "none");
+    }
+    c[0].decode = 30, c[1].decode = 20, c[2].decode = 10;                           /* where speeds are known they decide */
+    assert_int_equal(plan_choose(c, 3, PLAN_MAX_SPEED, (uint64_t)(24 * GB)), 0);
+    assert_true(plan_mode_find("memory") == PLAN_MIN_MEMORY && plan_mode_find("min_memory") == PLAN_MIN_MEMORY && plan_mode_find("speed") == PLAN_MAX_SPEED &&
+                plan_mode_find("fast") < 0);
+}
+
+static void capacity(void **state)
+{
+    (void)state;
+    assert_int_equal(plan_window(84.7, 8, 65.5 / 64), 74);          /* of 64 layers: all of them, no streaming */
+    assert_int_equal(plan_window(84.7, 8, 1.02), 75);               /* the layer rounded */
+    assert_int_equal(plan_window(9, 8, 1), 4);
+    assert_int_equal(plan_layer_capacity(73.46e3, 108.5), 609);
+    assert_int_equal(plan_times(80, 5.19), 15);
+    assert_int_equal(plan_times(80, 19.25), 4);
+    assert_true(plan_times(80 - 19.25, 5.19) >= 10);
+    assert_int_equal(plan_times(-1, 1), 0);
+}
+
+static void placement(void **state)
+{
+    uint64_t layer[28], device[2] = { 24000000000, 24000000000 }, small[2] = { 1000000000, 1000000000 }, uneven[3] = { 8000000000, 0, 16000000000 }, used[3] = { 0 };
+    int n[3], at = 0;
+    struct err e;
+    (void)state;
+    for (int i = 0; i < 28; i++)
+        layer[i] = 466000000;
+    assert_int_equal(plan_place(layer, 28, 1090000000, 1090000000, device, 2, n, &e), 0);
+    assert_true(n[0] + n[1] == 28 && n[0] >= 13 && n[1] >= 13);
+    assert_int_equal(plan_place(layer, 28, 1090000000, 1090000000, uneven, 3, n, &e), 0);
+    assert_true(n[0] + n[1] + n[2] == 28 && n[1] == 0 && n[2] > n[0]);
+    for (int d = 0; d < 3; d++) {
+        for (int i = 0; i < n[d]; i++)
+            used[d] += layer[at++];
+        used[d] += (d == 0 ? 1090000000 : 0) + (d == 2 ? 1090000000 : 0);
+        assert_true(used[d] <= uneven[d] || n[d] == 0);
+    }
+    assert_int_equal(plan_place(layer, 28, 0, 0, small, 2, n, &e), -1);
+    assert_non_null(strstr(e.msg, "layer 4 has no place"));
+    assert_int_equal(plan_place(layer, 1, 0, 0, device, 1, n, &e), 0);
+    assert_int_equal(n[0], 1);
+}
+
+static void preflight(void **state)
+{
+    int tight;
+    struct err e = { 0 };
+    (void)state;
+    assert_int_equal(plan_preflight("m", 80, 5, 3, 100, 100, &tight, &e), 0);
+    assert_false(tight);
+    assert_int_equal(plan_preflight("m", 85, 5, 3, 100, 100, &tight, &e), 0);
+    assert_true(tight);
+    assert_int_equal(plan_preflight("m", 90, 5, 3, 100, 100, &tight, &e), -1);      /* more than 95 % */
+    assert_int_equal(plan_preflight("m", 50, 5, 3, 100, 57, &tight, &e), -1);       /* more than there is now */
+    assert_int_equal(plan_preflight("model.zse", 2000000000, 500000000, 30000000, 2147483648, 2147483648, &tight, &e), -1);
+    assert_string_equal(e.msg, "model.zse: needs 2.53 GB (weights 2.00, keys and values 0.50, workspace 0.03), but there are 2.15 GB, 2.15 of them available");
+}
+
+/* A roofline: twice the rates are twice the speed, more context costs, a window bounds that. */
+static void speed(void **state)
+{
+    struct plan_shape s = shape_of("Qwen2.5-7B"), g = shape_of("gemma-3-1b");
+    struct plan_weights w = { .bytes = 5000000000, .step_bytes = 4000000000 };
+    struct plan_rates r = { .n_threads = 2, .memory = 20e9, .f32 = 200e9 }, twice;
+    (void)state;
+    w.by_type[QT_NL4] = 4000000000;
+    w.ops[QT_NL4] = 13e9;
+    assert_true(plan_decode(&s, &w, &r, KV_F16, 0) == 0 && plan_prefill(&s, &w, &r, 512) == 0);         /* no rate of this type */
+    r.read[QT_NL4] = 20e9;
+    r.multiply[QT_NL4] = 1e12;
+    const double d = plan_decode(&s, &w, &r, KV_F16, 0), p = plan_prefill(&s, &w, &r, 512);
+    assert_true(d > 3 && d < 5 && p > 40 && p < 77);
+    twice = r;
+    twice.read[QT_NL4] *= 2, twice.multiply[QT_NL4] *= 2, twice.memory *= 2, twice.f32 *= 2;
+    near("decode", plan_decode(&s, &w, &twice, KV_F16, 100), 2 * plan_decode(&s, &w, &r, KV_F16, 100), 1e-9);
+    near("prefill", plan_prefill(&s, &w, &twice, 512), 2 * p, 1e-9);
+    assert_true(plan_decode(&s, &w, &r, KV_F16, 8192) < 0.97 * d && plan_decode(&s, &w, &r, KV_I8, 8192) > plan_decode(&s, &w, &r, KV_F16, 8192));
+    assert_true(plan_prefill(&s, &w, &r, 8192) < p);
+    struct plan_shape all = g;
+    all.n_windowed = 0;
+    assert_true(plan_decode(&g, &w, &r, KV_F16, 32768) > plan_decode(&all, &w, &r, KV_F16, 32768));
+    r.sync_s = 1e-3;
+    assert_true(plan_decode(&s, &w, &r, KV_F16, 0) < d);
+}
+
+static void bad_configs(void **state)
+{
+    static const char *const all[][2] = {
+        { "{}", "num_hidden_layers is missing" },
+        { "{\"num_hidden_layers\": 2, \"hidden_size\": \"x\"}", "hidden_size" },
+        { "{\"num_hidden_layers\": 2, \"hidden_size\": 8, \"num_attention_heads\": 0, \"vocab_size\": 9}", "a size is 0" },
+        { "[1]", "expected an object" },
+        { "{\"num_hidden_layers\": 1e30}", "num_hidden_layers" },
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        struct plan_shape s;
+        struct err e = { 0 };
+        json_t *c = json_loads(all[i][0], 0, NULL);
+        assert_non_null(c);
+        assert_int_equal(plan_shape_parse(&s, c, &e), -1);
+        if (!strstr(e.msg, all[i][1]))
+            fail_msg("'%s' does not say '%s'", e.msg, all[i][1]);
+        json_decref(c);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(parameters), cmocka_unit_test(registry_is_whole), cmocka_unit_test(sizes_are_the_writers), cmocka_unit_test(rough_sizes),
+        cmocka_unit_test(keys_and_values), cmocka_unit_test(expert_buffers), cmocka_unit_test(ranks), cmocka_unit_test(modes), cmocka_unit_test(capacity),
+        cmocka_unit_test(placement), cmocka_unit_test(preflight), cmocka_unit_test(speed), cmocka_unit_test(bad_configs),
+    };
+    return cmocka_run_group_tests(tests, load, unload);
+}
