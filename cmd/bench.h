@@ -8,6 +8,8 @@
 enum { BENCH_LIST = 16 };
 struct bench_list { int n, v[BENCH_LIST]; };
 
+enum bench_api { BENCH_CHAT, BENCH_COMPLETIONS, BENCH_TOKENS };
+
 struct bench_options {
     struct run_options run;
     int prompt, generate, batch, repeats, warmup, json;
@@ -18,6 +20,12 @@ struct bench_options {
     struct bench_list contexts, tokens; /* kv; matmul */
     int rows, cols;                     /* matmul */
     double load_s;
+    /* serve; requests 0: by batch, rate 0: batch at once, seed 0: another each time, served NULL: the server's first model */
+    int requests, shared, background, ignore_eos;
+    double rate, timeout_s, temperature;
+    uint64_t seed;
+    enum bench_api api;
+    const char *served, *key;
 };
 
 /* Each returns an exit code. */
@@ -31,6 +39,7 @@ int bench_kv(const struct bench_options *o, const char *model);
 int bench_threads(const struct bench_options *o, const char *model);
 int bench_matmul(const struct bench_options *o);                                                        /* bench_matmul.c */
 int bench_coldstart(const struct bench_options *o, const char *model);                                  /* bench_cold.c */
+int bench_serve(const struct bench_options *o, const char *url);                                        /* bench_serve.c */
 
 /* ---- bench_speed.c, for others ---- */
 struct summary { double median, mean, min, max; };

@@ -1,6 +1,7 @@
 /* zse-bench - how fast a model answers, how much memory it takes, and how good it is against a text or another model;
  * and how near it comes to what the machine can do. */
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +14,7 @@ static const char prog[] = "zse-bench";
 static const char usage[] =
     "usage: zse-bench [OPTIONS] [MODEL]\n"
     "       zse-bench limits|matmul [OPTIONS]\n"
+    "       zse-bench serve [OPTIONS] URL\n"
     "       zse-bench batch|kv|threads|coldstart|logits [OPTIONS] [MODEL]\n"
     "       zse-bench perplexity|quality [REFERENCE] MODEL TEXTFILE [OPTIONS]\n"
     "Measure prefill, decode, time to first token and memory; or what the command says.  Speeds come with their share of the machine's limits.\n"
@@ -24,13 +26,14 @@ static const char usage[] =
     "  threads                    prefill of -p tokens and decode after it with 1 to --threads threads\n"
     "  matmul                     one matrix of random weights against activations of several numbers of tokens\n"
     "  coldstart                  from exec to the first token in fresh processes, page cache warm and dropped, by phases\n"
+    "  serve                      load on an OpenAI server: time to first token and between tokens, tokens a second, failures\n"
     "  logits                     the logits after every token of --ids\n"
     "  perplexity                 how well the model predicts a text\n"
     "  quality                    how far its predictions are from REFERENCE's, which runs with --exact\n"
     "\n"
     "  -p, --prompt N             tokens of a prompt (default: 512; batch: 128; coldstart: 32); 0: decode from an empty context\n"
     "  -n, --generate N           tokens generated after it (default: 128); 0: prefill only\n"
-    "  -b, --batch N              sequences at once (default: 1)\n"
+    "  -b, --batch N              sequences, or requests to a server, at once (default: 1)\n"
     "  -r, --repeats N            measured runs (default: 5)\n"
     "  -w, --warmup N             runs before them that do not count (default: 1)\n"
     "      --json                 a JSON object instead of text; logits, perplexity and quality always print one\n"
@@ -41,6 +44,17 @@ static const char usage[] =
     "      --tokens LIST          matmul: numbers of tokens (default: 1,2,4,8,16,64,512)\n"
     "      --peer LLAMA-CLI       coldstart: this program of llama.cpp beside ours, in turn\n"
     "      --peer-model GGUF      coldstart: its model (default: MODEL, if that is a GGUF file)\n"
+    "      --requests N           serve: measured requests (default: 4 for each of -b, at least 16)\n"
+    "      --rate N               serve: so many requests a second at random times, however many that are at once\n"
+    "      --shared N             serve: the first N tokens of the prompts are the same\n"
+    "      --background N         serve: beside the measured requests, N that answer all the time\n"
+    "      --api NAME             serve: chat, completions, or tokens: completions of token ids (default: chat)\n"
+    "      --model NAME           serve: what to ask for (default: the first that the server has)\n"
+    "      --key KEY              serve: the server's key (default: $OPENAI_API_KEY)\n"
+    "      --ignore-eos           serve: ask for answers that go on to -n tokens; not every server knows how\n"
+    "      --temp T               serve: temperature of the answers (default: 0, always the likeliest token)\n"
+    "      --seed N               serve: the same prompts in every run (default: others each time)\n"
+    "      --timeout SECONDS      serve: a request that takes longer has failed, 0: none has (default: 600)\n"
     "      --ids IDS              logits: token ids, '1 5 9'\n"
     "  -o, --output FILE          logits: float32 little endian [n_tokens, vocab_size], always --exact; '-': standard output\n"
     "      --window N             perplexity, quality: tokens of a window (default: 512)\n"
@@ -53,29 +67,36 @@ static const char usage[] =
     "  -V, --version              show the version\n"
     "perplexity scores tokens 1 .. window-1 of each window; quality compares the distributions at positions window/2 .. window-2.\n";
 
-enum { OPT_JSON = 300, OPT_FILE, OPT_CONTEXTS, OPT_SHAPE, OPT_TOKENS, OPT_PEER, OPT_PEER_MODEL, OPT_IDS, OPT_WINDOW, OPT_WINDOWS };
+enum { OPT_JSON = 300, OPT_FILE, OPT_CONTEXTS, OPT_SHAPE, OPT_TOKENS, OPT_PEER, OPT_PEER_MODEL, OPT_IDS, OPT_WINDOW, OPT_WINDOWS,
+       OPT_REQUESTS, OPT_RATE, OPT_SHARED, OPT_BACKGROUND, OPT_API, OPT_SERVED, OPT_KEY, OPT_IGNORE_EOS, OPT_TEMP, OPT_SEED, OPT_TIMEOUT };
 static const struct option options[] = {
     { "prompt", required_argument, NULL, 'p' }, { "generate", required_argument, NULL, 'n' }, { "batch", required_argument, NULL, 'b' },
     { "repeats", required_argument, NULL, 'r' }, { "warmup", required_argument, NULL, 'w' }, { "json", no_argument, NULL, OPT_JSON },
     { "file", required_argument, NULL, OPT_FILE }, { "contexts", required_argument, NULL, OPT_CONTEXTS }, { "shape", required_argument, NULL, OPT_SHAPE },
     { "tokens", required_argument, NULL, OPT_TOKENS }, { "peer", required_argument, NULL, OPT_PEER }, { "peer-model", required_argument, NULL, OPT_PEER_MODEL },
     { "ids", required_argument, NULL, OPT_IDS }, { "output", required_argument, NULL, 'o' }, { "window", required_argument, NULL, OPT_WINDOW },
-    { "windows", required_argument, NULL, OPT_WINDOWS }, RUN_LONG_OPTIONS, MEMORY_LONG_OPTION,
+    { "windows", required_argument, NULL, OPT_WINDOWS },
+    { "requests", required_argument, NULL, OPT_REQUESTS }, { "rate", required_argument, NULL, OPT_RATE }, { "shared", required_argument, NULL, OPT_SHARED },
+    { "background", required_argument, NULL, OPT_BACKGROUND }, { "api", required_argument, NULL, OPT_API }, { "model", required_argument, NULL, OPT_SERVED },
+    { "key", required_argument, NULL, OPT_KEY }, { "ignore-eos", no_argument, NULL, OPT_IGNORE_EOS }, { "temp", required_argument, NULL, OPT_TEMP }, { "seed", required_argument, NULL, OPT_SEED },
+    { "timeout", required_argument, NULL, OPT_TIMEOUT }, RUN_LONG_OPTIONS, MEMORY_LONG_OPTION,
     { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
 };
 
 /* The commands, how many arguments they take, and which options mean something to them. */
-enum command { SPEED, LIMITS, BATCH, KV, THREADS, MATMUL, COLDSTART, LOGITS, PERPLEXITY, QUALITY, N_COMMANDS };
+enum command { SPEED, LIMITS, BATCH, KV, THREADS, MATMUL, COLDSTART, SERVE, LOGITS, PERPLEXITY, QUALITY, N_COMMANDS };
 static const struct { const char *name; int least, most; const char *letters; } commands[N_COMMANDS] = {
     [SPEED] = { NULL, 0, 1, "pnbrw" }, [LIMITS] = { "limits", 0, 0, "f" }, [BATCH] = { "batch", 0, 1, "pbr" }, [KV] = { "kv", 0, 1, "rc" },
     [THREADS] = { "threads", 0, 1, "pr" }, [MATMUL] = { "matmul", 0, 0, "rst" }, [COLDSTART] = { "coldstart", 0, 1, "prPM" },
-    [LOGITS] = { "logits", 1, 1, "io" }, [PERPLEXITY] = { "perplexity", 2, 2, "WN" }, [QUALITY] = { "quality", 3, 3, "WN" },
+    [SERVE] = { "serve", 1, 1, "pnbwS" }, [LOGITS] = { "logits", 1, 1, "io" }, [PERPLEXITY] = { "perplexity", 2, 2, "WN" }, [QUALITY] = { "quality", 3, 3, "WN" },
 };
 /* Options that not every command takes. */
 static const struct { int c; char letter; const char *name; } special[] = {
     { 'p', 'p', "-p" }, { 'n', 'n', "-n" }, { 'b', 'b', "-b" }, { 'r', 'r', "-r" }, { 'w', 'w', "-w" }, { OPT_FILE, 'f', "--file" },
     { OPT_CONTEXTS, 'c', "--contexts" }, { OPT_SHAPE, 's', "--shape" }, { OPT_TOKENS, 't', "--tokens" }, { OPT_PEER, 'P', "--peer" },
     { OPT_PEER_MODEL, 'M', "--peer-model" }, { OPT_IDS, 'i', "--ids" }, { 'o', 'o', "-o" }, { OPT_WINDOW, 'W', "--window" }, { OPT_WINDOWS, 'N', "--windows" },
+    { OPT_REQUESTS, 'S', "--requests" }, { OPT_RATE, 'S', "--rate" }, { OPT_SHARED, 'S', "--shared" }, { OPT_BACKGROUND, 'S', "--background" }, { OPT_API, 'S', "--api" },
+    { OPT_SERVED, 'S', "--model" }, { OPT_KEY, 'S', "--key" }, { OPT_IGNORE_EOS, 'S', "--ignore-eos" }, { OPT_TEMP, 'S', "--temp" }, { OPT_SEED, 'S', "--seed" }, { OPT_TIMEOUT, 'S', "--timeout" },
 };
 enum { N_SPECIAL = sizeof special / sizeof *special };
 
@@ -113,6 +134,26 @@ static int parse_shape(const char *arg, struct bench_options *o)
     return 0;
 }
 
+static int parse_api(const char *arg, enum bench_api *out)
+{
+    static const char *const names[] = { [BENCH_CHAT] = "chat", [BENCH_COMPLETIONS] = "completions", [BENCH_TOKENS] = "tokens" };
+    for (int i = BENCH_CHAT; i <= BENCH_TOKENS; i++)
+        if (strcmp(arg, names[i]) == 0) {
+            *out = (enum bench_api)i;
+            return 0;
+        }
+    return cli_wrong(prog, "--api: '%s', expected chat, completions or tokens", arg);
+}
+
+static int parse_seed(const char *arg, uint64_t *out)
+{
+    long long v;
+    if (cli_parse_int(prog, "--seed", arg, 1, LLONG_MAX, &v) != 0)
+        return CLI_USAGE;
+    *out = (uint64_t)v;
+    return 0;
+}
+
 static int take(struct bench_options *o, int c, const char *arg)
 {
     switch (c) {
@@ -126,6 +167,17 @@ static int take(struct bench_options *o, int c, const char *arg)
     case OPT_CONTEXTS: return parse_list("--contexts", arg, 1 << 24, &o->contexts);
     case OPT_TOKENS: return parse_list("--tokens", arg, 65536, &o->tokens);
     case OPT_SHAPE: return parse_shape(arg, o);
+    case OPT_REQUESTS: return parse_whole("--requests", arg, 1, 10000000, &o->requests);
+    case OPT_RATE: return cli_parse_float(prog, "--rate", arg, 1e-3, 1e5, &o->rate);
+    case OPT_SHARED: return parse_whole("--shared", arg, 0, 1 << 20, &o->shared);
+    case OPT_BACKGROUND: return parse_whole("--background", arg, 0, 4096, &o->background);
+    case OPT_API: return parse_api(arg, &o->api);
+    case OPT_SEED: return parse_seed(arg, &o->seed);
+    case OPT_TIMEOUT: return cli_parse_float(prog, "--timeout", arg, 0, 1e6, &o->timeout_s);
+    case OPT_TEMP: return cli_parse_float(prog, "--temp", arg, 0, 2, &o->temperature);
+    case OPT_SERVED: o->served = arg; return 0;
+    case OPT_KEY: o->key = arg; return 0;
+    case OPT_IGNORE_EOS: o->ignore_eos = 1; return 0;
     case OPT_JSON: o->json = 1; return 0;
     case OPT_FILE: o->file = arg; return 0;
     case OPT_PEER: o->peer = arg; return 0;
@@ -144,6 +196,17 @@ static int check_logits(const struct bench_options *o)
         return cli_wrong(prog, "-o -: logits are not written to a terminal");
     if (o->run.kv_given && o->run.kv != KV_F32)
         return cli_wrong(prog, "logits: always --exact, which stores keys and values as f32");
+    return 0;
+}
+
+static int check_serve(const struct bench_options *o)
+{
+    if (o->prompt == 0 || o->generate == 0)
+        return cli_wrong(prog, "serve: %s 0 leaves nothing to measure", o->prompt == 0 ? "-p" : "-n");
+    if (o->shared > o->prompt)
+        return cli_wrong(prog, "serve: --shared %d is more than the prompt of %d tokens", o->shared, o->prompt);
+    if (o->rate > 0 && o->batch > 1)
+        return cli_wrong(prog, "serve: -b and --rate: requests come at once or at times of their own");
     return 0;
 }
 
@@ -178,6 +241,7 @@ static int run(struct bench_options *o, unsigned given, int n, char **args)
     case THREADS: return bench_threads(o, model);
     case MATMUL: return bench_matmul(o);
     case COLDSTART: return bench_coldstart(o, model);
+    case SERVE: return (rc = check_serve(o)) ? rc : bench_serve(o, args[0]);
     case LOGITS: return (rc = check_logits(o)) ? rc : bench_logits(o, args[0]);
     case PERPLEXITY: return bench_perplexity(o, args[0], args[1]);
     case QUALITY: return bench_quality(o, args[0], args[1], args[2]);
@@ -190,7 +254,7 @@ static int run(struct bench_options *o, unsigned given, int n, char **args)
 
 int main(int argc, char **argv)
 {
-    struct bench_options o = { .prompt = 512, .generate = 128, .batch = 1, .repeats = 5, .warmup = 1, .window = 512, .rows = 8960, .cols = 1536,
+    struct bench_options o = { .prompt = 512, .generate = 128, .batch = 1, .repeats = 5, .warmup = 1, .window = 512, .rows = 8960, .cols = 1536, .timeout_s = 600,
                                .tokens = { 7, { 1, 2, 4, 8, 16, 64, 512 } } };
     unsigned given = 0;                 /* bits: of special[] */
     int c, rc;

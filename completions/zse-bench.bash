@@ -13,6 +13,16 @@ _zse_bench() {
     --tokens) COMPREPLY=(); return ;;
     --peer) COMPREPLY=(); return ;;
     --peer-model) COMPREPLY=(); return ;;
+    --requests) COMPREPLY=(); return ;;
+    --rate) COMPREPLY=(); return ;;
+    --shared) COMPREPLY=(); return ;;
+    --background) COMPREPLY=(); return ;;
+    --api) COMPREPLY=($(compgen -W "chat completions or chat" -- "$cur")); return ;;
+    --model) COMPREPLY=(); return ;;
+    --key) COMPREPLY=(); return ;;
+    --temp) COMPREPLY=(); return ;;
+    --seed) COMPREPLY=(); return ;;
+    --timeout) COMPREPLY=(); return ;;
     --ids) COMPREPLY=(); return ;;
     -o|--output) COMPREPLY=($(compgen -f -- "$cur")); return ;;
     --window) COMPREPLY=(); return ;;
@@ -26,9 +36,9 @@ _zse_bench() {
     --max-memory) COMPREPLY=(); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--prompt --generate --batch --repeats --warmup --json --file --contexts --shape --tokens --peer --peer-model --ids --output --window --windows --quantize --threads --ctx --kv --exact --kernels --device --max-memory --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--prompt --generate --batch --repeats --warmup --json --file --contexts --shape --tokens --peer --peer-model --requests --rate --shared --background --api --model --key --ignore-eos --temp --seed --timeout --ids --output --window --windows --quantize --threads --ctx --kv --exact --kernels --device --max-memory --help --version" -- "$cur")) ;;
     *) COMPREPLY=($(compgen -f -- "$cur"))
-       [ "$COMP_CWORD" != 1 ] || COMPREPLY+=($(compgen -W "limits matmul batch kv threads coldstart logits perplexity quality" -- "$cur"))
+       [ "$COMP_CWORD" != 1 ] || COMPREPLY+=($(compgen -W "limits matmul serve batch kv threads coldstart logits perplexity quality" -- "$cur"))
        ;;
   esac
 }

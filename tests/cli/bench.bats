@@ -266,3 +266,73 @@ END
   [ "$status" = 77 ]
   [[ "$stderr" == *LLAMACPP* ]]
 }
+
+# served ARG...: zse-bench serve with the tiny model behind it
+served() {
+  exec 4< <(exec env ZSE_HOME="$BATS_TEST_TMPDIR/home" zse-serve "$MODEL" --port 0 --quiet --name tiny 2>"$BATS_TEST_TMPDIR/serve.err")
+  local pid=$! url rc
+  read -r _ _ url <&4
+  URL=$url run --separate-stderr zse-bench serve "$url" "$@"
+  rc=$status
+  kill -TERM "$pid"
+  while read -r _ <&4; do :; done      # until it has ended
+  exec 4<&-
+  [ "$rc" = 0 ] || { echo "exit $rc: $output $stderr"; return 1; }
+}
+
+@test "serve: closed loop, open loop, shared prefixes, streams beside it" {
+  served --api tokens --ignore-eos -p 40 -n 16 -b 4 --requests 12 --json
+  check 'j["model"] == "tiny" and j["concurrency"] == 4 and j["requests"] == j["done"] == 12 and j["failed"] == 0 and j["failures"] == []' <<<"$output"
+  check 'j["prompt_tokens"] == 40 and j["completion_tokens"] == 16 and j["cached_tokens"] < 16' <<<"$output"
+  check 'abs(j["tokens_per_s"] * j["seconds"] - 12 * 16) < 1 and 0 < j["first_token_ms"]["n"] <= j["request_ms"]["n"] == 12 and j["gap_ms"]["n"] > 0' <<<"$output"
+  check 'all(0 <= j[k]["p50"] <= j[k]["p90"] <= j[k]["p99"] <= j[k]["max"] for k in ("first_token_ms", "gap_ms", "request_ms"))' <<<"$output"
+  served -p 100 -n 4 --rate 200 --requests 10 --shared 80 --background 2 --seed 7 --json
+  check 'j["rate"] == 200 and j["concurrency"] == 0 and j["done"] == 10 and j["full_tokens_per_s"] is None' <<<"$output"
+  check '85 <= j["prompt_tokens"] <= 125 and 32 <= j["cached_tokens"] <= 96' <<<"$output"       # whole blocks of the shared part, and of the template
+  check 'j["background"]["streams"] == 2 and j["background"]["gap_ms"]["n"] > 0' <<<"$output"
+  served --api completions -p 20 -n 8
+  [[ "$output" == *"16 requests, 1 at once, 0 failed"*"first token "*"between tokens "* ]]
+}
+
+# A server that answers each request by what its number says.
+@test "serve: what a server does wrong is counted, and the exit is 1" {
+  command -v python3 >/dev/null || skip "no python3"
+  cat >"$BATS_TEST_TMPDIR/stub.py" <<'END'
+import http.server, json
+class Stub(http.server.BaseHTTPRequestHandler):
+    n = 0
+    def log_message(self, *a): pass
+    def do_GET(self):
+        body = json.dumps({'data': [{'id': 'stub'}]}).encode()
+        self.send_response(200); self.send_header('Content-Length', str(len(body))); self.end_headers(); self.wfile.write(body)
+    def do_POST(self):
+        assert self.headers['Authorization'] == 'Bearer secret' and b'"stream":true' in self.rfile.read(int(self.headers['Content-Length']))
+        k, text = Stub.n, b'data: {"choices":[{"text":"a"}]}\r\n\r\n'
+        Stub.n += 1
+        self.send_response(429 if k == 1 else 200); self.end_headers()
+        if k == 1: self.wfile.write(b'{"error":{"message":"too many"}}')
+        elif k == 2: self.wfile.write(text)
+        elif k == 3: self.wfile.write(text + b'data: {"choices"\n\n')
+        elif k == 4: self.wfile.write(text + b'data: {"error":"no memory"}\n\ndata: [DONE]\n\n')
+        else: self.wfile.write(b': ping\n\n' + text + text[:9]); self.wfile.flush(); self.wfile.write(text[9:] + b'data: [DONE]\n\n')
+s = http.server.HTTPServer(('127.0.0.1', 0), Stub)
+print(s.server_port, flush=True)
+s.serve_forever()
+END
+  exec 4< <(exec python3 "$BATS_TEST_TMPDIR/stub.py" 2>"$BATS_TEST_TMPDIR/stub.err")
+  stub=$!
+  read -r port <&4
+  OPENAI_API_KEY=secret run --separate-stderr zse-bench serve "http://127.0.0.1:$port/v1/" --api tokens -p 5 -n 2 -w 1 --requests 5 --json
+  kill "$stub"
+  exec 4<&-
+  [ "$status" = 1 ] || { cat "$BATS_TEST_TMPDIR/stub.err"; return 1; }
+  check 'j["done"] == 1 and j["failed"] == 4 and j["completion_tokens"] == 2 and sum(f["n"] for f in j["failures"]) == 4' <<<"$output"
+  check '{f["what"] for f in j["failures"]} == {"HTTP 429: too many", "the stream broke off", "an event of the stream is no JSON", "no memory"}' <<<"$output"
+  run --separate-stderr zse-bench serve "http://127.0.0.1:$port" --json
+  [ "$status" = 1 ] && [ -z "$output" ] && [[ "$stderr" == *"/v1/models: "* ]]
+  for wrong in "serve" "serve http://x -b 2 --rate 3" "serve http://x -p 4 --shared 5" "serve http://x --api words" "serve http://x -n 0" "batch --rate 2"; do
+    # shellcheck disable=SC2086
+    run --separate-stderr zse-bench $wrong
+    [ "$status" = 2 ] && [ -z "$output" ] || { echo "$wrong: $status"; return 1; }
+  done
+}

@@ -16,7 +16,7 @@ long_options() { grep -oE '^ +(-[A-Za-z], )?--[a-z0-9-]+' | grep -oE -- '--[a-z0
 @test "an unknown option is wrong usage: exit 2, usage on stderr, nothing on stdout" {
   for p in $(programs); do
     run --separate-stderr "$p" --no-such-option
-    [ "$status" = 2 ] && [ -z "$output" ] && [[ "$stderr" == "$p: "*no-such-option*usage:* ]] && [ "${#stderr_lines[@]}" -le 6 ] || { echo "$p: $status: $output / $stderr"; return 1; }
+    [ "$status" = 2 ] && [ -z "$output" ] && [[ "$stderr" == "$p: "*no-such-option*usage:* ]] && [ "${#stderr_lines[@]}" -le 7 ] || { echo "$p: $status: $output / $stderr"; return 1; }
   done
 }
 
