@@ -15,7 +15,7 @@
 #include "libcommon/engine/engine_core.h"
 
 enum { LEAST_CHUNK = 8, FIRST_CHUNK = 32, FORCED = 16 };        /* FORCED: an answer may go on by so many given tokens and still be decoding */
-static const float STRETCH = 1.7f, MOST_STRETCH = 3;            /* noise has room below 2 */
+static const float STRETCH = 1.8f, MOST_STRETCH = 4;            /* noise has room below 2 */
 
 /* ---- pace ---- */
 
@@ -50,8 +50,13 @@ void pace_learn(struct engine *g, uint64_t step_ns)
 {
     struct pace *p = &g->pace;
     const float ns = (float)step_ns;
-    if (p->n_decoding == 0 || g->limits.chunk)
+    if (g->limits.chunk)
         return;
+    if (p->n_decoding == 0) {           /* a first guess: the weights are read for it, too */
+        if (p->token_ns == 0 && p->n_prompt >= FIRST_CHUNK)
+            p->token_ns = ns / (float)p->n_prompt;
+        return;
+    }
     /* The median follows by small steps up and down, as many of the one as of the other. */
     const float alone = alone_ns(g, p->n_decoding);
     p->median *= ns > p->median * alone ? 1.02f : 1 / 1.02f;
