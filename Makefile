@@ -84,7 +84,7 @@ $(B)/libzse.a: $(patsubst %.c,$(B)/%.o,$(LIB)) $(CUDA_OBJS)
 
 $(B)/zse-chat: EXTRA := -ledit
 $(B)/zse-apikey $(B)/zse-audit $(B)/tests/unit/t-access: EXTRA := -lsqlite3 -lcrypto
-$(B)/zse-serve $(B)/tests/unit/t-serve: EXTRA := -lssl -lsqlite3 -lcrypto
+$(B)/zse-serve $(B)/tests/unit/t-serve $(B)/tests/unit/t-talk: EXTRA := -lssl -lsqlite3 -lcrypto
 $(B)/zse-%: $(B)/cmd/zse-%.o $(patsubst %.c,$(B)/%.o,$(CMD)) $(B)/libzse.a
 	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $^ $(PKG_LIBS) $(EXTRA) $(GPU_LIBS) -lm
 

@@ -217,18 +217,15 @@ static void say_calls(json_t *m)
     buf_release(&text);
 }
 
-/* The functions are described in the system's message. */
-static void say_tools(json_t *messages, const json_t *tools)
+/* The functions are described in the first message of this role: "system", which is made if it is not there, or "user" where templates refuse that. */
+static void say_tools(json_t *messages, const json_t *tools, const char *role)
 {
     struct buf text = { 0 };
     const json_t *tool;
-    size_t i;
-    json_t *first = json_array_get(messages, 0), *m;
-    int has = strcmp(json_string_value(json_object_get(first, "role")), "system") == 0;
-    if (has) {
-        buf_str(&text, json_string_value(json_object_get(first, "content")));
-        buf_str(&text, "\n\n");
-    }
+    size_t i, at = 0;
+    while (at < json_array_size(messages) && strcmp(json_string_value(json_object_get(json_array_get(messages, at), "role")), role) != 0)
+        at++;
+    json_t *own = json_array_get(messages, at), *m;
     buf_str(&text, "You may call these functions. To call one, answer with nothing but a JSON object {\"name\": ..., \"arguments\": {...}}.\n");
     json_array_foreach(tools, i, tool) {
         char *line = json_dumps(json_object_get(tool, "function"), 0);
@@ -236,9 +233,13 @@ static void say_tools(json_t *messages, const json_t *tools)
         buf_str(&text, "\n");
         free(line);
     }
-    m = json_pack("{s:s, s:o}", "role", "system", "content", json_stringn(text.data ? text.data : "", text.size));
-    if (has)
-        json_array_set_new(messages, 0, m);
+    if (own) {
+        buf_str(&text, "\n");
+        buf_str(&text, json_string_value(json_object_get(own, "content")));
+    }
+    m = json_pack("{s:s, s:o}", "role", role, "content", json_stringn(text.data ? text.data : "", text.size));
+    if (own)
+        json_array_set_new(messages, at, m);
     else
         json_array_insert_new(messages, 0, m);
     buf_release(&text);
@@ -278,22 +279,26 @@ static void arguments_as_text(json_t *messages)
 
 /* ---- to the prompt ---- */
 
-int talk_render(const struct hosted *h, const struct talk *t, int generation_prompt, char **text, size_t *size, struct problem *pr)
+/* Ways to write a conversation, one after the other until the template takes one. */
+enum { PLAIN, ARGUMENTS_AS_TEXT, NO_SYSTEM, N_WAYS };
+
+static int has_calls(const json_t *messages)
 {
-    struct err e;
-    const json_t *tools = t->choice == CALLS_NONE ? NULL : t->tools;
-    json_t *m, *call;
+    const json_t *m;
+    size_t i;
+    json_array_foreach(messages, i, m)
+        if (json_object_get(m, "tool_calls"))
+            return 1;
+    return 0;
+}
+
+static json_t *written(const struct hosted *h, const struct talk *t, const json_t *tools, int way)
+{
+    json_t *messages = json_deep_copy(t->messages), *m, *call;
     size_t i, k;
-    int has_calls = 0;
-    if (!h->tmpl)
-        return problem_set(pr, 400, "model", NULL, "model: %s has no chat template; /v1/completions takes text as it is", h->id);
-    json_t *messages = json_deep_copy(t->messages);
-    if (!messages)
-        return out_of_memory(pr);
     if (tools && !h->knows_tools)
-        say_tools(messages, tools);
+        say_tools(messages, tools, way == NO_SYSTEM ? "user" : "system");
     json_array_foreach(messages, i, m) {
-        has_calls |= json_object_get(m, "tool_calls") != NULL;
         if (!h->knows_tools)
             say_calls(m);
         if (strncmp(tool_format_name(h->calls_form), "mistral", 7) == 0) {
@@ -302,14 +307,31 @@ int talk_render(const struct hosted *h, const struct talk *t, int generation_pro
                 shorten_id(call, "id");
         }
     }
-    int rc = chat_render(h->tmpl, messages, h->knows_tools ? tools : NULL, generation_prompt, h->bos, h->eos, (int64_t)time(NULL), t->vars, text, size, &e);
-    if (rc != 0 && has_calls) {
-        struct err again;
+    if (way == ARGUMENTS_AS_TEXT)
         arguments_as_text(messages);
-        rc = chat_render(h->tmpl, messages, h->knows_tools ? tools : NULL, generation_prompt, h->bos, h->eos, (int64_t)time(NULL), t->vars, text, size, &again);
+    return messages;
+}
+
+int talk_render(const struct hosted *h, const struct talk *t, int generation_prompt, char **text, size_t *size, struct problem *pr)
+{
+    struct err e, first;
+    const json_t *tools = t->choice == CALLS_NONE ? NULL : t->tools;
+    if (!h->tmpl)
+        return problem_set(pr, 400, "model", NULL, "model: %s has no chat template; /v1/completions takes text as it is", h->id);
+    for (int way = PLAIN; way < N_WAYS; way++) {
+        if ((way == ARGUMENTS_AS_TEXT && !has_calls(t->messages)) || (way == NO_SYSTEM && (!tools || h->knows_tools)))
+            continue;
+        json_t *messages = written(h, t, tools, way);
+        int rc = messages ? chat_render(h->tmpl, messages, h->knows_tools ? tools : NULL, generation_prompt, h->bos, h->eos, (int64_t)time(NULL), t->vars, text, size, &e) : -1;
+        json_decref(messages);
+        if (!messages)
+            return out_of_memory(pr);
+        if (rc == 0)
+            return 0;
+        if (way == PLAIN)
+            first = e;
     }
-    json_decref(messages);
-    return rc == 0 ? 0 : problem_set(pr, 400, t->param, "template_error", "%s: %s", t->param, e.msg);
+    return problem_set(pr, 400, t->param, "template_error", "%s: %s", t->param, first.msg);
 }
 
 /* Do the answers need more than to be told from what stands in <think>? */
