@@ -53,19 +53,20 @@ static const char usage[] =
 
 enum { OPT_BATCH = 300, OPT_PARALLEL, OPT_RAW, OPT_TEMPLATE, OPT_NO_THINK, OPT_JSON, OPT_IDS, OPT_BIAS, OPT_SEED, OPT_STOP, OPT_IGNORE_EOS, OPT_SCHEMA, OPT_GRAMMAR, OPT_REGEX, OPT_SAMPLING };
 
-/* Sampling options that are one number: how they are called here and in generation_config.json. */
+/* Sampling options that are one number: how they are called, and what they may be. */
 static const struct number {
-    const char *name, *config;
+    const char *name;
+    int config;                         /* a model may suggest it */
     int is_int;
     size_t at;
     double min, max;
 } numbers[] = {
 #define REAL(name, config, field, min, max) { name, config, 0, offsetof(struct sampling, field), min, max }
 #define WHOLE(name, config, field, min, max) { name, config, 1, offsetof(struct sampling, field), min, max }
-    REAL("temp", "temperature", temperature, 0, 100), WHOLE("top-k", "top_k", top_k, 0, INT32_MAX), REAL("top-p", "top_p", top_p, 0, 1),
-    REAL("min-p", "min_p", min_p, 0, 1), REAL("typical-p", "typical_p", typical_p, 0, 1),
-    REAL("repeat-penalty", "repetition_penalty", repetition_penalty, 0.01, 100), WHOLE("repeat-last-n", NULL, penalty_last_n, -1, INT32_MAX),
-    REAL("presence-penalty", NULL, presence_penalty, -2, 2), REAL("frequency-penalty", NULL, frequency_penalty, -2, 2),
+    REAL("temp", 1, temperature, 0, 100), WHOLE("top-k", 1, top_k, 0, INT32_MAX), REAL("top-p", 1, top_p, 0, 1),
+    REAL("min-p", 1, min_p, 0, 1), REAL("typical-p", 1, typical_p, 0, 1),
+    REAL("repeat-penalty", 1, repetition_penalty, 0.01, 100), WHOLE("repeat-last-n", 0, penalty_last_n, -1, INT32_MAX),
+    REAL("presence-penalty", 0, presence_penalty, -2, 2), REAL("frequency-penalty", 0, frequency_penalty, -2, 2),
 };
 enum { N_NUMBERS = sizeof numbers / sizeof *numbers, SEED_GIVEN = 1 << N_NUMBERS };
 
@@ -214,24 +215,12 @@ void chat_options_release(struct chat_options *o)
 
 int chat_options_complete(struct chat_options *o, const struct opened_model *m, struct err *e)
 {
-    const json_t *config = js_get(m->json, "generation_config");
-    int sample = 1;
-    for (int i = 0; json_is_object(config) && i < N_NUMBERS; i++) {
-        double v;
-        if (!numbers[i].config || !js_get(config, numbers[i].config) || o->given & 1u << i)
-            continue;
-        if (js_real(config, numbers[i].config, &v, e) != 0)
-            return err_prefix(e, "%s: generation_config", m->path);
-        if (numbers[i].at == offsetof(struct sampling, top_k) && v == -1)
-            v = 0;                                      /* off, in the words of other engines */
-        if (!(v >= numbers[i].min && v <= numbers[i].max))
-            return err_set(e, ERR_FORMAT, "%s: generation_config: %s: %g is not in the range %g to %g", m->path, numbers[i].config, v, numbers[i].min, numbers[i].max);
-        set_number(&o->sampling, &numbers[i], v);
-    }
-    if (json_is_object(config) && js_bool_or(config, "do_sample", 1, &sample, e) != 0)
+    struct sampling model = sampling_defaults();
+    if (sampling_config(&model, js_get(m->json, "generation_config"), e) != 0 || sampling_check(&model, m->model->config.vocab_size, e) != 0)
         return err_prefix(e, "%s: generation_config", m->path);
-    if (!sample && !(o->given & 1))
-        o->sampling.temperature = 0;
+    for (int i = 0; i < N_NUMBERS; i++)
+        if (numbers[i].config && !(o->given & 1u << i))
+            set_number(&o->sampling, &numbers[i], numbers[i].is_int ? *(int *)((char *)&model + numbers[i].at) : *(float *)((char *)&model + numbers[i].at));
     if (!(o->given & SEED_GIVEN)) {
         uint32_t seed = 0;              /* 32 bits: a JSON number keeps them exactly, --seed takes them back */
         if (getrandom(&seed, sizeof seed, 0) != (ssize_t)sizeof seed)

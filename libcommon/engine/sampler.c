@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "libcommon/base/json.h"
 #include "libcommon/base/rng.h"
 
 struct cand {
@@ -93,6 +94,28 @@ static int range(const char *name, double v, double min, double max, struct err 
     if (v >= min && v <= max)
         return 0;
     return err_set(e, ERR_LIMIT, "%s: %g is not in the range %g to %g", name, v, min, max);
+}
+
+int sampling_config(struct sampling *s, const json_t *config, struct err *e)
+{
+    float *const to[] = { &s->temperature, &s->top_p, &s->min_p, &s->typical_p, &s->repetition_penalty };
+    static const char *const names[] = { "temperature", "top_p", "min_p", "typical_p", "repetition_penalty" };
+    int sample = 1;
+    int64_t top_k = s->top_k;
+    double v;
+    if (!json_is_object(config))
+        return 0;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        if (js_real_or(config, names[i], *to[i], &v, e) != 0)
+            return -1;
+        *to[i] = (float)v;
+    }
+    if (js_int_or(config, "top_k", -1, INT32_MAX, top_k, &top_k, e) != 0 || js_bool_or(config, "do_sample", 1, &sample, e) != 0)
+        return -1;
+    s->top_k = top_k < 0 ? 0 : (int)top_k;              /* -1: off, in the words of other engines */
+    if (!sample)
+        s->temperature = 0;
+    return 0;
 }
 
 int sampling_check(const struct sampling *s, int vocab_size, struct err *e)

@@ -6,6 +6,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include <jansson.h>
+
 #include "libcommon/base/err.h"
 
 struct logit_bias { int32_t id; float bias; };
@@ -23,6 +25,8 @@ struct sampling {
     const struct logit_bias *bias; int n_bias;      /* borrowed by sampler_init, copied */
 };
 struct sampling sampling_defaults(void);
+/* What the model itself suggests: its generation_config (NULL, or no object: nothing).  Errors name the field; ranges are for sampling_check. */
+int sampling_config(struct sampling *s, const json_t *config, struct err *e);
 /* Ranges: the error names the field, its value, and the range. */
 int sampling_check(const struct sampling *s, int vocab_size, struct err *e);
 

@@ -60,32 +60,8 @@ static int read_template(struct hosted *h, struct err *e)
 /* What a request gets that says nothing: the model's generation_config, else sampling_defaults. */
 static int read_sampling(struct hosted *h, struct err *e)
 {
-    static const struct { const char *name; int is_int; size_t at; } numbers[] = {
-        { "temperature", 0, offsetof(struct sampling, temperature) }, { "top_k", 1, offsetof(struct sampling, top_k) },
-        { "top_p", 0, offsetof(struct sampling, top_p) }, { "min_p", 0, offsetof(struct sampling, min_p) },
-        { "typical_p", 0, offsetof(struct sampling, typical_p) }, { "repetition_penalty", 0, offsetof(struct sampling, repetition_penalty) },
-    };
-    const json_t *config = js_get(h->m.json, "generation_config");
-    int sample = 1;
     h->sampling = sampling_defaults();
-    if (!json_is_object(config))
-        return 0;
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
-        double v;
-        if (!js_get(config, numbers[i].name))
-            continue;
-        if (js_real(config, numbers[i].name, &v, e) != 0)
-            return err_prefix(e, "generation_config");
-        if (numbers[i].is_int)
-            *(int *)((char *)&h->sampling + numbers[i].at) = v >= 0 && v <= INT32_MAX ? (int)v : -1;
-        else
-            *(float *)((char *)&h->sampling + numbers[i].at) = (float)v;
-    }
-    if (js_bool_or(config, "do_sample", 1, &sample, e) != 0)
-        return err_prefix(e, "generation_config");
-    if (!sample)
-        h->sampling.temperature = 0;
-    return sampling_check(&h->sampling, h->m.model->config.vocab_size, e) == 0 ? 0 : err_prefix(e, "generation_config");
+    return sampling_config(&h->sampling, js_get(h->m.json, "generation_config"), e) == 0 && sampling_check(&h->sampling, h->m.model->config.vocab_size, e) == 0 ? 0 : err_prefix(e, "generation_config");
 }
 
 static void open_model(struct hosted *h)
