@@ -711,7 +711,7 @@ struct grammar *grammar_compile_gbnf(const struct grammar_vocab *v, const char *
     if (rc == 0)
         rc = lower_all(g, &root, e);
     if (rc == 0)
-        rc = (root = grammar_after_thought(g, root, e)) == EXPR_NONE ? -1 : grammar_finish(g, root, e);
+        rc = grammar_after_thought(g, &root, e) != 0 ? -1 : grammar_finish(g, root, e);
     if (rc == 0)
         return g;
     grammar_close(g);

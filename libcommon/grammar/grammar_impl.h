@@ -65,8 +65,8 @@ int32_t grammar_rule(struct grammar *g);
 uint32_t grammar_term(struct grammar *g, uint32_t regular);
 /* Run the regular expression a little, to learn at once whether its states have too many alternatives. */
 int grammar_probe(struct grammar *g, uint32_t regular, struct err *e);
-/* root after the reasoning that options.thinker asks for. */
-uint32_t grammar_after_thought(struct grammar *g, uint32_t root, struct err *e);
+/* *root comes after the reasoning that options.thinker asks for. */
+int grammar_after_thought(struct grammar *g, uint32_t *root, struct err *e);
 /* The grammar is complete: rules that end in no text, left recursion.  -1 closes nothing. */
 int grammar_finish(struct grammar *g, uint32_t root, struct err *e);
 /* 0, or -1 when compiling took too much. */

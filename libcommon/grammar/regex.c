@@ -610,7 +610,12 @@ struct grammar *grammar_compile_regex(const struct grammar_vocab *v, const char 
     if (!g)
         return NULL;
     uint32_t r = regex_compile(g, text, size, 0, 0, NULL, NULL, e);
-    if (r == EXPR_NONE || grammar_probe(g, r, e) != 0 || (r = grammar_after_thought(g, grammar_term(g, r), e)) == EXPR_NONE || grammar_finish(g, r, e) != 0) {
+    int rc = r == EXPR_NONE || grammar_probe(g, r, e) != 0 ? -1 : 0;
+    if (rc == 0) {
+        r = grammar_term(g, r);
+        rc = grammar_after_thought(g, &r, e) != 0 ? -1 : grammar_finish(g, r, e);
+    }
+    if (rc != 0) {
         grammar_close(g);
         return NULL;
     }

@@ -843,7 +843,7 @@ static struct grammar *finish(struct schema *s, struct grammar *g, struct err *e
     int rc = s->failed ? -1 : grammar_check_work(g, e);
     if (rc == 0 && r == EXPR_NONE)
         rc = err_set(e, ERR_FORMAT, "schema: /: nothing can satisfy it");
-    if (rc == 0 && (r = grammar_after_thought(g, r, e)) == EXPR_NONE)
+    if (rc == 0 && grammar_after_thought(g, &r, e) != 0)
         rc = -1;
     else if (rc == 0 && (rc = grammar_finish(g, r, e)) != 0)
         err_prefix(e, "schema: /");

@@ -431,13 +431,156 @@ static int negate_property(struct schema *s, json_t *to, const char *name, json_
     return 0;
 }
 
+static int is_one_of(const char *key, const char *const *names)
+{
+    while (*names && strcmp(key, *names) != 0)
+        names++;
+    return *names != NULL;
+}
+
+static int negate_type(struct schema *s, json_t *to, const json_t *schema)
+{
+    static const char *const names[] = { "null", "boolean", NULL, NULL, "string", "array", "object" };
+    unsigned types = schema_types(s, schema);
+    json_t *others = json_array();
+    for (int k = 0; k < 7; k++)
+        if (!(types >> k & 1) && names[k])
+            json_array_append_new(others, json_string(names[k]));
+    if (!(types & TYPE_INTEGER))
+        json_array_append_new(others, json_string(types & TYPE_FRACTION ? "integer" : "number"));
+    else if (!(types & TYPE_FRACTION))
+        add(to, json_pack("{s:s, s:b}", "type", "number", ONLY_FRACTION, 1));
+    if (json_array_size(others))
+        add(to, json_pack("{s:o}", "type", others));
+    else
+        json_decref(others);
+    return s->failed ? -1 : 0;
+}
+
+/* A keyword whose opposite is another one with the same number, or the next. 1: it is none of them. */
+static int negate_bound(json_t *to, const json_t *schema, const char *key, json_t *v)
+{
+    static const struct { const char *key, *type, *opposite; int by; const char *draft4; } bounds[] = {
+        { "minimum", "number", "exclusiveMaximum", 0, "exclusiveMinimum" }, { "maximum", "number", "exclusiveMinimum", 0, "exclusiveMaximum" },
+        { "exclusiveMinimum", "number", "maximum", 0, NULL }, { "exclusiveMaximum", "number", "minimum", 0, NULL },
+        { "minLength", "string", "maxLength", -1, NULL }, { "maxLength", "string", "minLength", 1, NULL }, { "minItems", "array", "maxItems", -1, NULL },
+        { "maxItems", "array", "minItems", 1, NULL }, { "minProperties", "object", "maxProperties", -1, NULL }, { "maxProperties", "object", "minProperties", 1, NULL },
+    };
+    size_t i = 0;
+    while (i < sizeof bounds / sizeof *bounds && strcmp(key, bounds[i].key) != 0)
+        i++;
+    if (i == sizeof bounds / sizeof *bounds || (bounds[i].draft4 && json_is_true(json_object_get(schema, bounds[i].draft4))) || (!bounds[i].by && *key == 'e' && !json_is_number(v)))
+        return 1;
+    if (!bounds[i].by)
+        add(to, json_pack("{s:s, s:O}", "type", bounds[i].type, bounds[i].opposite, v));
+    else if (bounds[i].by > 0 || json_number_value(v) >= 1)
+        add(to, json_pack("{s:s, s:f}", "type", bounds[i].type, bounds[i].opposite, json_number_value(v) + bounds[i].by));
+    return 0;
+}
+
+/* The alternatives of another schema are some of ours, too. */
+static int extend_by(struct schema *s, json_t *to, json_t *other, int depth)
+{
+    json_t *alternatives = other ? negated(s, other, depth + 1) : NULL;
+    int rc = alternatives ? 0 : -1;
+    json_array_extend(to, alternatives);
+    json_decref(alternatives);
+    return rc;
+}
+
+/* {"type": "array", KEY: any of what is not v} */
+static int negate_elements(struct schema *s, json_t *to, const char *opposite, json_t *v, int depth)
+{
+    json_t *alternatives = negated(s, v, depth + 1);
+    if (alternatives)
+        add(to, json_pack("{s:s, s:{s:o}}", "type", "array", opposite, "anyOf", alternatives));
+    return alternatives ? 0 : -1;
+}
+
+static int negate_any_of(struct schema *s, json_t *to, json_t *list, int depth)
+{
+    json_t *all = json_array(), *x;
+    size_t i;
+    json_array_foreach(list, i, x) {
+        json_t *alternatives = negated(s, x, depth + 1);
+        if (!alternatives) {
+            json_decref(all);
+            return -1;
+        }
+        json_array_append_new(all, json_pack("{s:o}", "anyOf", alternatives));
+    }
+    add(to, json_pack("{s:o}", "allOf", all));
+    return 0;
+}
+
+/* Keywords that hold schemas. 1: it is none of them, or one in a form whose opposite is no schema. */
+static int negate_nested(struct schema *s, json_t *to, json_t *schema, const char *key, json_t *v, int depth)
+{
+    const char *name;
+    json_t *x;
+    size_t i;
+    int rc = 0;
+    if (!strcmp(key, "properties")) {
+        json_object_foreach(v, name, x)
+            if (rc == 0)
+                rc = negate_property(s, to, name, x, depth);
+    } else if (!strcmp(key, "items") && (json_is_object(v) || json_is_false(v)) && !json_object_get(schema, "prefixItems")) {
+        rc = negate_elements(s, to, "contains", v, depth);
+    } else if (!strcmp(key, "contains") && !json_object_get(schema, "minContains") && !json_object_get(schema, "maxContains")) {
+        rc = negate_elements(s, to, "items", v, depth);
+    } else if (!strcmp(key, "allOf")) {
+        json_array_foreach(v, i, x)
+            if (rc == 0)
+                rc = extend_by(s, to, x, depth);
+    } else if (!strcmp(key, "anyOf")) {
+        rc = negate_any_of(s, to, v, depth);
+    } else if (!strcmp(key, "not")) {
+        add(to, json_pack("{s:[O]}", "allOf", v));
+    } else if (!strcmp(key, "$ref") && json_is_string(v)) {
+        rc = extend_by(s, to, schema_resolve(s, schema, json_string_value(v)), depth);
+    } else {
+        rc = 1;
+    }
+    return rc;
+}
+
+/* Keywords that hold values. 1: it is none of them. */
+static int negate_plain(struct schema *s, json_t *to, const json_t *schema, const char *key, json_t *v)
+{
+    json_t *x;
+    size_t i;
+    if (!strcmp(key, "type"))
+        return negate_type(s, to, schema);
+    if (!strcmp(key, "const"))
+        add(to, json_pack("{s:[O]}", NOT_VALUES, v));
+    else if (!strcmp(key, "enum"))
+        add(to, json_pack("{s:O}", NOT_VALUES, v));
+    else if (!strcmp(key, NOT_VALUES))
+        add(to, json_pack("{s:O}", "enum", v));
+    else if (!strcmp(key, "pattern"))
+        add(to, json_pack("{s:s, s:[O]}", "type", "string", NOT_PATTERN, v));
+    else if (!strcmp(key, NOT_PATTERN)) {
+        json_array_foreach(v, i, x)
+            add(to, json_pack("{s:s, s:O}", "type", "string", "pattern", x));
+    } else if (!strcmp(key, "required")) {
+        json_array_foreach(v, i, x)
+            if (json_is_string(x))
+                add(to, json_pack("{s:s, s:{s:b}}", "type", "object", "properties", json_string_value(x), 0));
+    } else {
+        return negate_bound(to, schema, key, v);
+    }
+    return 0;
+}
+
 static json_t *negated(struct schema *s, json_t *schema, int depth)
 {
-    static const char *const said[] = { "$schema", "$id", "$anchor", "$comment", "$defs", "definitions", "title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly",
-                                        "then", "else", "minContains", "maxContains", "contentMediaType", "contentEncoding", "contentSchema", "nullable", MADE };
-    json_t *to = json_array(), *v, *x;
-    const char *key, *name;
-    size_t i;
+    static const char *const silent[] = { "$schema", "$id", "$anchor", "$comment", "$defs", "definitions", "title", "description", "default", "examples", "deprecated", "readOnly",
+                                          "writeOnly", "then", "else", "minContains", "maxContains", "contentMediaType", "contentEncoding", "contentSchema", "nullable", MADE, NULL };
+    static const char *const hard[] = { "multipleOf", "format", "oneOf", "if", "additionalProperties", "patternProperties", "propertyNames", "dependentRequired", "dependentSchemas",
+                                        "dependencies", "items", "prefixItems", "contains", "uniqueItems", "unevaluatedProperties", "unevaluatedItems", "additionalItems", "$dynamicRef",
+                                        "exclusiveMinimum", "exclusiveMaximum", "minimum", "maximum", NULL };
+    json_t *to = json_array(), *v;
+    const char *key;
     if (json_is_boolean(schema)) {
         if (json_is_false(schema))
             add(to, json_object());
@@ -448,111 +591,18 @@ static json_t *negated(struct schema *s, json_t *schema, int depth)
         goto fail;
     }
     json_object_foreach(schema, key, v) {
-        int known = 0;
-        for (i = 0; i < sizeof said / sizeof *said; i++)
-            known |= !strcmp(key, said[i]);
-        if (known)
+        if (is_one_of(key, silent) || (!strcmp(key, "additionalProperties") && json_is_true(v)) ||
+            (!strcmp(key, "format") && !schema_format(json_string_value(v) ? json_string_value(v) : "")))
             continue;
-        double number = json_number_value(v);
-        if (!strcmp(key, "type")) {
-            unsigned types = schema_types(s, schema);
-            static const char *const names[] = { "null", "boolean", NULL, NULL, "string", "array", "object" };
-            if (s->failed)
-                goto fail;
-            json_t *others = json_array();
-            for (int k = 0; k < 7; k++)
-                if (!(types >> k & 1) && names[k])
-                    json_array_append_new(others, json_string(names[k]));
-            if (!(types & TYPE_INTEGER))
-                json_array_append_new(others, json_string(types & TYPE_FRACTION ? "integer" : "number"));
-            else if (!(types & TYPE_FRACTION))
-                add(to, json_pack("{s:s, s:b}", "type", "number", ONLY_FRACTION, 1));
-            if (json_array_size(others))
-                add(to, json_pack("{s:o}", "type", others));
-            else
-                json_decref(others);
-        } else if (!strcmp(key, "const") || !strcmp(key, "enum")) {
-            json_t *values = *key == 'c' ? json_pack("[O]", v) : json_incref(v);
-            add(to, json_pack("{s:o}", NOT_VALUES, values));
-        } else if (!strcmp(key, NOT_VALUES)) {
-            add(to, json_pack("{s:O}", "enum", v));
-        } else if (!strcmp(key, "required")) {
-            json_array_foreach(v, i, x)
-                if (json_is_string(x))
-                    add(to, json_pack("{s:s, s:{s:b}}", "type", "object", "properties", json_string_value(x), 0));
-        } else if (!strcmp(key, "properties")) {
-            json_object_foreach(v, name, x)
-                if (negate_property(s, to, name, x, depth) != 0)
-                    goto fail;
-        } else if (!strcmp(key, "minimum") && !json_is_true(json_object_get(schema, "exclusiveMinimum"))) {
-            add(to, json_pack("{s:s, s:O}", "type", "number", "exclusiveMaximum", v));
-        } else if (!strcmp(key, "maximum") && !json_is_true(json_object_get(schema, "exclusiveMaximum"))) {
-            add(to, json_pack("{s:s, s:O}", "type", "number", "exclusiveMinimum", v));
-        } else if (!strcmp(key, "exclusiveMinimum") && json_is_number(v)) {
-            add(to, json_pack("{s:s, s:O}", "type", "number", "maximum", v));
-        } else if (!strcmp(key, "exclusiveMaximum") && json_is_number(v)) {
-            add(to, json_pack("{s:s, s:O}", "type", "number", "minimum", v));
-        } else if (!strcmp(key, "minLength") || !strcmp(key, "minItems") || !strcmp(key, "minProperties")) {
-            if (number >= 1)
-                add(to, json_pack("{s:s, s:f}", "type", key[3] == 'L' ? "string" : key[3] == 'I' ? "array" : "object", key[3] == 'L' ? "maxLength" : key[3] == 'I' ? "maxItems" : "maxProperties",
-                                  number - 1));
-        } else if (!strcmp(key, "maxLength") || !strcmp(key, "maxItems") || !strcmp(key, "maxProperties")) {
-            add(to, json_pack("{s:s, s:f}", "type", key[3] == 'L' ? "string" : key[3] == 'I' ? "array" : "object", key[3] == 'L' ? "minLength" : key[3] == 'I' ? "minItems" : "minProperties",
-                              number + 1));
-        } else if (!strcmp(key, "pattern")) {
-            add(to, json_pack("{s:s, s:[O]}", "type", "string", NOT_PATTERN, v));
-        } else if (!strcmp(key, NOT_PATTERN)) {
-            json_array_foreach(v, i, x)
-                add(to, json_pack("{s:s, s:O}", "type", "string", "pattern", x));
-        } else if (!strcmp(key, "items") && (json_is_object(v) || json_is_false(v)) && !json_object_get(schema, "prefixItems")) {
-            json_t *alternatives = negated(s, v, depth + 1);
-            if (!alternatives)
-                goto fail;
-            add(to, json_pack("{s:s, s:{s:o}}", "type", "array", "contains", "anyOf", alternatives));
-        } else if (!strcmp(key, "contains") && !json_object_get(schema, "minContains") && !json_object_get(schema, "maxContains")) {
-            json_t *alternatives = negated(s, v, depth + 1);
-            if (!alternatives)
-                goto fail;
-            add(to, json_pack("{s:s, s:{s:o}}", "type", "array", "items", "anyOf", alternatives));
-        } else if (!strcmp(key, "allOf")) {
-            json_array_foreach(v, i, x) {
-                json_t *alternatives = negated(s, x, depth + 1);
-                if (!alternatives)
-                    goto fail;
-                json_array_extend(to, alternatives);
-                json_decref(alternatives);
-            }
-        } else if (!strcmp(key, "anyOf")) {
-            json_t *all = json_array();
-            json_array_foreach(v, i, x) {
-                json_t *alternatives = negated(s, x, depth + 1);
-                if (!alternatives) {
-                    json_decref(all);
-                    goto fail;
-                }
-                json_array_append_new(all, json_pack("{s:o}", "anyOf", alternatives));
-            }
-            add(to, json_pack("{s:o}", "allOf", all));
-        } else if (!strcmp(key, "not")) {
-            add(to, json_pack("{s:[O]}", "allOf", v));
-        } else if (!strcmp(key, "$ref") && json_is_string(v)) {
-            json_t *target = schema_resolve(s, schema, json_string_value(v)), *alternatives = target ? negated(s, target, depth + 1) : NULL;
-            if (!alternatives)
-                goto fail;
-            json_array_extend(to, alternatives);
-            json_decref(alternatives);
-        } else if (!strcmp(key, "additionalProperties") && json_is_true(v)) {
-            continue;
-        } else if (!strcmp(key, "format") && !schema_format(json_string_value(v) ? json_string_value(v) : "")) {
-            continue;
-        } else if (!strcmp(key, "multipleOf") || !strcmp(key, "format") || !strcmp(key, "oneOf") || !strcmp(key, "if") || !strcmp(key, "additionalProperties") || !strcmp(key, "patternProperties") ||
-                   !strcmp(key, "propertyNames") || !strcmp(key, "dependentRequired") || !strcmp(key, "dependentSchemas") || !strcmp(key, "dependencies") || !strcmp(key, "items") ||
-                   !strcmp(key, "prefixItems") || !strcmp(key, "contains") || !strcmp(key, "uniqueItems") || !strcmp(key, "unevaluatedProperties") || !strcmp(key, "unevaluatedItems") ||
-                   !strcmp(key, "additionalItems") || !strcmp(key, "$dynamicRef") || !strcmp(key, "exclusiveMinimum") || !strcmp(key, "exclusiveMaximum") || !strcmp(key, "minimum") ||
-                   !strcmp(key, "maximum")) {
+        int rc = negate_plain(s, to, schema, key, v);
+        if (rc == 1)
+            rc = negate_nested(s, to, schema, key, v, depth);
+        if (rc == 1 && is_one_of(key, hard)) {
             schema_refuse(s, schema, key, "its opposite (of not, if or overlapping oneOf) cannot be enforced");
-            goto fail;
+            rc = -1;
         }
+        if (rc < 0)
+            goto fail;
     }
     return to;
 fail:

@@ -282,17 +282,17 @@ static uint32_t thought(struct maker *k)
     return expr_any_of(x, (uint32_t[]){ EXPR_EPSILON, expr_seq(x, literal(k, open), rest) }, 2);
 }
 
-uint32_t grammar_after_thought(struct grammar *g, uint32_t root, struct err *e)
+int grammar_after_thought(struct grammar *g, uint32_t *root, struct err *e)
 {
     static const struct range every[] = { { 0, 0x10FFFF } };
     struct maker k = { .g = g, .x = &g->x, .f = g->options.thinker, .thinking = g->options.thinking, .e = e };
     if (!k.f)
-        return root;
+        return 0;
     k.character = expr_chars(k.x, every, 1);
     if (!strcmp(k.f->name, "gpt-oss"))
-        root = expr_seq(k.x, literal(&k, "<|channel|>final<|message|>"), root);
-    root = expr_seq(k.x, thought(&k), root);
-    return k.failed ? (uint32_t)EXPR_NONE : root;
+        *root = expr_seq(k.x, literal(&k, "<|channel|>final<|message|>"), *root);
+    *root = expr_seq(k.x, thought(&k), *root);
+    return k.failed ? -1 : 0;
 }
 
 /* The answer without calls that options.content asks for. */
