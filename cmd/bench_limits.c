@@ -34,7 +34,7 @@ int share_init(struct share *s, const struct model *m, const struct run_options 
             count_linear(s, all[k], r, 0);
     }
     count_linear(s, &m->head, r, 1);
-    s->kv_bytes = 2.0 * c->n_layers * c->n_kv_heads * (double)kv_block_bytes(r->kv, c->head_dim) / KV_BLOCK;
+    s->kv_bytes = (double)config_kv_bytes(c, r->kv) / KV_BLOCK;
     const struct limits_options o = { .n_threads = n_threads, .what = LIMIT_READ | LIMIT_INT8 | (s->f32_op > 0 ? LIMIT_F32 : 0), .only_all = 1 };
     return limits_measure(&s->l, &o, e);
 }

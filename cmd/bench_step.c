@@ -214,7 +214,7 @@ int bench_kv(const struct bench_options *o, const char *model)
         for (int i = 0; i < n; i++) {
             const int k = i % N_KV, context = s[i].context;
             run.kv = kv_types[k].type;
-            share.kv_bytes = 2.0 * m.model->config.n_layers * m.model->config.n_kv_heads * (double)kv_block_bytes(run.kv, m.model->config.head_dim) / KV_BLOCK;
+            share.kv_bytes = (double)config_kv_bytes(&m.model->config, run.kv) / KV_BLOCK;
             const double t = rows[i].median, bytes = share.kv_bytes * (context + 1), speedup = rows[i - k].median / t, of = share_decode(&share, t, context + 1);
             char text[CLI_BYTES];
             if (!o->json)

@@ -86,7 +86,7 @@ static void place(struct assembly *a, const struct zfile_tensor *t, float *row)
         }
         int64_t r = row_map_source(&t->map, i);
         for (int64_t k = 0; k < t->m.cols; k++) {
-            int64_t at = t->map.transposed ? k * a->cols + r : r * a->cols + k;
+            int64_t at = t->map.transposed ? (row_map_first(&t->map, i) + k) * a->cols + r : r * a->cols + k;
             a->filled += !a->seen[at];
             a->seen[at] = 1;
             a->out[at] = row[k];

@@ -198,7 +198,7 @@ static void add_to(json_t *table, const char *key, const json_t *tensor)
 
 static uint64_t kv_bytes(const struct config *c, enum kv_type type)
 {
-    return 2 * (uint64_t)c->n_layers * (uint64_t)c->n_kv_heads * kv_block_bytes(type, c->head_dim) / KV_BLOCK;
+    return config_kv_bytes(c, type) / KV_BLOCK;
 }
 
 static uint64_t file_bytes(const struct info *i)
@@ -241,17 +241,30 @@ static json_t *memory(const struct info *i, const json_t *tensors)
 /* Parameters of the architecture when there are no weights to count. */
 static int64_t parameters_of_config(const struct config *c)
 {
-    static const int roles[] = { ROLE_Q, ROLE_K, ROLE_V, ROLE_O, ROLE_GATE, ROLE_UP, ROLE_DOWN };
-    int64_t rows, cols, layer = 0, n;
-    for (size_t r = 0; r < sizeof roles / sizeof *roles; r++) {
-        if (roles[r] == ROLE_GATE && !c->gated)
-            continue;
-        config_linear_shape(c, roles[r], &rows, &cols);
-        layer += rows * cols;
+    int64_t n = (int64_t)c->vocab_size * c->embed_size * (c->tied ? 1 : 2) + c->hidden_size;
+    for (int i = 0; i < c->n_layers; i++)
+        n += config_layer_parameters(c, i, 0) + 2 * (int64_t)c->hidden_size;
+    return n;
+}
+
+/* What is there besides attention and a dense MLP, and what one token uses. */
+static void add_mixture(const struct config *c, json_t *d)
+{
+    const struct moe *m = &c->moe;
+    int64_t active = (int64_t)c->vocab_size * c->embed_size;
+    int layers = 0;
+    if (!m->n_experts)
+        return;
+    for (int i = 0; i < c->n_layers; i++) {
+        active += config_layer_parameters(c, i, 1);
+        layers += c->ff[i] == FF_MOE;
     }
-    config_linear_shape(c, ROLE_EMBED, &rows, &cols);
-    n = rows * cols * (c->tied ? 1 : 2);
-    return n + c->n_layers * (layer + 2 * (int64_t)c->hidden_size) + c->hidden_size;
+    json_object_set_new(d, "num_experts", json_integer(m->n_experts));
+    json_object_set_new(d, "num_experts_per_tok", json_integer(m->top_k));
+    json_object_set_new(d, "moe_intermediate_size", json_integer(m->intermediate_size));
+    json_object_set_new(d, "shared_expert_size", json_integer(m->shared_size));
+    json_object_set_new(d, "moe_layers", json_integer(layers));
+    json_object_set_new(d, "parameters_per_token", json_integer(active));
 }
 
 static void add_numbers(const struct info *i, json_t *d)
@@ -272,7 +285,8 @@ static void add_numbers(const struct info *i, json_t *d)
         json_object_set(d, "rope_theta", (json_t *)theta);
     json_object_set_new(d, c->norm == NORM_RMS ? "rms_norm_eps" : "layer_norm_eps", json_real((double)c->norm_eps));
     json_object_set_new(d, "tie_word_embeddings", json_boolean(c->tied));
-    json_object_set_new(d, "attention_type", json_string(c->n_kv_heads == c->n_heads ? "mha" : c->n_kv_heads == 1 ? "mqa" : "gqa"));
+    json_object_set_new(d, "attention_type", json_string(config_has_mixer(c, MIXER_MLA) ? "mla" : c->n_kv_heads == c->n_heads ? "mha" : c->n_kv_heads == 1 ? "mqa" : "gqa"));
+    add_mixture(c, d);
     int windows = 0;
     for (int k = 0; k < c->n_layers; k++)
         windows += c->window[k] > 0;

@@ -24,7 +24,7 @@ static uint64_t quarter_of_memory(void)
 /* Bytes of keys and values: as asked, else enough for max_seqs whole sequences, at most a quarter of the machine, at least one sequence. */
 static uint64_t kv_bytes(const struct serve_options *o, const struct config *c, int max_len)
 {
-    uint64_t block = 2 * (uint64_t)c->n_layers * (uint64_t)c->n_kv_heads * kv_block_bytes(o->run.kv, c->head_dim);
+    uint64_t block = config_kv_bytes(c, o->run.kv);
     uint64_t one = block * (uint64_t)((max_len + KV_BLOCK - 1) / KV_BLOCK), all = one * (uint64_t)o->max_seqs, most = quarter_of_memory();
     if (o->kv_bytes)
         return o->kv_bytes;

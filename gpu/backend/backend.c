@@ -259,6 +259,10 @@ static void *backend_open(const struct model *m, const struct backend_options *o
         err_set(e, ERR_SHAPE, "%s: %d KV blocks, %d tokens, %d logits: expected at least 1, 1, and no more logits than tokens", gpu_kind, o->n_blocks, o->max_tokens, o->max_logits);
         return NULL;
     }
+    if (config_beyond_dense(c)) {
+        err_set(e, ERR_UNSUPPORTED, "%s: %s (%s) runs on the CPU only", gpu_kind, c->arch, config_beyond_dense(c));
+        return NULL;
+    }
     if (c->head_dim % 8 || c->head_dim > GPU_ATTN_MAX_DIM) {
         err_set(e, ERR_UNSUPPORTED, "%s: heads of %d elements, expected a multiple of 8 up to %d", gpu_kind, c->head_dim, GPU_ATTN_MAX_DIM);
         return NULL;

@@ -50,13 +50,29 @@ struct weight_place weight_place(struct model *m, const struct weight_spec *w)
         { "down_proj", offsetof(struct layer, down), 0 }, { "attn_norm", offsetof(struct layer, attn_norm), 1 },
         { "attn_post_norm", offsetof(struct layer, attn_post_norm), 1 }, { "mlp_norm", offsetof(struct layer, mlp_norm), 1 },
         { "mlp_post_norm", offsetof(struct layer, mlp_post_norm), 1 }, { "q_norm", offsetof(struct layer, q_norm), 1 }, { "k_norm", offsetof(struct layer, k_norm), 1 },
+        { "q_a_proj", offsetof(struct layer, q_a), 0 }, { "kv_a_proj", offsetof(struct layer, kv_a), 0 }, { "k_b_proj", offsetof(struct layer, k_b), 0 },
+        { "v_b_proj", offsetof(struct layer, v_b), 0 }, { "q_a_norm", offsetof(struct layer, q_a_norm), 1 }, { "kv_norm", offsetof(struct layer, kv_norm), 1 },
+        { "router", offsetof(struct layer, router), 0 }, { "shared_router", offsetof(struct layer, shared_router), 0 },
+    };
+    static const struct { const char *name; size_t at; } expert_parts[] = {
+        { "gate_proj", offsetof(struct expert, gate) }, { "up_proj", offsetof(struct expert, up) }, { "down_proj", offsetof(struct expert, down) },
     };
     const char *name = w->layer < 0 ? w->name : strchr(w->name + strlen("layers."), '.') + 1;
-    const size_t n = (size_t)(strchr(name, '.') - name);
+    if (w->expert >= 0)
+        name = strchr(name + strlen("experts."), '.') + 1;
+    const size_t n = (size_t)(strchrnul(name, '.') - name);
     struct weight_place p = { 0 };
-    for (size_t i = 0; w->layer >= 0 && i < sizeof parts / sizeof *parts; i++)
+    struct layer *l = w->layer < 0 ? NULL : &m->layers[w->layer];
+    if (strcmp(name, "sinks") == 0 && l)
+        p.plain = &l->sinks;
+    else if (strcmp(name, "router.correction") == 0 && l)
+        p.plain = &l->correction;
+    for (size_t i = 0; w->expert >= 0 && i < 3; i++)
+        if (strlen(expert_parts[i].name) == n && memcmp(name, expert_parts[i].name, n) == 0)
+            p.linear = (struct linear *)((char *)&l->experts[w->expert] + expert_parts[i].at);
+    for (size_t i = 0; l && w->expert < 0 && !p.plain && i < sizeof parts / sizeof *parts; i++)
         if (strlen(parts[i].name) == n && memcmp(name, parts[i].name, n) == 0) {
-            char *at = (char *)&m->layers[w->layer] + parts[i].at;
+            char *at = (char *)l + parts[i].at;
             if (parts[i].is_norm)
                 p.norm = (struct norm *)at;
             else
@@ -156,6 +172,10 @@ struct model *model_assemble(const struct source *s, enum qtype type, struct err
     if (source_weights(&m->config, s, &specs, &n, e) < 0)
         goto fail;
     model_norms(m);
+    if (model_experts(m, e) < 0) {
+        free(specs);
+        goto fail;
+    }
     int rc = read_weights(m, s, specs, n, type, e);
     free(specs);
     if (rc < 0)

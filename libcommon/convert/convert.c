@@ -252,7 +252,7 @@ static int begin_tensor(struct zwriter *w, const struct plan *p, struct err *e)
 {
     const struct weight_spec *s = p->spec;
     const struct source_tensor *t = p->source;
-    struct zfile_tensor z = { .name = s->name, .source_name = t->name, .map = s->map, .tiled = p->make != MAKE_VECTOR, .m = p->m };
+    struct zfile_tensor z = { .name = s->name, .source_name = t->name, .map = s->map, .tiled = p->make != MAKE_VECTOR, .page = s->first_of_expert, .m = p->m };
     z.n_dims = s->is_vector && s->rows == 1 ? 1 : 2;
     z.dim[0] = z.n_dims == 1 ? s->cols : s->rows;
     z.dim[1] = z.n_dims == 1 ? 0 : s->cols;
@@ -311,6 +311,8 @@ done:
 
 static int wants_calibration(const struct job *j)
 {
+    if (config_has_ff(&j->config, FF_MOE) || config_has_mixer(&j->config, MIXER_MLA))
+        return 0;
     if (j->o->synthetic || (j->o->effort == CONVERT_FAST && j->report->type.kind != CONVERT_MIXED))
         return 0;
     for (int i = 0; i < j->n_plans; i++)

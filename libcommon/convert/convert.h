@@ -35,8 +35,8 @@ struct convert_type { enum convert_kind kind; enum qtype qtype; };
 int convert_parse_type(struct convert_type *t, const char *name, struct err *e);
 
 enum convert_effort { CONVERT_FAST, CONVERT_GOOD, CONVERT_BEST };
-enum convert_part { PART_ATTENTION, PART_MLP, PART_EMBEDDINGS, PART_LM_HEAD, N_PARTS };
-/* "attention" "mlp" "embeddings" "lm_head" (and "dense_mlp" for mlp); -1: none. */
+enum convert_part { PART_ATTENTION, PART_MLP, PART_EMBEDDINGS, PART_LM_HEAD, PART_EXPERTS, N_PARTS };
+/* "attention" "mlp" (dense and shared ones; also "dense_mlp") "embeddings" "lm_head" "experts"; -1: none. */
 int convert_part_find(const char *name, size_t size);
 const char *convert_part_name(enum convert_part part);
 

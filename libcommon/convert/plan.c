@@ -35,7 +35,7 @@ const char *plan_type_name(struct convert_type t)
     return "?";
 }
 
-static const char *const part_names[N_PARTS] = { "attention", "mlp", "embeddings", "lm_head" };
+static const char *const part_names[N_PARTS] = { "attention", "mlp", "embeddings", "lm_head", "experts" };
 
 int convert_part_find(const char *name, size_t size)
 {
@@ -50,8 +50,9 @@ const char *convert_part_name(enum convert_part part) { return part_names[part];
 enum convert_part plan_part(const struct weight_spec *s)
 {
     switch (s->role) {
-    case ROLE_Q: case ROLE_K: case ROLE_V: case ROLE_O: return PART_ATTENTION;
+    case ROLE_Q: case ROLE_K: case ROLE_V: case ROLE_O: case ROLE_Q_A: case ROLE_KV_A: case ROLE_K_B: case ROLE_V_B: return PART_ATTENTION;
     case ROLE_GATE: case ROLE_UP: case ROLE_DOWN:       return PART_MLP;
+    case ROLE_EXPERT_GATE: case ROLE_EXPERT_UP: case ROLE_EXPERT_DOWN: return PART_EXPERTS;
     case ROLE_HEAD:                                     return PART_LM_HEAD;
     default:                                            return PART_EMBEDDINGS;
     }
@@ -138,6 +139,8 @@ static int matches(const struct convert_options *o, const struct plan *p)
     return 0;
 }
 
+static enum qtype router_type(int source_type) { return source_type == GGML_BF16 ? QT_BF16 : source_type == GGML_F16 ? QT_F16 : QT_F32; }
+
 static int set_type(struct job *j, struct plan *p, struct convert_type type, struct err *e)
 {
     if (type.kind == CONVERT_KEEP)
@@ -162,6 +165,11 @@ static int plan_tensor(struct job *j, struct plan *p, struct convert_type type, 
     }
     if (part == PART_EMBEDDINGS && j->config.tied && p->spec->role == ROLE_EMBED && o->part[PART_LM_HEAD].set && !o->part[PART_EMBEDDINGS].set)
         part = PART_LM_HEAD;                /* one matrix is both */
+    if (p->spec->role == ROLE_ROUTER || p->spec->role == ROLE_SHARED_ROUTER) {     /* small, and an error here sends tokens elsewhere */
+        p->fixed = 1;
+        p->make = MAKE_FLOAT;
+        return mat_init(&p->m, router_type(p->source->type), 32, 0, p->spec->rows, p->spec->cols, e);
+    }
     if (matches(o, p)) {
         p->fixed = 1;
         return set_keep(p, e);
@@ -170,7 +178,8 @@ static int plan_tensor(struct job *j, struct plan *p, struct convert_type type, 
         p->fixed = o->part[part].type.kind != CONVERT_MIXED;
         return set_type(j, p, o->part[part].type, e);
     }
-    int ends = part == PART_EMBEDDINGS || part == PART_LM_HEAD, group;
+    const int compressed = p->spec->role == ROLE_K_B || p->spec->role == ROLE_V_B;      /* read by every head of every token: 8 bits */
+    int ends = part == PART_EMBEDDINGS || part == PART_LM_HEAD || compressed, group;
     if (ends && type.kind == CONVERT_TYPE && qtype_info(type.qtype)->bits < 8)      /* 8 bits, or the source's own grid where a type holds it */
         return !is_float(p->source->type) && ggml_exact_type(p->source->type, &group) >= 0 ? set_keep(p, e) : plan_set(p, QT_I8, 0, e);
     return set_type(j, p, type, e);

@@ -4,14 +4,7 @@
 
 #include "libcommon/convert/big.h"
 
-int64_t row_map_at(const struct row_map *m, int64_t i)
-{
-    if (m->pairs > 0) {
-        int64_t half = m->pairs / 2, head = i / m->pairs, r = i % m->pairs;
-        i = head * m->pairs + 2 * (r % half) + r / half;
-    }
-    return m->run > 0 ? m->offset + i / m->run * m->stride + i % m->run : i;
-}
+int64_t row_map_at(const struct row_map *m, int64_t i) { return row_map_source(m, i); }
 
 static int64_t n_elements(const struct source_tensor *t)
 {
@@ -21,24 +14,46 @@ static int64_t n_elements(const struct source_tensor *t)
     return n;
 }
 
+static int wrong_shape(const struct rows *r, const struct source *s, const struct source_tensor *t, int64_t height, int64_t width, struct err *e)
+{
+    return err_set(e, ERR_SHAPE, "%s: tensor %s: holds %" PRId64 " x %" PRId64 ", %" PRId64 " x %" PRId64 " are asked for", s->path, t->name, height, width, r->n, r->cols);
+}
+
+/* Rows [first, end) of the source stay decoded. */
+static int read_whole(struct rows *r, const struct source *s, const struct source_tensor *t, int64_t first, int64_t end, int64_t width, struct err *e)
+{
+    const uint64_t n = (uint64_t)(end - first) * (uint64_t)width;
+    if (n > SIZE_MAX / sizeof *r->whole || !(r->whole = big_alloc((size_t)n * sizeof *r->whole)))
+        return err_nomem(e, t->name);
+    r->whole_first = first;
+    if (source_read(s, t, first, end - first, r->whole, 1, e) == 0)
+        return 0;
+    big_free(r->whole);
+    r->whole = NULL;
+    return -1;
+}
+
+static int open_transposed(struct rows *r, const struct source *s, const struct source_tensor *t, const struct row_map *map, int64_t width, int64_t height, struct err *e)
+{
+    const int64_t last = row_map_at(map, (map->slice ? map->slice : r->n) - 1), end = row_map_first(map, r->n - 1) + r->cols;
+    if (width < 1 || last >= width || end > height)
+        return wrong_shape(r, s, t, height, width, e);
+    return read_whole(r, s, t, map->first, end, width, e);
+}
+
 int rows_open(struct rows *r, const struct source *s, const struct source_tensor *t, const struct row_map *map,
               int64_t rows, int64_t cols, int vector, struct err *e)
 {
     *r = (struct rows){ .source = s, .tensor = t, .map = *map, .n = rows, .cols = cols, .vector = vector };
     int64_t width = t->n_dims ? t->dim[t->n_dims - 1] : 1, n = n_elements(t), height = width ? n / width : 0;
+    if (map->transposed && !vector)
+        return open_transposed(r, s, t, map, width, height, e);
     int64_t last = row_map_at(map, (vector ? cols : rows) - 1);
-    if (width < 1 || (vector ? last >= n : map->transposed ? height != cols || last >= width : width != cols || last >= height))
-        return err_set(e, ERR_SHAPE, "%s: tensor %s: holds %" PRId64 " x %" PRId64 ", %" PRId64 " x %" PRId64 " are asked for",
-                       s->path, t->name, height, width, rows, cols);
-    if (!vector && !map->transposed)
+    if (width < 1 || (vector ? last >= n : width != cols || last >= height))
+        return wrong_shape(r, s, t, height, width, e);
+    if (!vector)
         return 0;
-    if ((uint64_t)n > SIZE_MAX / sizeof *r->whole || !(r->whole = big_alloc((size_t)n * sizeof *r->whole)))
-        return err_nomem(e, t->name);
-    if (source_read(s, t, 0, height, r->whole, 1, e) == 0)
-        return 0;
-    big_free(r->whole);
-    r->whole = NULL;
-    return -1;
+    return read_whole(r, s, t, 0, height, width, e);
 }
 
 int rows_read(const struct rows *r, int64_t row, int64_t n, float *out, struct err *e)
@@ -50,9 +65,11 @@ int rows_read(const struct rows *r, int64_t row, int64_t n, float *out, struct e
     }
     if (r->map.transposed) {
         int64_t width = r->tensor->dim[r->tensor->n_dims - 1];
-        for (int64_t i = 0; i < n; i++)
-            for (int64_t k = 0, from = row_map_at(&r->map, row + i); k < r->cols; k++)
-                out[i * r->cols + k] = r->whole[k * width + from];
+        for (int64_t i = 0; i < n; i++) {
+            const float *from = r->whole + (row_map_first(&r->map, row + i) - r->whole_first) * width + row_map_at(&r->map, row + i);
+            for (int64_t k = 0; k < r->cols; k++)
+                out[i * r->cols + k] = from[k * width];
+        }
         return 0;
     }
     if (r->map.run == 0 && r->map.pairs == 0)

@@ -15,7 +15,8 @@ struct rows {
     struct row_map map;
     int64_t n, cols;            /* of our tensor: n rows, or one row of cols elements that the map picks (vector) */
     int vector;
-    float *whole;               /* owned: the source tensor decoded, where rows cannot be fetched one by one */
+    float *whole;               /* owned: source rows decoded, where ours cannot be fetched one by one */
+    int64_t whole_first;        /* the first of them */
 };
 
 /* The source's row (element of a vector, column of a transposed tensor) that is our row i. */

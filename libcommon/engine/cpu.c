@@ -40,8 +40,8 @@ static int kv_open(struct cpu *b, struct err *e)
 {
     const struct config *c = &b->m->config;
     struct core *k = &b->core;
-    if (__builtin_mul_overflow(k->kv_bytes, (size_t)c->n_layers * 2, &k->kv_stride) || __builtin_mul_overflow(k->kv_stride, (size_t)c->n_kv_heads, &k->kv_stride) ||
-        __builtin_mul_overflow(k->kv_stride, (size_t)b->o.n_blocks, &b->kv_size))
+    k->kv_stride = config_kv_bytes(c, b->o.kv_type);
+    if (__builtin_mul_overflow(k->kv_stride, (size_t)b->o.n_blocks, &b->kv_size))
         return err_set(e, ERR_SHAPE, "a KV cache of %d blocks is too large", b->o.n_blocks);
     void *p = mmap(NULL, b->kv_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED)

@@ -8,7 +8,19 @@
 #include <math.h>
 #include <string.h>
 
-struct attn_job { struct core *k; const struct step *s; const struct layer *l; int index; };
+struct attn_job { struct core *k; const struct step *s; const struct layer *l; int index, latent, group; };     /* latent: rotated and stored already */
+
+enum { LATENT_HEADS = 8 };          /* most heads of a job that reads the latents: each job reads them again, but a long row of heads leaves threads idle */
+
+int attn_groups(const struct config *c)
+{
+    if (!c->mla.kv_rank)
+        return c->n_kv_heads;
+    int n = LATENT_HEADS;
+    while (c->n_heads % n)
+        n--;
+    return c->n_heads / n;
+}
 
 /* One head's row: norm and rotation, in the order of the architecture. */
 static void prepare(const struct attn_job *j, float *x, const struct norm *norm, int head, int token)
@@ -24,7 +36,7 @@ static void prepare(const struct attn_job *j, float *x, const struct norm *norm,
                 const size_t at = (size_t)token * (size_t)(r->dim / 2);
                 k->k->rope(x, k->cos[table] + at, k->sin[table] + at, 1, (size_t)hd, r->dim, r->pairs);
             }
-        } else if (per_head) {
+        } else if (per_head && (table >= 0 || !c->qk_norm_roped)) {
             const size_t at = c->qk_norm == QK_NORM_EACH ? (size_t)head * (size_t)hd : 0;
             const float *w = norm->w ? norm->w + at : NULL, *b = norm->b ? norm->b + at : NULL;
             if (c->qk_norm_kind == NORM_RMS)
@@ -37,7 +49,7 @@ static void prepare(const struct attn_job *j, float *x, const struct norm *norm,
 
 static size_t head_offset(const struct attn_job *j, int head)
 {
-    return ((size_t)j->s->kv_layer * (size_t)j->k->c->n_kv_heads + (size_t)head) * 2 * j->k->kv_bytes;
+    return (size_t)j->s->kv_layer * j->k->kv_layer + (j->latent ? 0 : (size_t)head * 2 * j->k->kv_bytes);
 }
 
 /* Keys and values of tokens [first, first + n) of an item into the cache. */
@@ -65,14 +77,26 @@ static void store_part(void *arg, int i, int thread)
     store(j, c->item, i % n_kv, c->first, c->n);
 }
 
+/* llama4: queries grow with the logarithm of their position (arXiv:2501.19399). */
+static void temper(const struct config *c, float *q, int pos)
+{
+    const float by = log1pf(floorf(((float)pos + 1) / (float)c->temperature_floor)) * c->temperature_scale + 1;
+    for (int d = 0; d < c->head_dim; d++)
+        q[d] *= by;
+}
+
 /* The queries of a chunk and KV head, rotated, in q [n][group] (strides in floats). */
 static void prepare_queries(const struct attn_job *j, const struct chunk *ch, int head, float *q, size_t token_stride)
 {
     const struct config *c = j->k->c;
-    const int group = c->n_heads / c->n_kv_heads, token = j->s->offset[ch->item] + ch->first;
-    for (int t = 0; t < ch->n; t++)
-        for (int g = 0; g < group; g++)
-            prepare(j, q + (size_t)t * token_stride + (size_t)(g * c->head_dim), &j->l->q_norm, head * group + g, token + t);
+    const int token = j->s->offset[ch->item] + ch->first, tempered = c->temperature_scale != 0 && c->rope_of[j->index] < 0;
+    for (int t = 0; t < ch->n && !j->latent; t++)
+        for (int g = 0; g < j->group; g++) {
+            float *row = q + (size_t)t * token_stride + (size_t)(g * c->head_dim);
+            prepare(j, row, &j->l->q_norm, head * j->group + g, token + t);
+            if (tempered)
+                temper(c, row, j->k->pos[token + t]);
+        }
 }
 
 static const struct chunk *chunk_of(const struct attn_job *j, int job)
@@ -96,15 +120,16 @@ static void attend_part(void *arg, int i, int thread)
     const struct config *c = k->c;
     const struct chunk *ch = chunk_of(j, i);
     const struct batch_item *it = &j->s->items[ch->item];
-    const int group = c->n_heads / c->n_kv_heads, head = (i - ch->job) / ch->n_parts, part = (i - ch->job) % ch->n_parts, is_last = part == ch->n_parts - 1;
+    const int group = j->group, head = (i - ch->job) / ch->n_parts, part = (i - ch->job) % ch->n_parts, is_last = part == ch->n_parts - 1;
     const size_t hd = (size_t)c->head_dim, row = (size_t)c->n_heads * hd, offset = head_offset(j, head);
     const size_t at = (size_t)(j->s->offset[ch->item] + ch->first) * row + (size_t)(head * group) * hd;
     struct attn a = {
         .q = k->q + at, .q_token_stride = row, .q_head_stride = hd, .out = k->att + at, .out_token_stride = row, .out_head_stride = hd,
-        .n_tokens = ch->n, .n_q_heads = group, .head_dim = c->head_dim, .pos = it->pos + ch->first, .window = c->window[j->index],
-        .base = k->kv, .table = it->table, .stride = k->kv_stride, .k_offset = offset, .v_offset = offset + k->kv_bytes, .kv_type = k->kv_type,
+        .n_tokens = ch->n, .n_q_heads = group, .head_dim = c->head_dim, .pos = it->pos + ch->first, .window = c->window[j->index], .chunk = c->chunk[j->index],
+        .base = k->kv, .table = it->table, .stride = k->kv_stride, .k_offset = offset, .v_offset = j->latent ? offset : offset + k->kv_bytes, .latent = j->latent ? c->mla.kv_rank : 0,
+        .sinks = j->l->sinks ? j->l->sinks + head * group : NULL, .kv_type = k->kv_type,
         .scale = c->attn_scale, .softcap = c->attn_softcap, .alibi = c->pos == POS_ALIBI ? k->alibi + head * group : NULL };
-    if (j->s->one_chunk_each && is_last)            /* no other part has these positions */
+    if (j->s->one_chunk_each && is_last && !j->latent)            /* no other part has these positions */
         store(j, ch->item, head, ch->first, ch->n);
     if (ch->n_parts == 1) {
         prepare_queries(j, ch, head, k->q + at, row);
@@ -130,16 +155,17 @@ static void attend_part(void *arg, int i, int thread)
 }
 
 /* Which chunks are cut into parts; returns the number of jobs. */
-static int plan_jobs(struct core *k, const struct step *s, int window)
+static int plan_jobs(struct core *k, const struct step *s, int index)
 {
     const struct config *c = k->c;
-    const int group = c->n_heads / c->n_kv_heads, n_threads = pool_size(k->pool), few = n_threads > 1 && s->n_chunks * c->n_kv_heads < MERGES * n_threads;
+    const int window = c->window[index], span = c->chunk[index], groups = k->attn_groups;
+    const int group = c->n_heads / groups, n_threads = pool_size(k->pool), few = n_threads > 1 && s->n_chunks * groups < MERGES * n_threads;
     int n_jobs = 0, n_merges = 0;
     size_t used = 0;
     for (struct chunk *ch = k->chunks; ch < k->chunks + s->n_chunks; ch++) {
-        const int pos = s->items[ch->item].pos + ch->first, first = window && pos - window + 1 > 0 ? pos - window + 1 : 0, last = pos + ch->n - 1;
+        const int pos = s->items[ch->item].pos + ch->first, first = span ? pos / span * span : window && pos - window + 1 > 0 ? pos - window + 1 : 0, last = pos + ch->n - 1;
         const int n_parts = last / ATTN_PART - first / ATTN_PART + 1, rows = ch->n * group;
-        const size_t need = (size_t)(n_parts * c->n_kv_heads) * (size_t)rows * attn_partial(c->head_dim);
+        const size_t need = (size_t)(n_parts * groups) * (size_t)rows * attn_partial(c->head_dim);
         ch->job = n_jobs;
         ch->n_parts = 1;
         /* new tokens that begin a part would be stored by one job and read by another */
@@ -149,10 +175,10 @@ static int plan_jobs(struct core *k, const struct step *s, int window)
             ch->partial = used;
             ch->merge = n_merges;
             used += need;
-            for (int h = 0; h < c->n_kv_heads; h++)
+            for (int h = 0; h < groups; h++)
                 atomic_store_explicit(&k->parts_left[n_merges++], n_parts, memory_order_relaxed);
         }
-        n_jobs += c->n_kv_heads * ch->n_parts;
+        n_jobs += groups * ch->n_parts;
     }
     return n_jobs;
 }
@@ -177,12 +203,26 @@ static void full_norms(void *arg, int t, int thread)
 
 void attn_run(struct core *k, const struct step *s, const struct layer *l, int index)
 {
-    struct attn_job j = { k, s, l, index };
+    struct attn_job j = { .k = k, .s = s, .l = l, .index = index, .group = k->c->n_heads / k->attn_groups };
     if (k->c->qk_norm == QK_NORM_FULL)
         pool_run(k->pool, s->n_tokens, full_norms, &j);
     if (!s->one_chunk_each)
         pool_run(k->pool, s->n_chunks * k->c->n_kv_heads, store_part, &j);
-    pool_run(k->pool, plan_jobs(k, s, k->c->window[index]), attend_part, &j);
+    pool_run(k->pool, plan_jobs(k, s, index), attend_part, &j);
+}
+
+void attn_run_latent(struct core *k, const struct step *s, const struct layer *l, int index)
+{
+    struct attn_job j = { .k = k, .s = s, .l = l, .index = index, .latent = 1, .group = k->c->n_heads / k->attn_groups };
+    for (int item = 0; item < s->n_items; item++) {
+        const struct batch_item *it = &s->items[item];
+        for (int i = 0; i < it->n_tokens; i++) {
+            const int pos = it->pos + i;
+            uint8_t *block = k->kv + (size_t)it->table[pos / KV_BLOCK] * k->kv_stride + head_offset(&j, 0);
+            k->k->kv_store_key(k->kv_type, block, pos % KV_BLOCK, k->key + (size_t)(s->offset[item] + i) * (size_t)k->c->head_dim, k->c->head_dim);
+        }
+    }
+    pool_run(k->pool, plan_jobs(k, s, index), attend_part, &j);
 }
 
 /* ---- positions ---- */
@@ -213,7 +253,7 @@ void core_ropes(struct core *k, const struct step *s)
 void core_step(struct core *k, struct step *s, const struct batch_item *items, int n_items, int *offset)
 {
     *s = (struct step){ .items = items, .n_items = n_items, .offset = offset, .one_chunk_each = 1 };
-    const int long_from = config_long_from(k->c), group = k->c->n_heads / k->c->n_kv_heads, chunk = group < ATTN_ROWS ? ATTN_ROWS / group : 1;
+    const int long_from = config_long_from(k->c), group = k->c->n_heads / k->attn_groups, chunk = group < ATTN_ROWS ? ATTN_ROWS / group : 1;
     for (int i = 0; i < n_items; i++) {
         const struct batch_item *it = &items[i];
         const int is_long = long_from && (it->seq_len ? it->seq_len : it->pos + it->n_tokens) >= long_from;

@@ -13,7 +13,11 @@ enum {
 
 /* Floats of partial results for contexts of n_tokens. */
 size_t attn_partials(const struct config *c, int n_threads, int64_t n_tokens);
+/* Jobs that a run of queries is cut into: the KV heads, or shares of the heads that read the latents. */
+int attn_groups(const struct config *c);
 /* From q, key, value of the core to its att. */
 void attn_run(struct core *k, const struct step *s, const struct layer *l, int index);
+/* From q [n_tokens][n_heads * head_dim] as the latents see it and key [n_tokens][head_dim], latent and rotated key, to att: of every head the first kv_rank. */
+void attn_run_latent(struct core *k, const struct step *s, const struct layer *l, int index);
 
 #endif

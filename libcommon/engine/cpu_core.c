@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "libcommon/engine/cpu_attn.h"
+#include "libcommon/engine/cpu_ops.h"
 #include "libcommon/model/arch.h"
 
 _Static_assert((int)CONFIG_ACT_SILU == ACT_SILU && (int)CONFIG_ACT_GELU == ACT_GELU && (int)CONFIG_ACT_GELU_TANH == ACT_GELU_TANH &&
@@ -24,8 +25,6 @@ enum {
     AHEAD_TOKENS = 16,          /* up to so many tokens, threads that wait fetch what comes next */
     AHEAD_BYTES = 16384,        /* that much; the caller, who has something to do, less */
     AHEAD_CALLER = 2048,
-    SERIAL = 32768,             /* elements up to which a loop over rows is done by the caller: about 10 us, several times what waking the others takes */
-    ROW_JOB = 8,                /* rows of one job beyond that */
     MAX_PARTS = 22,             /* pieces of memory besides those of threads */
 };
 
@@ -73,12 +72,22 @@ static size_t thread_scratch(const struct config *c, const struct kernels *kerne
     return up64(matmul > attn ? matmul : attn);
 }
 
+/* Room of a token for what is between gate, up and down: the dense MLP's or the shared one's; before the head, opt's narrow rows. */
+static size_t widest_mlp(const struct config *c)
+{
+    size_t n = (size_t)c->embed_size;
+    for (int i = 0; i < c->n_layers; i++)
+        n = (size_t)config_mlp_size(c, i) > n ? (size_t)config_mlp_size(c, i) : n;
+    return n;
+}
+
 static size_t widest_input(const struct config *c)
 {
     size_t cols = (size_t)c->n_heads * (size_t)c->head_dim;
     cols = cols > (size_t)c->hidden_size ? cols : (size_t)c->hidden_size;
     cols = cols > (size_t)c->embed_size ? cols : (size_t)c->embed_size;
-    return cols > (size_t)c->intermediate_size ? cols : (size_t)c->intermediate_size;
+    cols = cols > (size_t)c->moe.intermediate_size ? cols : (size_t)c->moe.intermediate_size;
+    return cols > widest_mlp(c) ? cols : widest_mlp(c);
 }
 
 int core_tokens(const struct config *c, const struct kernels *kernels, int n_threads, int64_t max_len, size_t memory)
@@ -87,7 +96,7 @@ int core_tokens(const struct config *c, const struct kernels *kernels, int n_thr
     const size_t q = (size_t)c->n_heads * (size_t)c->head_dim, kv = (size_t)c->n_kv_heads * (size_t)c->head_dim, hidden = (size_t)c->hidden_size;
     const size_t cols = widest_input(c), threads = (size_t)n_threads;
     size_t floats = hidden + (c->block == BLOCK_PARALLEL2 ? 2 : 1) * (hidden > (size_t)c->embed_size ? hidden : (size_t)c->embed_size) + 2 * q + 2 * kv +
-                    (size_t)(c->intermediate_size > c->embed_size ? c->intermediate_size : c->embed_size);
+                    widest_mlp(c) + moe_floats(c) + mla_floats(c);
     for (int i = 0; i < c->n_ropes; i++)
         floats += (size_t)c->ropes[i].dim;
     /* the widest input rounded, in both slots where both are used; what a token's bookkeeping takes */
@@ -109,12 +118,15 @@ int core_open(struct core *k, const struct config *c, const struct kernels *kern
     const size_t q = (size_t)c->n_heads * hd, kv = (size_t)c->n_kv_heads * hd, hidden = (size_t)c->hidden_size;
     const size_t wide = hidden > (size_t)c->embed_size ? hidden : (size_t)c->embed_size;
     const int n_threads = pool_size(pool);
+    const size_t mlp_size = widest_mlp(c);
     const size_t cols = widest_input(c);
     if (cols > INT32_MAX - 256)
         return err_set(e, ERR_SHAPE, "a row of %zu columns", cols);
     const size_t scratch = thread_scratch(c, kernels, max_tokens, cols);
     k->tile_job = tiles_of_job(n_threads);
     k->kv_bytes = kv_block_bytes(kv_type, c->head_dim);
+    k->kv_layer = config_kv_bytes(c, kv_type) / (size_t)c->n_layers;
+    k->attn_groups = attn_groups(c);
 
     k->scratch = calloc((size_t)n_threads, sizeof *k->scratch);
     k->tile = calloc((size_t)n_threads, sizeof *k->tile);
@@ -133,7 +145,7 @@ int core_open(struct core *k, const struct config *c, const struct kernels *kern
     parts[n++] = (struct part){ &k->att, row * q };
     parts[n++] = (struct part){ &k->key, row * kv };
     parts[n++] = (struct part){ &k->value, row * kv };
-    parts[n++] = (struct part){ &k->mlp, row * (size_t)(c->intermediate_size > c->embed_size ? c->intermediate_size : c->embed_size) };
+    parts[n++] = (struct part){ &k->mlp, row * mlp_size };
     for (int i = 0; i < c->n_ropes; i++) {
         parts[n++] = (struct part){ &k->cos[i], row * (size_t)c->ropes[i].dim / 2 };
         parts[n++] = (struct part){ &k->sin[i], row * (size_t)c->ropes[i].dim / 2 };
@@ -159,6 +171,10 @@ int core_open(struct core *k, const struct config *c, const struct kernels *kern
         return -1;
     }
     k->bytes = k->arena_bytes;
+    if ((c->moe.n_experts && moe_open(k, e) < 0) || (c->mla.kv_rank && mla_open(k, e) < 0)) {
+        core_close(k);
+        return -1;
+    }
     if (c->pos == POS_ALIBI)
         alibi_slopes(k->alibi, c);
     return 0;
@@ -174,13 +190,14 @@ void core_close(struct core *k)
     free(k->tile);
     free(k->rotated);
     free(k->ahead);
+    moe_close(k);
+    mla_close(k);
     *k = (struct core){ 0 };
 }
 
 /* ---- inputs of linear layers ---- */
 
-/* The ways in which these matrices want their input rounded; none where the float path computes. */
-static void input_packs(const struct core *k, struct input *in, const struct linear *const *l, int n)
+void core_packs(const struct core *k, struct input *in, const struct linear *const *l, int n)
 {
     in->n_packs = 0;
     for (int i = 0; i < n; i++) {
@@ -198,7 +215,7 @@ static void input_packs(const struct core *k, struct input *in, const struct lin
 static int reserve_slot(struct core *k, int slot, const struct linear *const *l, int n, struct err *e)
 {
     struct input in;
-    input_packs(k, &in, l, n);
+    core_packs(k, &in, l, n);
     for (int j = 0; j < in.n_packs; j++) {
         size_t bytes = up64(k->k->act_bytes(k->max_tokens, in.pack[j].cols_padded, in.pack[j].act_group));
         if (bytes <= k->act_bytes[slot][j])
@@ -218,17 +235,43 @@ static int reserve_slot(struct core *k, int slot, const struct linear *const *l,
 /* The MLP of a parallel block has its input beside the attention's. */
 static int mlp_slot(const struct config *c) { return c->block == BLOCK_SEQUENTIAL ? 0 : 1; }
 
+static int mlp_readers(const struct core *k, const struct layer *l, const struct linear **readers)
+{
+    if (l->router.w.data)
+        return moe_readers(k, l, readers);
+    readers[0] = &l->gate;
+    readers[1] = &l->up;
+    return 2;
+}
+
 int core_reserve(struct core *k, const struct layer *layers, int n_layers, const struct linear *head, struct err *e)
 {
     for (int i = 0; i < n_layers; i++) {
         const struct layer *l = &layers[i];
         const int mlp = mlp_slot(k->c);
+        const struct linear *readers[MAX_SHARED];
+        const int n_readers = mlp_readers(k, l, readers);
         if (reserve_slot(k, 0, (const struct linear *[]){ &l->q, &l->k, &l->v }, 3, e) < 0 || reserve_slot(k, 0, (const struct linear *[]){ &l->o }, 1, e) < 0 ||
-            reserve_slot(k, mlp, (const struct linear *[]){ &l->gate, &l->up }, 2, e) < 0 ||
-            reserve_slot(k, mlp, (const struct linear *[]){ &l->down }, 1, e) < 0)
+            reserve_slot(k, 0, (const struct linear *[]){ &l->q_a, &l->q, &l->kv_a }, 3, e) < 0 ||
+            reserve_slot(k, mlp, readers, n_readers, e) < 0 || reserve_slot(k, mlp, (const struct linear *[]){ &l->down }, 1, e) < 0 ||
+            (l->experts && moe_reserve(k, l, e) < 0) || (l->k_b.w.data && mla_reserve(k, l, e) < 0))
             return -1;
     }
     return head ? reserve_slot(k, 0, &head, 1, e) : 0;
+}
+
+int core_has_packs(const struct core *k, const struct input *in, const struct linear *const *l, int n)
+{
+    struct input want;
+    core_packs(k, &want, l, n);
+    for (int i = 0; i < want.n_packs; i++) {
+        int p = 0;
+        while (p < in->n_packs && (in->pack[p].cols_padded != want.pack[i].cols_padded || in->pack[p].act_group != want.pack[i].act_group))
+            p++;
+        if (p == in->n_packs)
+            return 0;
+    }
+    return 1;
 }
 
 struct pack_job { const struct core *k; const struct input *in; int n_tokens, parts; };
@@ -241,11 +284,10 @@ static void pack_part(void *arg, int i, int thread)
     j->k->k->act_pack(p->act, j->in->x, j->in->ldx, j->n_tokens, j->in->cols, p->cols_padded, p->act_group, i % j->parts);
 }
 
-/* Round x for the matrices that read it. */
-static void input_init(struct core *k, struct input *in, int slot, const float *x, int cols, int n_tokens, const struct linear *const *l, int n)
+void core_input(struct core *k, struct input *in, int slot, const float *x, int cols, int n_tokens, const struct linear *const *l, int n)
 {
     *in = (struct input){ .x = x, .ldx = (size_t)cols, .cols = cols };
-    input_packs(k, in, l, n);
+    core_packs(k, in, l, n);
     for (int j = 0; j < in->n_packs; j++)
         in->pack[j].act = k->act[slot][j];
     struct pack_job job = { k, in, n_tokens, k->k->act_parts(n_tokens) };
@@ -260,30 +302,15 @@ static void input_init(struct core *k, struct input *in, int slot, const float *
 
 /* ---- linear layers ---- */
 
-enum op_kind {
-    OP_STORE,           /* out = y, clipped if clip > 0 */
-    OP_ADD,             /* out += scale * y */
-    OP_MLP,             /* out = act(y) * up(x), or act(y) without up */
-    OP_LOGITS,          /* out = cap(scale * y) */
-};
-struct op {
-    const struct linear *l, *up;
-    const struct input *in;
-    float *out;
-    size_t ldo;
-    enum op_kind kind;
-    float scale, limit;
-};
 struct linear_job {
     const struct core *k;
     const struct op *ops;
-    int n_ops, n_tokens;
+    int n_ops, n_tokens, sum;
     int n_tiles, n_threads;                 /* a thread's share is a run of the tiles of all ops, */
     int each, singles;                      /* cut into so many jobs, the last of them of one tile (or none) */
 };
 
-/* Tiles [t0, t1) of y = w x + bias; out is that of row 0. */
-static void multiply(const struct core *k, const struct linear *l, const struct input *in, int t0, int t1, int n_tokens, float *out, size_t ldo, int thread)
+void core_multiply(const struct core *k, const struct linear *l, const struct input *in, int t0, int t1, int n_tokens, float *out, size_t ldo, int thread)
 {
     int p = 0;
     while (p < in->n_packs && (in->pack[p].cols_padded != l->w.cols_padded || in->pack[p].act_group != l->w.act_group))
@@ -310,6 +337,15 @@ static void cap_logits(float *x, int n, float scale, float cap)
             x[i] = cap * tanhf(x[i] / cap);
 }
 
+/* g * sigmoid(a g) * (u + 1) = silu(a g) * ((u + 1) / a): what act_mul then reads. */
+static void clamp_gated(float *g, float *u, int n, float alpha, float limit)
+{
+    for (int i = 0; i < n; i++) {
+        g[i] = alpha * (g[i] > limit ? limit : g[i]);
+        u[i] = ((u[i] < -limit ? -limit : u[i] > limit ? limit : u[i]) + 1) / alpha;
+    }
+}
+
 static void op_tiles(const struct core *k, const struct op *op, int t0, int t1, int n_tokens, int thread)
 {
     const int rows = op->l->w.rows, r0 = t0 * TILE_ROWS, n = (t1 * TILE_ROWS < rows ? t1 * TILE_ROWS : rows) - r0;
@@ -317,26 +353,35 @@ static void op_tiles(const struct core *k, const struct op *op, int t0, int t1, 
     float *tile = k->tile[thread], *out = op->out + r0;
     switch (op->kind) {
     case OP_STORE:
-        multiply(k, op->l, op->in, t0, t1, n_tokens, op->out, op->ldo, thread);
+        core_multiply(k, op->l, op->in, t0, t1, n_tokens, op->out, op->ldo, thread);
         if (op->limit > 0)
             for (int t = 0; t < n_tokens; t++)
                 for (int r = 0; r < n; r++)
                     out[(size_t)t * op->ldo + (size_t)r] = fminf(fmaxf(out[(size_t)t * op->ldo + (size_t)r], -op->limit), op->limit);
         break;
     case OP_ADD:
-        multiply(k, op->l, op->in, t0, t1, n_tokens, tile - r0, ldt, thread);
+        core_multiply(k, op->l, op->in, t0, t1, n_tokens, tile - r0, ldt, thread);
         for (int t = 0; t < n_tokens; t++)
             k->k->add(out + (size_t)t * op->ldo, out + (size_t)t * op->ldo, tile + (size_t)t * ldt, op->scale, n);
         break;
+    case OP_SCATTER:
+        core_multiply(k, op->l, op->in, t0, t1, n_tokens, tile - r0, ldt, thread);
+        for (int t = 0; t < n_tokens; t++) {
+            float *to = out + (size_t)(op->row ? op->row[t] : t) * op->ldo;
+            k->k->add(to, to, tile + (size_t)t * ldt, op->weight ? op->scale * op->weight[t] : op->scale, n);
+        }
+        break;
     case OP_MLP:
-        multiply(k, op->l, op->in, t0, t1, n_tokens, op->out, op->ldo, thread);
+        core_multiply(k, op->l, op->in, t0, t1, n_tokens, op->out, op->ldo, thread);
         if (op->up)
-            multiply(k, op->up, op->in, t0, t1, n_tokens, tile - r0, ldt, thread);
+            core_multiply(k, op->up, op->in, t0, t1, n_tokens, tile - r0, ldt, thread);
+        for (int t = 0; t < n_tokens && op->expert && k->c->moe.act_limit > 0; t++)
+            clamp_gated(out + (size_t)t * op->ldo, tile + (size_t)t * ldt, n, k->c->moe.act_alpha, k->c->moe.act_limit);
         for (int t = 0; t < n_tokens; t++)
             k->k->act_mul(out + (size_t)t * op->ldo, out + (size_t)t * op->ldo, op->up ? tile + (size_t)t * ldt : NULL, n, k->c->act);
         break;
     case OP_LOGITS:
-        multiply(k, op->l, op->in, t0, t1, n_tokens, op->out, op->ldo, thread);
+        core_multiply(k, op->l, op->in, t0, t1, n_tokens, op->out, op->ldo, thread);
         for (int t = 0; t < n_tokens; t++)
             cap_logits(out + (size_t)t * op->ldo, n, op->scale, op->limit);
         break;
@@ -357,38 +402,41 @@ static void linear_part(void *arg, int i, int thread)
     for (const struct op *op = j->ops; t0 < t1 && op < j->ops + j->n_ops; op++) {
         const int tiles = op->l->w.n_tiles;
         if (t0 < tiles)
-            op_tiles(j->k, op, t0, t1 < tiles ? t1 : tiles, j->n_tokens, thread);
+            op_tiles(j->k, op, t0, t1 < tiles ? t1 : tiles, op->n_tokens ? op->n_tokens : j->n_tokens, thread);
+        if (j->sum)
+            continue;
         t0 = t0 > tiles ? t0 - tiles : 0;
         t1 -= tiles;
     }
 }
 
-/* The matrix that the next loop begins with, and how that loop is shared. */
-struct ahead { const struct mat *w; int n_tiles, n_threads; };
-
 static void fetch_ahead(const void *arg, int thread)
 {
     const struct ahead *a = arg;
+    if (!a->w->data)
+        return;
     const int tile = share_begin(a->n_tiles, a->n_threads, thread);
     const size_t at = (size_t)tile * a->w->tile_bytes, most = thread ? AHEAD_BYTES : AHEAD_CALLER;
     for (size_t i = 0; tile < a->w->n_tiles && i < most && at + i < a->w->size; i += 64)
         __builtin_prefetch(a->w->data + at + i, 0, 2);
 }
 
-/* Several matrices in one parallel loop; ahead may be NULL. */
-static void linear_run(struct core *k, const struct op *ops, int n_ops, int n_tokens, const struct ahead *ahead)
+static void run(struct core *k, const struct op *ops, int n_ops, int n_tokens, int sum, const struct ahead *ahead)
 {
-    struct linear_job j = { .k = k, .ops = ops, .n_ops = n_ops, .n_tokens = n_tokens, .n_threads = pool_size(k->pool) };
-    for (int i = 0; i < n_ops; i++)
+    struct linear_job j = { .k = k, .ops = ops, .n_ops = n_ops, .n_tokens = n_tokens, .sum = sum, .n_threads = pool_size(k->pool) };
+    for (int i = 0; i < (sum ? 1 : n_ops); i++)
         j.n_tiles += ops[i].l->w.n_tiles;
     const int most = (j.n_tiles + j.n_threads - 1) / j.n_threads;
     j.singles = j.n_threads == 1 ? 0 : most < TILE_SINGLES ? most : TILE_SINGLES;
     j.each = j.singles + (most - j.singles + k->tile_job - 1) / k->tile_job;
-    if (ahead && n_tokens <= AHEAD_TOKENS)
+    if (ahead && ahead->w && n_tokens <= AHEAD_TOKENS)
         pool_run_after(k->pool, j.each * j.n_threads, linear_part, &j, fetch_ahead, ahead);
     else
         pool_run(k->pool, j.each * j.n_threads, linear_part, &j);
 }
+
+void core_linear(struct core *k, const struct op *ops, int n_ops, int n_tokens, const struct ahead *ahead) { run(k, ops, n_ops, n_tokens, 0, ahead); }
+void core_linear_sum(struct core *k, const struct op *ops, int n_ops, int n_tokens, const struct ahead *ahead) { run(k, ops, n_ops, n_tokens, 1, ahead); }
 
 int core_ahead(struct core *k, const struct model *m, struct err *e)
 {
@@ -401,18 +449,20 @@ int core_ahead(struct core *k, const struct model *m, struct err *e)
     k->bytes += (size_t)n_layers * LOOPS * sizeof *k->ahead;
     for (int i = 0; i < n_layers; i++) {
         const struct layer *l = &m->layers[i], *next = i + 1 < n_layers ? l + 1 : NULL;
-        const struct mat *up = l->gate.w.data ? &l->gate.w : &l->up.w, *end = next ? &next->q.w : m->embed_out.w.data ? &m->embed_out.w : &m->head.w;
+        const struct mat *up = l->router.w.data ? &l->router.w : l->gate.w.data ? &l->gate.w : &l->up.w;
+        const struct mat *end = next ? next->q_a.w.data ? &next->q_a.w : &next->q.w : m->embed_out.w.data ? &m->embed_out.w : &m->head.w;
+        const int more = !next ? 0 : next->kv_a.w.data ? next->kv_a.w.n_tiles : next->k.w.n_tiles + next->v.w.n_tiles;
         struct ahead *a = k->ahead + i * LOOPS;
         a[LOOP_QKV] = (struct ahead){ &l->o.w, l->o.w.n_tiles, n_threads };
         a[LOOP_O] = (struct ahead){ up, up->n_tiles, n_threads };
-        a[LOOP_UP] = (struct ahead){ &l->down.w, l->down.w.n_tiles, n_threads };
-        a[LOOP_DOWN] = (struct ahead){ end, next ? next->q.w.n_tiles + next->k.w.n_tiles + next->v.w.n_tiles : end->n_tiles, n_threads };
+        a[LOOP_UP] = (struct ahead){ &l->down.w, l->down.w.n_tiles, n_threads };        /* of a shared MLP, or none */
+        a[LOOP_DOWN] = (struct ahead){ end, end->n_tiles + more, n_threads };
     }
     return 0;
 }
 
 /* What follows a loop of a layer, if that is known. */
-static const struct ahead *after(const struct core *k, int index, int loop) { return k->ahead ? k->ahead + index * LOOPS + loop : NULL; }
+const struct ahead *core_after(const struct core *k, int index, int loop) { return k->ahead ? k->ahead + index * LOOPS + loop : NULL; }
 
 /* ---- rows ---- */
 
@@ -477,65 +527,96 @@ static void add_residual(struct core *k, const struct linear *l, const struct in
 {
     const size_t hidden = (size_t)k->c->hidden_size;
     if (!post->present) {
-        linear_run(k, &(struct op){ .l = l, .in = in, .out = x, .ldo = hidden, .kind = OP_ADD, .scale = k->c->residual_scale }, 1, n, ahead);
+        core_linear(k, &(struct op){ .l = l, .in = in, .out = x, .ldo = hidden, .kind = OP_ADD, .scale = k->c->residual_scale }, 1, n, ahead);
         return;
     }
-    linear_run(k, &(struct op){ .l = l, .in = in, .out = y, .ldo = hidden, .kind = OP_STORE }, 1, n, ahead);
+    core_linear(k, &(struct op){ .l = l, .in = in, .out = y, .ldo = hidden, .kind = OP_STORE }, 1, n, ahead);
     rows_run(k, &(struct row_job){ .norm = post, .add = y, .out = y, .sum = x, .n = n, .cols = (int)hidden, .after_add = k->c->norm_after_add });
 }
 
 /* ---- a layer ---- */
 
-static int tapped(const struct core *k, int layer, int role, const struct input *in, int n)
+int core_tapped(const struct core *k, int layer, int role, const struct input *in, int n)
 {
     return k->tap && k->tap->input && k->tap->input(k->tap->user, layer, role, in->x, in->ldx, n, in->cols);
 }
 
 static int run_mlp(struct core *k, const struct layer *l, int index, const struct input *in, int slot, float *x, int n)
 {
-    const int gated = k->c->gated;
+    const int gated = k->c->gated, size = config_mlp_size(k->c, index);
     struct input down;
-    if (tapped(k, index, gated ? ROLE_GATE : ROLE_UP, in, n))
+    core_linear(k, &(struct op){ .l = gated ? &l->gate : &l->up, .up = gated ? &l->up : NULL, .in = in, .out = k->mlp,
+                                 .ldo = (size_t)size, .kind = OP_MLP }, 1, n, core_after(k, index, LOOP_UP));
+    core_input(k, &down, slot, k->mlp, size, n, (const struct linear *[]){ &l->down }, 1);
+    if (core_tapped(k, index, ROLE_DOWN, &down, n))
         return 1;
-    linear_run(k, &(struct op){ .l = gated ? &l->gate : &l->up, .up = gated ? &l->up : NULL, .in = in, .out = k->mlp,
-                                .ldo = (size_t)k->c->intermediate_size, .kind = OP_MLP }, 1, n, after(k, index, LOOP_UP));
-    input_init(k, &down, slot, k->mlp, k->c->intermediate_size, n, (const struct linear *[]){ &l->down }, 1);
-    if (tapped(k, index, ROLE_DOWN, &down, n))
-        return 1;
-    add_residual(k, &l->down, &down, &l->mlp_post_norm, x, k->h[0], n, after(k, index, LOOP_DOWN));
+    add_residual(k, &l->down, &down, &l->mlp_post_norm, x, k->h[0], n, core_after(k, index, LOOP_DOWN));
     return 0;
+}
+
+/* x += the layer's feed-forward part of what `in` holds. */
+static int run_ff(struct core *k, const struct layer *l, int index, const struct input *in, int slot, float *x, int n)
+{
+    if (core_tapped(k, index, k->c->gated ? ROLE_GATE : ROLE_UP, in, n))
+        return 1;
+    return k->c->ff[index] == FF_MOE ? moe_run(k, l, index, in, x, n) : run_mlp(k, l, index, in, slot, x, n);
+}
+
+/* Attention with keys and values of its own: k->att is what o reads.  1: the tap wants no more. */
+static int run_attention(struct core *k, const struct step *s, const struct layer *l, int index, const float *h, const float **out, int *cols)
+{
+    const struct config *c = k->c;
+    const int n = s->n_tokens, q_cols = c->n_heads * c->head_dim, kv_cols = c->n_kv_heads * c->head_dim;
+    struct input in;
+    core_input(k, &in, 0, h, c->hidden_size, n, (const struct linear *[]){ &l->q, &l->k, &l->v }, 3);
+    if (core_tapped(k, index, ROLE_Q, &in, n))
+        return 1;
+    core_linear(k, (struct op[]){
+        { .l = &l->q, .in = &in, .out = k->q, .ldo = (size_t)q_cols, .kind = OP_STORE, .limit = c->clip_qkv },
+        { .l = &l->k, .in = &in, .out = k->key, .ldo = (size_t)kv_cols, .kind = OP_STORE, .limit = c->clip_qkv },
+        { .l = &l->v, .in = &in, .out = k->value, .ldo = (size_t)kv_cols, .kind = OP_STORE, .limit = c->clip_qkv } }, 3, n, core_after(k, index, LOOP_QKV));
+    attn_run(k, s, l, index);
+    *out = k->att;
+    *cols = q_cols;
+    return 0;
+}
+
+/* What lets tokens see each other, up to what the matrix o reads. */
+static int run_mixer(struct core *k, const struct step *s, const struct layer *l, int index, const float *h, const float **out, int *cols)
+{
+    switch ((enum mixer_kind)k->c->mixer[index]) {
+    case MIXER_MLA:       return mla_run(k, s, l, index, h, out, cols);
+    case MIXER_ATTENTION: break;
+    }
+    return run_attention(k, s, l, index, h, out, cols);
 }
 
 int core_layer(struct core *k, const struct step *s, const struct layer *l, int index, float *x)
 {
     const struct config *c = k->c;
-    const int n = s->n_tokens, hidden = c->hidden_size, q_cols = c->n_heads * c->head_dim, kv_cols = c->n_kv_heads * c->head_dim, mlp = mlp_slot(c);
-    const struct linear *qkv[] = { &l->q, &l->k, &l->v }, *up[] = { &l->gate, &l->up };
-    struct input in, o, in_mlp;
-    const float *h = pre_norm(k, &l->attn_norm, x, k->h[0], n);
-    input_init(k, &in, 0, h, hidden, n, qkv, 3);
-    if (tapped(k, index, ROLE_Q, &in, n))
-        return 1;
+    const int n = s->n_tokens, hidden = c->hidden_size, mlp = mlp_slot(c);
+    const struct linear *readers[MAX_SHARED];
+    const int n_readers = mlp_readers(k, l, readers);
+    struct input o, in_mlp;
+    const float *h = pre_norm(k, &l->attn_norm, x, k->h[0], n), *mixed;
+    int cols;
     if (c->block != BLOCK_SEQUENTIAL)           /* both halves read what entered the layer */
-        input_init(k, &in_mlp, mlp, c->block == BLOCK_PARALLEL ? h : pre_norm(k, &l->mlp_norm, x, k->h[1], n), hidden, n, up, 2);
-    linear_run(k, (struct op[]){
-        { .l = &l->q, .in = &in, .out = k->q, .ldo = (size_t)q_cols, .kind = OP_STORE, .limit = c->clip_qkv },
-        { .l = &l->k, .in = &in, .out = k->key, .ldo = (size_t)kv_cols, .kind = OP_STORE, .limit = c->clip_qkv },
-        { .l = &l->v, .in = &in, .out = k->value, .ldo = (size_t)kv_cols, .kind = OP_STORE, .limit = c->clip_qkv } }, 3, n, after(k, index, LOOP_QKV));
-    attn_run(k, s, l, index);
-    input_init(k, &o, 0, k->att, q_cols, n, (const struct linear *[]){ &l->o }, 1);
-    if (tapped(k, index, ROLE_O, &o, n))
+        core_input(k, &in_mlp, mlp, c->block == BLOCK_PARALLEL ? h : pre_norm(k, &l->mlp_norm, x, k->h[1], n), hidden, n, readers, n_readers);
+    if (run_mixer(k, s, l, index, h, &mixed, &cols))
+        return 1;
+    core_input(k, &o, 0, mixed, cols, n, (const struct linear *[]){ &l->o }, 1);
+    if (core_tapped(k, index, ROLE_O, &o, n))
         return 1;
     if (c->block != BLOCK_SEQUENTIAL) {         /* the MLP first: k->h[0] may be its input */
-        if (run_mlp(k, l, index, &in_mlp, mlp, x, n))
+        if (run_ff(k, l, index, &in_mlp, mlp, x, n))
             return 1;
-        add_residual(k, &l->o, &o, &l->attn_post_norm, x, k->h[0], n, after(k, index, LOOP_O));
+        add_residual(k, &l->o, &o, &l->attn_post_norm, x, k->h[0], n, core_after(k, index, LOOP_O));
         return 0;
     }
-    add_residual(k, &l->o, &o, &l->attn_post_norm, x, k->h[0], n, after(k, index, LOOP_O));
+    add_residual(k, &l->o, &o, &l->attn_post_norm, x, k->h[0], n, core_after(k, index, LOOP_O));
     h = pre_norm(k, &l->mlp_norm, x, k->h[0], n);
-    input_init(k, &in_mlp, 0, h, hidden, n, up, 2);
-    return run_mlp(k, l, index, &in_mlp, 0, x, n);
+    core_input(k, &in_mlp, 0, h, hidden, n, readers, n_readers);
+    return run_ff(k, l, index, &in_mlp, 0, x, n);
 }
 
 /* ---- the ends ---- */
@@ -583,7 +664,7 @@ void core_embed(struct core *k, const struct model *m, int n, float *x)
     if (j.wide) {
         const struct linear *l = &m->embed_in;
         struct input in = { .x = j.wide, .ldx = (size_t)c->embed_size, .cols = c->embed_size };     /* not rounded: one small matrix */
-        linear_run(k, &(struct op){ .l = l, .in = &in, .out = x, .ldo = (size_t)c->hidden_size, .kind = OP_STORE }, 1, n, NULL);
+        core_linear(k, &(struct op){ .l = l, .in = &in, .out = x, .ldo = (size_t)c->hidden_size, .kind = OP_STORE }, 1, n, NULL);
     }
     if (m->pos_embed || m->embed_norm.present)
         pool_run(k->pool, n, embed_finish, &j);
@@ -608,11 +689,11 @@ void core_logits(struct core *k, const struct model *m, const float *const *rows
         core_final_norm(k, m, rows[i], h + (size_t)i * hidden);
     struct input in = { .x = h, .ldx = hidden, .cols = c->hidden_size };
     if (m->embed_out.w.data) {
-        linear_run(k, &(struct op){ .l = &m->embed_out, .in = &in, .out = k->mlp, .ldo = (size_t)c->embed_size, .kind = OP_STORE }, 1, n, NULL);
+        core_linear(k, &(struct op){ .l = &m->embed_out, .in = &in, .out = k->mlp, .ldo = (size_t)c->embed_size, .kind = OP_STORE }, 1, n, NULL);
         h = k->mlp;
     }
-    input_init(k, &in, 0, h, c->embed_size, n, &head, 1);
-    tapped(k, -1, ROLE_HEAD, &in, n);
+    core_input(k, &in, 0, h, c->embed_size, n, &head, 1);
+    core_tapped(k, -1, ROLE_HEAD, &in, n);
     for (int i = 0; i < residency_head_slices(k->residency); i++) {
         struct linear part = *head;
         int t0, t1;
@@ -621,7 +702,7 @@ void core_logits(struct core *k, const struct model *m, const float *const *rows
         part.w.n_tiles = t1 - t0;
         part.w.rows = (t1 * TILE_ROWS < head->w.rows ? t1 * TILE_ROWS : head->w.rows) - t0 * TILE_ROWS;
         part.bias = head->bias ? head->bias + t0 * TILE_ROWS : NULL;
-        linear_run(k, &(struct op){ .l = &part, .in = &in, .out = logits + t0 * TILE_ROWS, .ldo = (size_t)c->vocab_size, .kind = OP_LOGITS,
+        core_linear(k, &(struct op){ .l = &part, .in = &in, .out = logits + t0 * TILE_ROWS, .ldo = (size_t)c->vocab_size, .kind = OP_LOGITS,
                                     .scale = c->logit_scale, .limit = c->final_softcap }, 1, n, NULL);
     }
 }

@@ -10,7 +10,7 @@
 #include "libcommon/engine/residency.h"
 #include "libcommon/kernels/kernels.h"
 
-enum { MAX_SHARED = 3, N_SLOTS = 2 };       /* matrices that read one input: q, k, v; inputs alive at once: attention's and MLP's of parallel blocks */
+enum { MAX_SHARED = 4, N_SLOTS = 2 };       /* matrices that read one input: q, k, v; two of the shared MLP and two of an expert; inputs alive at once: attention's and MLP's of parallel blocks */
 
 /* What linear layers read: f32 rows, and the same rounded once for each way in which a matrix that shares them wants it. */
 struct input {
@@ -28,15 +28,34 @@ struct chunk {
     size_t partial;                         /* where in core.partial */
 };
 
+/* What a mixture of experts needs: rows are tokens put together by expert. */
+struct moe_work {
+    int rows;                               /* room: at least max_tokens, and what a few tokens need */
+    float *scores, *shared_score;           /* [max_tokens][n_experts], [max_tokens] */
+    int *id;                                /* [max_tokens * top_k] experts of each token */
+    float *weight;                          /* their weights */
+    int *first, *token;                     /* [n_experts + 1] where an expert's tokens begin; [max_tokens * top_k] the tokens, by expert */
+    float *share;                           /* [max_tokens * top_k] their weights in that order */
+    float *in, *mid;                        /* [rows][hidden_size], [rows][intermediate_size] */
+    struct batch_expert *batch;             /* [n_experts + 1] */
+    struct op *ops;                         /* [n_experts + 1] */
+    uint8_t *act[2]; size_t act_bytes[2];   /* inputs of gate and up, of down, rounded */
+    unsigned *used;                         /* [n_layers][n_experts] how many tokens went there; NULL: not counted */
+};
+/* Multi-head latent attention: queries as projected, then heads' values; the compressed query; a head's input rounded, of each thread. */
+struct mla_work { float *heads, *q_a; uint8_t **act; int n_act; size_t act_bytes; };
+
 struct core {
     const struct config *c;
     const struct kernels *k;
     struct pool *pool;
     int exact, max_tokens, tile_job;        /* tile_job: tiles of one job at most */
-    /* KV blocks: block b of (layer, head) lies at kv + b * kv_stride + (layer * n_kv_heads + head) * 2 * kv_bytes, keys first, then values */
+    /* KV blocks: block b of (layer, head) lies at kv + b * kv_stride + layer * kv_layer + head * 2 * kv_bytes, keys first, then values;
+     * latents (MIXER_MLA) are keys of one head without values */
     enum kv_type kv_type;
     uint8_t *kv;
-    size_t kv_stride, kv_bytes;
+    size_t kv_stride, kv_layer, kv_bytes;
+    int attn_groups;                        /* jobs of a run of queries: KV heads, or shares of the heads that read the latents */
     /* [max_tokens, ...] f32 */
     float *x, *h[N_SLOTS], *q, *key, *value, *att, *mlp;
     float *cos[2], *sin[2];                 /* by RoPE table: [max_tokens, dim / 2], factor included */
@@ -55,6 +74,8 @@ struct core {
     float **tile;                           /* [max_tokens][tile_job * TILE_ROWS] */
     void *arena;
     size_t arena_bytes, bytes;              /* bytes: all memory but KV */
+    struct moe_work moe;
+    struct mla_work mla;
     const struct cpu_tap *tap;
     struct ahead *ahead;                    /* [n_layers][LOOPS] what comes after each loop over weights; NULL: unknown */
     struct residency *residency;            /* borrowed; NULL: all weights may stay in memory */

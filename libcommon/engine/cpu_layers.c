@@ -1,5 +1,6 @@
 /* cpu_layers.c - single layers over windows of text: the same code as the backend's, one window after the other, so that memory is one window's. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "libcommon/engine/cpu_core.h"
 
@@ -36,10 +37,11 @@ struct cpu_layers *cpu_layers_open(const struct config *c, int n_windows, int wi
     l->pool = pool_open(n_threads, e);
     if (!l->pool || core_open(&l->core, l->c, k, l->pool, window_len, window_len, 0, KV_F32, e) < 0)
         goto fail;
-    l->core.kv_stride = l->core.kv_bytes * 2 * (size_t)c->n_kv_heads;
+    l->core.kv_stride = l->core.kv_layer;
     l->kv = aligned_alloc(64, (size_t)n_blocks * l->core.kv_stride);
     if (!l->kv)
         goto nomem;
+    memset(l->kv, 0, (size_t)n_blocks * l->core.kv_stride);         /* slots that nobody stored in are read and weigh 0 */
     l->core.kv = l->kv;
     for (int i = 0; i < n_blocks; i++)
         l->table[i] = i;

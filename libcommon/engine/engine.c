@@ -9,7 +9,7 @@
 
 static size_t block_bytes(const struct config *c, enum kv_type type)
 {
-    return 2 * (size_t)c->n_layers * (size_t)c->n_kv_heads * kv_block_bytes(type, c->head_dim);
+    return config_kv_bytes(c, type);
 }
 
 /* Blocks of the pool, or -1. */

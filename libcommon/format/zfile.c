@@ -244,6 +244,15 @@ static int check_map(const struct zfile_tensor *t, struct err *e)
         rows = cols, cols = 1;
         source_rows = t->source_rows * t->source_cols, source_cols = 1;
     }
+    if (m->first < 0 || m->slice < 0 || m->slice_stride < 0 || ((m->first || m->slice) && !m->transposed) || (m->slice && rows % m->slice))
+        return err_set(e, ERR_FORMAT, "block: [%" PRId64 ", %" PRId64 ", %" PRId64 "] is no block of a transposed source", m->first, m->slice, m->slice_stride);
+    if (m->transposed && t->n_dims == 2) {
+        int64_t end;
+        if (__builtin_mul_overflow(m->slice ? rows / m->slice - 1 : 0, m->slice_stride, &end) || __builtin_add_overflow(end, m->first, &end) || end > source_cols - cols)
+            return err_set(e, ERR_FORMAT, "block: [%" PRId64 ", %" PRId64 ", %" PRId64 "] lies outside of a source of %" PRId64 " rows", m->first, m->slice,
+                           m->slice_stride, source_cols);
+        rows = m->slice ? m->slice : rows;
+    }
     if (m->run == 0 && m->stride == 0 && m->offset == 0)
         last = rows - 1;
     else if (m->run < 1 || m->stride < 0 || m->offset < 0 || __builtin_mul_overflow((rows - 1) / m->run, m->stride, &last) ||
@@ -259,7 +268,7 @@ static int check_map(const struct zfile_tensor *t, struct err *e)
 
 static int read_map(struct zfile_tensor *t, const json_t *j, struct err *e)
 {
-    const json_t *rows = js_get(j, "rows");
+    const json_t *rows = js_get(j, "rows"), *block = js_get(j, "block");
     int64_t pairs, dim[2];
     int n;
     if (js_string_or(j, "source", NULL, &t->source_name, e) < 0 || js_int_or(j, "pairs", 0, INT32_MAX, 0, &pairs, e) < 0 ||
@@ -279,6 +288,14 @@ static int read_map(struct zfile_tensor *t, const json_t *j, struct err *e)
         t->map.offset = json_integer_value(v[0]);
         t->map.run = json_integer_value(v[1]);
         t->map.stride = json_integer_value(v[2]);
+    }
+    if (block) {
+        const json_t *v[3] = { json_array_get(block, 0), json_array_get(block, 1), json_array_get(block, 2) };
+        if (json_array_size(block) != 3 || !json_is_integer(v[0]) || !json_is_integer(v[1]) || !json_is_integer(v[2]))
+            return err_set(e, ERR_FORMAT, "block: expected [first, slice, stride]");
+        t->map.first = json_integer_value(v[0]);
+        t->map.slice = json_integer_value(v[1]);
+        t->map.slice_stride = json_integer_value(v[2]);
     }
     return check_map(t, e);
 }

@@ -16,21 +16,32 @@
 /* How the rows of a tensor came from a tensor of the source (so that it can be given back under its name and in its order):
  * row i of ours is row  offset + (i / run) * stride + i % run  of the source; then, if pairs > 0, within every head of `pairs` rows
  * source row 2*j + h is our row j + h * pairs/2 (llama-style GGUF files interleave the halves of q and k).
- * transposed: the source stores [in, out] (GPT-2's Conv1D). */
+ * transposed: the source stores [in, out] (GPT-2's Conv1D); source rows and columns change places in the above.  Where it holds several such matrices one
+ * below the other (experts), our columns are the source's rows from `first` on; with slice > 0 every `slice` rows of ours begin again with the first
+ * column, `slice_stride` rows further down (heads). */
 struct row_map {
     int64_t offset, run, stride;        /* run 0: identity */
     int pairs;
     int transposed;
+    int64_t first, slice, slice_stride;
 };
 
-/* The source's row of our row i. */
+/* The source's row of our row i (transposed: its column). */
 static inline int64_t row_map_source(const struct row_map *m, int64_t i)
 {
+    if (m->slice)
+        i %= m->slice;
     if (m->pairs) {
         int64_t half = m->pairs / 2, r = i % m->pairs;
         i += 2 * (r % half) + r / half - r;
     }
     return m->run ? m->offset + i / m->run * m->stride + i % m->run : i;
+}
+
+/* transposed: the source's row of our row i's column 0. */
+static inline int64_t row_map_first(const struct row_map *m, int64_t i)
+{
+    return m->first + (m->slice ? i / m->slice * m->slice_stride : 0);
 }
 
 struct zfile_tensor {
@@ -42,6 +53,7 @@ struct zfile_tensor {
     int64_t source_rows, source_cols;   /* shape of the source tensor seen as a matrix (before transposing) */
     int tiled;                          /* 1: m is a matrix in kernel order; 0: plain row-major f32, f16 or bf16 (m.type) */
     struct mat m;                       /* m.data is set; for plain tensors rows, cols, type, size, data only */
+    int page;                           /* for the writer: begins a page whatever its size (an expert) */
     int group;                          /* index into groups */
     uint64_t offset;                    /* in the file */
 };

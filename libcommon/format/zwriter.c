@@ -157,13 +157,15 @@ static json_t *describe(const struct zwriter *w, const struct zfile_tensor *t, u
         json_object_set_new(j, "pairs", json_integer(m->pairs));
     if (m->transposed)
         json_object_set_new(j, "transposed", json_true());
+    if (m->first || m->slice)
+        json_object_set_new(j, "block", json_pack("[I,I,I]", (json_int_t)m->first, (json_int_t)m->slice, (json_int_t)m->slice_stride));
     return j;
 }
 
 int zwriter_tensor(struct zwriter *w, const struct zfile_tensor *t, struct err *e)
 {
     assert(w->group);
-    if (end_tensor(w, e) < 0 || pad_to(w, t->tiled && t->m.size >= ZSE_LARGE ? ZSE_PAGE : ZSE_LINE, e) < 0)
+    if (end_tensor(w, e) < 0 || pad_to(w, t->page || (t->tiled && t->m.size >= ZSE_LARGE) ? ZSE_PAGE : ZSE_LINE, e) < 0)
         return -1;
     json_t *j = describe(w, t, zwriter_bytes(w));
     if (!j || json_array_append_new(w->tensors, j) < 0)

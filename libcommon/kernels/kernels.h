@@ -32,7 +32,7 @@ extern "C" {
 #endif
 
 /* Attention of n_tokens consecutive queries of one sequence, for the query heads that share one KV head.
- * Query i stands at position pos + i and sees positions [begin_i, pos + i], begin_i = window ? max(0, pos + i - window + 1) : 0.
+ * Query i stands at position pos + i and sees positions [begin_i, pos + i], begin_i = window ? max(0, pos + i - window + 1) : chunk ? (pos + i) / chunk * chunk : 0.
  * KV block b (positions 16*b .. 16*b+15) of this head lies at base + table[b] * stride + k_offset (v_offset).
  * Parts of 512 positions (512*p .. 512*p+511) are computed on their own, by whom and when does not matter, and merged in order.
  * In a part, for its positions j in [begin_i, pos + i]:
@@ -44,23 +44,30 @@ extern "C" {
  *     o[d] = 0;  o[d] = fma(p[j], v[j][d], o[d]) in order of j;  i8: p[j] * the value's scale, and the codes
  * The first part that a query sees is what it has; each further one (m', l', o') is added to that:
  *     n = max(m, m');  a = exp2(m - n), b = exp2(m' - n);  l[i] = fma(l'[i], b, l[i] * a), o[d] = fma(o'[d], b, o[d] * a);  m = n
- * out[d] = o[d] / sum of l (summed as above).  exp2 and tanh as in approx.h. */
+ * out[d] = o[d] / sum of l (summed as above).  exp2 and tanh as in approx.h.
+ * With a sink z per head, s = z * log2(e):  n = max(m, s), a = exp2(m - n);  out[d] = o[d] * a / fma(sum of l, a, exp2(s - n)).
+ * With latent > 0 values are the first `latent` elements of the keys, there are no others, and out has so many:  in a part, o[d] is the sum over the
+ *     16 slots i of a block (as above) of what fma(p[j], k[j][d], o) adds up to over the blocks in order; i8: the key's scale. */
 enum { ATTN_PART = 512 };
 
 struct attn {
     const float *q; size_t q_token_stride, q_head_stride;       /* in floats */
     float *out; size_t out_token_stride, out_head_stride;
     int n_tokens, n_q_heads, head_dim;
-    int pos, window;                                            /* window 0: none */
+    int pos, window, chunk;                                     /* 0: none; one of both */
     const uint8_t *base; const int32_t *table; size_t stride, k_offset, v_offset;
     enum kv_type kv_type;
     float scale, softcap;                                       /* scale > 0; softcap 0: none; s = softcap * tanh(s / softcap) */
+    const float *sinks;                                         /* [n_q_heads] or NULL */
+    int latent;
     const float *alibi;                                         /* [n_q_heads] slopes or NULL: adds slope * (key position - query position) */
     /* To share a long context among threads: with partial, attention computes only part `part`, into partial
      * [n_tokens * n_q_heads][attn_partial(head_dim)], and leaves the rows of queries that do not see it alone.
      * attention_merge then makes out of parts part, part + 1 .., one behind the other in partial. */
     float *partial; int part;
 };
+/* Elements of a value. */
+static inline int attn_width(const struct attn *a) { return a->latent ? a->latent : a->head_dim; }
 /* Floats of a partial result: o, l and m, a multiple of 16. */
 static inline size_t attn_partial(int head_dim) { return ((size_t)head_dim + 15) / 16 * 16 + 32; }
 

@@ -240,7 +240,25 @@ static float kv_scale(const uint8_t *block, int slot, int head_dim)
 
 struct softmax { float m, l[16]; };
 
-static int first_seen(const struct attn *a, int at) { return a->window && at - a->window + 1 > 0 ? at - a->window + 1 : 0; }
+static int first_seen(const struct attn *a, int at)
+{
+    return a->chunk ? at / a->chunk * a->chunk : a->window && at - a->window + 1 > 0 ? at - a->window + 1 : 0;
+}
+
+/* Values are the keys' first elements. */
+static void attend_latent(const struct attn *a, const float *p, int begin, int end, float *o)
+{
+    const int base = begin / ATTN_PART * ATTN_PART;
+    for (int d = 0; d < a->latent; d++) {
+        float sum[16] = { 0 };
+        for (int j = begin; j < end; j++) {
+            const uint8_t *k = a->base + (size_t)a->table[j / KV_BLOCK] * a->stride + a->k_offset;
+            const float pj = a->kv_type == KV_I8 ? p[j - base] * kv_scale(k, j % KV_BLOCK, a->head_dim) : p[j - base];
+            sum[j % KV_BLOCK] = fmaf(pj, kv_load(a->kv_type, k, (size_t)(d * KV_BLOCK + j % KV_BLOCK)), sum[j % KV_BLOCK]);
+        }
+        o[d] = sum16(sum);
+    }
+}
 
 /* What a query at position `at` gets from the positions [begin, end) of one part. */
 static void attend_part(const struct attn *a, const float *q, int at, float slope, int begin, int end, float *o, struct softmax *x)
@@ -271,6 +289,10 @@ static void attend_part(const struct attn *a, const float *q, int at, float slop
     for (int c = 0; c < ATTN_PART; c += 64)
         for (int i = 0; i < 16; i++)
             x->l[i] += (p[c + i] + p[c + i + 16]) + (p[c + i + 32] + p[c + i + 48]);
+    if (a->latent) {
+        attend_latent(a, p, begin, end, o);
+        return;
+    }
     memset(o, 0, hd * sizeof *o);
     for (int j = begin; j < end; j++) {
         const uint8_t *v = a->base + (size_t)a->table[j / KV_BLOCK] * a->stride + a->v_offset;
@@ -290,10 +312,17 @@ static void merge_part(float *o, struct softmax *x, const float *o1, const struc
     x->m = m;
 }
 
-static void attend_finish(float *o, struct softmax *x, int head_dim)
+static void attend_finish(const struct attn *a, int head, float *o, struct softmax *x)
 {
-    const float sum = sum16(x->l);
-    for (int d = 0; d < head_dim; d++)
+    const int n = attn_width(a);
+    float sum = sum16(x->l);
+    if (a->sinks) {
+        const float s = a->sinks[head] * LOG2E, m = s > x->m ? s : x->m, by = approx_exp2(x->m - m);
+        sum = fmaf(sum, by, approx_exp2(s - m));
+        for (int d = 0; d < n; d++)
+            o[d] *= by;
+    }
+    for (int d = 0; d < n; d++)
         o[d] /= sum;
 }
 
@@ -318,11 +347,11 @@ static void attention(const struct attn *a, void *scratch)
                 attend_part(a, q, at, slope, begin, end, o, &x);
             } else {
                 attend_part(a, q, at, slope, begin, end, scratch, &x1);
-                merge_part(o, &x, scratch, &x1, a->head_dim);
+                merge_part(o, &x, scratch, &x1, attn_width(a));
             }
         }
         if (!a->partial)
-            attend_finish(o, &x, a->head_dim);
+            attend_finish(a, h, o, &x);
     }
 }
 
@@ -338,11 +367,11 @@ static void attention_merge(const struct attn *a)
             memcpy(x[n].l, from + size - 32, sizeof x[n].l);
             x[n].m = from[size - 16];
             if (n)
-                merge_part(o, &x[0], from, &x[1], a->head_dim);
+                merge_part(o, &x[0], from, &x[1], attn_width(a));
             else
-                memcpy(o, from, (size_t)a->head_dim * sizeof *o);
+                memcpy(o, from, (size_t)attn_width(a) * sizeof *o);
         }
-        attend_finish(o, &x[0], a->head_dim);
+        attend_finish(a, h, o, &x[0]);
     }
 }
 

@@ -27,7 +27,8 @@ const char *const arch_ignored[] = {
     "layer_switch", "order_of_interleaved_layers", "use_gated_activation", "use_parallel_block", "use_parallel_embedding", "use_embedding_sharing",
     "use_rotary_pos_emb", "position_embedding_type", "original_max_position_embeddings", "partial_rotary_factor", "rotary", "compression_ratio",
     "full_attn_mod", "interpolate_factor", "model_max_length", "ignored_index", "use_rmsnorm", "use_flash_attention", "fuse_rms_norm", "fuse_swiglu", "fuse_linear",
-    "unsloth_version", "unsloth_fixed", "tensor_parallel", "cla_share_factor", "pool_type", "quantization_config_source", NULL
+    "output_router_logits", "router_aux_loss_coef", "router_jitter_noise", "aux_loss_alpha", "seq_aux", "ep_size", "qk_head_dim",
+    "moe_capacity", "moe_aux_loss_coef", "router_z_loss_coef", "num_experts_per_token", "mtp_loss_weight", "unsloth_version", "unsloth_fixed", "tensor_parallel", "cla_share_factor", "pool_type", "quantization_config_source", NULL
 };
 
 /* ---- names ---- */
@@ -93,7 +94,7 @@ static double real_or_null(struct parse *p, const char *key, double absent)
     return parse_real(p, key, json_object_get(p->json, key) ? 0 : absent);
 }
 
-static int window_key(struct parse *p, int absent)
+int window_parse(struct parse *p, int absent)
 {
     return (int)parse_int(p, "sliding_window", 0, INT32_MAX, json_object_get(p->json, "sliding_window") ? 0 : absent);
 }
@@ -105,7 +106,7 @@ static void set_windows(struct config *c, int window, int period)
         c->window[i] = period == 0 || (i + 1) % period ? window : 0;
 }
 
-static void attention_bias(struct parse *p, struct config *c)
+void attention_bias_parse(struct parse *p, struct config *c)
 {
     if (parse_bool(p, "attention_bias", 0))
         c->biases |= BIAS_QKV | BIAS_O;
@@ -113,7 +114,7 @@ static void attention_bias(struct parse *p, struct config *c)
 
 static void both_biases(struct parse *p, struct config *c)
 {
-    attention_bias(p, c);
+    attention_bias_parse(p, c);
     if (parse_bool(p, "mlp_bias", 0))
         c->biases |= BIAS_MLP;
 }
@@ -124,12 +125,12 @@ static void more_llama(struct parse *p, struct config *c)
     parse_must_be(p, "rope_interleaved", 0);
 }
 
-static void more_mistral(struct parse *p, struct config *c) { set_windows(c, window_key(p, 4096), 0); }
-static void more_phi3(struct parse *p, struct config *c) { set_windows(c, window_key(p, 0), 0); }
+static void more_mistral(struct parse *p, struct config *c) { set_windows(c, window_parse(p, 4096), 0); }
+static void more_phi3(struct parse *p, struct config *c) { set_windows(c, window_parse(p, 0), 0); }
 
-static void more_qwen2(struct parse *p, struct config *c)
+void qwen_window_parse(struct parse *p, struct config *c)
 {
-    int window = window_key(p, 0), from = (int)parse_int(p, "max_window_layers", 0, INT32_MAX, 28);
+    int window = window_parse(p, 0), from = (int)parse_int(p, "max_window_layers", 0, INT32_MAX, 28);
     if (!parse_bool(p, "use_sliding_window", 0))
         window = 0;
     for (int i = 0; i < c->n_layers; i++)
@@ -140,14 +141,14 @@ static void more_qwen2(struct parse *p, struct config *c)
 
 static void more_qwen3(struct parse *p, struct config *c)
 {
-    attention_bias(p, c);
-    more_qwen2(p, c);
+    attention_bias_parse(p, c);
+    qwen_window_parse(p, c);
 }
 
 static void more_smollm3(struct parse *p, struct config *c)
 {
     both_biases(p, c);
-    const int period = (int)parse_int(p, "no_rope_layer_interval", 1, INT32_MAX, 4), window = parse_bool(p, "use_sliding_window", 0) ? window_key(p, 0) : 0;
+    const int period = (int)parse_int(p, "no_rope_layer_interval", 1, INT32_MAX, 4), window = parse_bool(p, "use_sliding_window", 0) ? window_parse(p, 0) : 0;
     const json_t *use = parse_find(p, "no_rope_layers", NULL);
     if (use && (!json_is_array(use) || json_array_size(use) != (size_t)c->n_layers)) {
         parse_fail(p, ERR_FORMAT, "no_rope_layers: expected an array of num_hidden_layers = %d numbers", c->n_layers);
@@ -173,7 +174,7 @@ static void more_phi(struct parse *p, struct config *c)
 
 static void more_gemma(struct parse *p, struct config *c)
 {
-    attention_bias(p, c);
+    attention_bias_parse(p, c);
     c->embed_scale = (float)sqrt((double)c->hidden_size);
     c->norm_offset = c->qk_norm_offset = c->gguf ? 0 : 1;
     if (c->act == CONFIG_ACT_GELU)          /* early gemma says "gelu" and was trained with the approximation */
@@ -184,7 +185,7 @@ static void more_gemma(struct parse *p, struct config *c)
 static void more_gemma2(struct parse *p, struct config *c)
 {
     more_gemma(p, c);
-    const int gemma3 = c->qk_norm != QK_NORM_NONE, window = window_key(p, 4096);
+    const int gemma3 = c->qk_norm != QK_NORM_NONE, window = window_parse(p, 4096);
     c->attn_scale = (float)(1 / sqrt(parse_real(p, "query_pre_attn_scalar", 256)));
     c->attn_softcap = (float)real_or_null(p, "attn_logit_softcapping", gemma3 ? 0 : 50);
     c->final_softcap = (float)real_or_null(p, "final_logit_softcapping", gemma3 ? 0 : 30);
@@ -209,27 +210,32 @@ static void more_starcoder2(struct parse *p, struct config *c)
 {
     if (parse_bool(p, "use_bias", 1))
         c->biases |= BIAS_QKV | BIAS_O | BIAS_MLP;
-    set_windows(c, window_key(p, 0), 0);
+    set_windows(c, window_parse(p, 0), 0);
 }
 
 static void more_olmo(struct parse *p, struct config *c)
 {
-    attention_bias(p, c);
+    attention_bias_parse(p, c);
     c->clip_qkv = (float)parse_real(p, "clip_qkv", 0);
 }
 
-static void more_granite(struct parse *p, struct config *c)
+void multipliers_parse(struct parse *p, struct config *c)
 {
-    both_biases(p, c);
     c->embed_scale = (float)parse_real(p, "embedding_multiplier", 1);
     c->attn_scale = (float)parse_real(p, "attention_multiplier", 1);
     c->residual_scale = (float)parse_real(p, "residual_multiplier", 1);
     c->logit_scale = 1 / (float)parse_real(p, "logits_scaling", 1);
 }
 
+static void more_granite(struct parse *p, struct config *c)
+{
+    both_biases(p, c);
+    multipliers_parse(p, c);
+}
+
 static void more_cohere(struct parse *p, struct config *c)
 {
-    attention_bias(p, c);
+    attention_bias_parse(p, c);
     c->logit_scale = (float)parse_real(p, "logit_scale", 0.0625);
     if (parse_bool(p, "use_qk_norm", 0)) {
         c->qk_norm = QK_NORM_EACH;
@@ -246,7 +252,7 @@ static void rope_where_window(struct config *c)
 
 static void more_cohere2(struct parse *p, struct config *c)
 {
-    const int window = window_key(p, 4096);
+    const int window = window_parse(p, 4096);
     more_cohere(p, c);
     set_windows(c, window, (int)parse_int(p, "sliding_window_pattern|layer_switch", 1, INT32_MAX, 4));
     layer_types_parse(p, c, window);
@@ -255,7 +261,7 @@ static void more_cohere2(struct parse *p, struct config *c)
 
 static void more_exaone4(struct parse *p, struct config *c)
 {
-    const int window = window_key(p, 4096);
+    const int window = window_parse(p, 4096);
     const json_t *pattern = parse_find(p, "sliding_window_pattern", NULL);
     int period = 4;
     if (json_is_string(pattern)) {          /* "LLLG": local, local, local, global */
@@ -408,7 +414,7 @@ static void more_seed(struct parse *p, struct config *c)
 
 static void more_hunyuan(struct parse *p, struct config *c)
 {
-    attention_bias(p, c);
+    attention_bias_parse(p, c);
     c->qk_norm_after_rope = 1;
     parse_must_be(p, "use_qk_norm", 1);
     parse_must_be(p, "use_cla", 0);
@@ -426,16 +432,12 @@ static void more_glm4(struct parse *p, struct config *c)
 
 /* ---- the table ---- */
 
-#define ROW(type, table, v, hid, ff, layers, heads, kv, len) \
-    .name = type, .names = &table, .vocab_size = v, .hidden_size = hid, .intermediate_size = ff, .n_layers = layers, .n_heads = heads, .n_kv_heads = kv, .max_len = len
-#define ROPE(theta) .pos = POS_ROPE, .rope_theta = theta
-#define LAYER(bits) .norm = NORM_LAYER, .eps = 1e-5, .biases = bits
 enum { ALL = BIAS_QKV | BIAS_O | BIAS_MLP | BIAS_NORM };
 
 static const struct arch archs[] = {
     { ROW("llama",        llama_names,     32000,  4096, 11008, 32, 32, 0,  2048),   ROPE(10000),   .eps = 1e-6, .act = "silu", .more = more_llama },
     { ROW("mistral",      llama_names,     32000,  4096, 14336, 32, 32, 8,  131072), ROPE(10000),   .eps = 1e-6, .act = "silu", .more = more_mistral },
-    { ROW("qwen2",        qwen_names,      151936, 4096, 22016, 32, 32, 32, 32768),  ROPE(10000),   .eps = 1e-6, .act = "silu", .biases = BIAS_QKV, .more = more_qwen2 },
+    { ROW("qwen2",        qwen_names,      151936, 4096, 22016, 32, 32, 32, 32768),  ROPE(10000),   .eps = 1e-6, .act = "silu", .biases = BIAS_QKV, .more = qwen_window_parse },
     { ROW("qwen3",        qwen_names,      151936, 4096, 22016, 32, 32, 32, 32768),  ROPE(10000),   .eps = 1e-6, .act = "silu", .head_dim = 128,
       .qk_norm = QK_NORM_HEAD, .more = more_qwen3 },
     { ROW("smollm3",      llama_names,     128256, 2048, 11008, 36, 16, 4,  32768),  ROPE(2000000), .eps = 1e-6, .act = "silu", .tied = 1, .more = more_smollm3 },
@@ -452,7 +454,7 @@ static const struct arch archs[] = {
     { ROW("starcoder2",   starcoder2_names, 49152, 3072, 12288, 30, 24, 2,  4096),   ROPE(10000),   LAYER(BIAS_NORM), .act = "gelu_pytorch_tanh", .tied = 1,
       .not_gated = 1, .more = more_starcoder2 },
     { ROW("olmo",         olmo_names,      50304,  4096, 11008, 32, 32, 0,  2048),   ROPE(10000),   LAYER(0), .act = "silu", .more = more_olmo },
-    { ROW("olmo2",        post_norm_names, 50304,  4096, 11008, 32, 32, 0,  2048),   ROPE(10000),   .eps = 1e-5, .act = "silu", .qk_norm = QK_NORM_FULL, .more = attention_bias },
+    { ROW("olmo2",        post_norm_names, 50304,  4096, 11008, 32, 32, 0,  2048),   ROPE(10000),   .eps = 1e-5, .act = "silu", .qk_norm = QK_NORM_FULL, .more = attention_bias_parse },
     { ROW("granite",      llama_names,     32000,  4096, 11008, 32, 32, 0,  2048),   ROPE(10000),   .eps = 1e-6, .act = "silu", .more = more_granite },
     { ROW("cohere",       cohere_names,    256000, 8192, 22528, 40, 64, 0,  8192),   ROPE(500000),  LAYER(0), .act = "silu", .tied = 1, .rope_pairs = 1,
       .block = BLOCK_PARALLEL, .more = more_cohere },
@@ -488,6 +490,9 @@ const struct arch *arch_find(const char *name)
     for (int i = 0; i < N_ARCHS; i++)
         if (strcmp(archs[i].name, name) == 0)
             return &archs[i];
+    for (int i = 0; i < N_MOE_ARCHS; i++)
+        if (strcmp(moe_archs[i].name, name) == 0)
+            return &moe_archs[i];
     return NULL;
 }
 
@@ -496,8 +501,10 @@ const char *const *config_architectures(void)
     static const char *const names[] = {
         "llama", "mistral", "qwen2", "qwen3", "smollm3", "phi", "phi3", "gemma", "gemma2", "gemma3_text", "stablelm", "starcoder2", "olmo", "olmo2", "granite",
         "cohere", "cohere2", "gpt2", "gpt_neox", "gptj", "gpt_bigcode", "falcon", "mpt", "bloom", "opt", "nemotron", "exaone4", "ernie4_5", "seed_oss", "arcee",
-        "hunyuan_v1_dense", "glm4", NULL,
+        "hunyuan_v1_dense", "glm4",
+        "mixtral", "olmoe", "granitemoe", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe", "dots1", "ernie4_5_moe",
+        "hunyuan_v1_moe", "minimax_m2", "llama4_text", "gpt_oss", NULL,
     };
-    _Static_assert(sizeof names / sizeof *names == N_ARCHS + 1, "every row has its name here");
+    _Static_assert(sizeof names / sizeof *names == N_ARCHS + N_MOE_ARCHS + 1, "every row has its name here");
     return names;
 }

@@ -7,6 +7,15 @@
 /* enum act_kind of kernels.h, which is above this layer; cpu.c asserts that they agree. */
 enum config_act { CONFIG_ACT_SILU, CONFIG_ACT_GELU, CONFIG_ACT_GELU_TANH, CONFIG_ACT_RELU, CONFIG_ACT_RELU2, CONFIG_ACT_GELU_QUICK };
 
+/* How a source keeps the experts of a layer. */
+enum experts_form {
+    EXPERTS_APART,              /* a tensor of each */
+    EXPERTS_STACKED,            /* all gates [n_experts, rows, cols], all ups, all downs (GGUF) */
+    EXPERTS_FUSED,              /* the same, gates and ups in one, gate first (granitemoe) */
+    EXPERTS_FUSED_IN_OUT,       /* the same, matrices stored [in, out] (llama4) */
+    EXPERTS_PAIRED_IN_OUT,      /* the same, gate and up in turns, column by column (gpt-oss) */
+};
+
 /* Names of the source's tensors without ".weight" and ".bias".  NULL: there is no such thing; "": a norm without weights. */
 struct weight_names {
     const char *embed, *pos, *embed_norm, *embed_in, *embed_out, *final_norm, *head;
@@ -16,6 +25,14 @@ struct weight_names {
     const char *q, *k, *v, *o;
     const char *gate_up;                    /* gate first */
     const char *gate, *up, *down;
+    /* multi-head latent attention; kv_b has a head's key part, then its value part; a GGUF may have it in two (k_b, v_b) */
+    const char *q_a, *q_a_norm, *q_b, *kv_a, *kv_norm, *kv_b, *k_b, *v_b;
+    const char *sinks;                      /* whole name */
+    /* mixture of experts */
+    const char *router, *correction /* whole name */, *shared_router, *shared_gate, *shared_up, *shared_down;
+    enum experts_form experts_form;
+    const char *experts;                    /* "mlp.experts.": then (EXPERTS_APART) the number and a dot, then these */
+    const char *expert_gate, *expert_up, *expert_down;
     int qkv_grouped;                        /* rows of qkv: per KV head its query heads, key, value; otherwise all q, all k, all v */
     int conv1d;                             /* matrices of the layers are stored [in, out] */
     int gguf_permuted;                      /* in a GGUF the halves of q and k are interleaved */
@@ -63,6 +80,12 @@ struct arch {
     int ntk_alpha;                          /* hunyuan: rope_type "dynamic" with a fixed alpha */
     void (*more)(struct parse *p, struct config *c);    /* keys of its own; c is filled but for RoPE */
 };
+#define ROW(type, table, v, hid, ff, layers, heads, kv, len) \
+    .name = type, .names = &table, .vocab_size = v, .hidden_size = hid, .intermediate_size = ff, .n_layers = layers, .n_heads = heads, .n_kv_heads = kv, .max_len = len
+#define ROPE(theta) .pos = POS_ROPE, .rope_theta = theta
+#define LAYER(bits) .norm = NORM_LAYER, .eps = 1e-5, .biases = bits
+enum { N_MOE_ARCHS = 15 };
+extern const struct arch moe_archs[N_MOE_ARCHS];        /* arch_moe.c: mixtures of experts, latent attention */
 const struct arch *arch_find(const char *name);         /* NULL: none */
 extern const char *const arch_ignored[];                /* keys that do not change what is computed */
 
@@ -70,5 +93,11 @@ extern const char *const arch_ignored[];                /* keys that do not chan
 void rope_parse(struct parse *p, const struct arch *a, struct config *c);
 /* "layer_types", where it is there, decides which layers see only `window` tokens (0: refused); c->window holds what is so by default. */
 void layer_types_parse(struct parse *p, struct config *c, int64_t window);
+
+/* Keys that several architectures have. */
+int window_parse(struct parse *p, int absent);                  /* sliding_window; 0: none, also where it is null */
+void attention_bias_parse(struct parse *p, struct config *c);
+void multipliers_parse(struct parse *p, struct config *c);      /* granite's factors */
+void qwen_window_parse(struct parse *p, struct config *c);
 
 #endif

@@ -92,7 +92,57 @@ void model_norms(struct model *m)
         l->mlp_norm.present = n->mlp_norm != NULL;
         l->mlp_post_norm.present = n->mlp_post_norm != NULL;
         l->q_norm.present = l->k_norm.present = qk;
+        l->q_a_norm.present = l->kv_norm.present = m->config.mixer[i] == MIXER_MLA;
     }
+}
+
+struct linear_place { const char *name; int role, bias; struct linear *to; };
+
+static int bind_linears(struct binder *b, int layer, const struct linear_place *places, int n)
+{
+    const struct config *c = &b->m->config;
+    char name[80];
+    for (int i = 0; i < n; i++) {
+        int64_t rows, cols;
+        if (!places[i].name)
+            continue;
+        config_linear_shape(c, layer, places[i].role, &rows, &cols);
+        snprintf(name, sizeof name, "layers.%d.%s", layer, places[i].name);
+        if (bind_linear(b, name, rows, cols, c->biases & places[i].bias, places[i].to) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+int model_experts(struct model *m, struct err *e)
+{
+    for (int i = 0; i < m->config.n_layers; i++)
+        if (m->config.ff[i] == FF_MOE && !(m->layers[i].experts = calloc((size_t)m->config.moe.n_experts, sizeof *m->layers[i].experts)))
+            return err_nomem(e, "experts");
+    return 0;
+}
+
+static int bind_experts(struct binder *b, int layer, struct layer *l)
+{
+    const struct config *c = &b->m->config;
+    char correction[48], gate[40], up[40], down[40];
+    const struct linear_place routers[] = {
+        { "router", ROLE_ROUTER, BIAS_ROUTER, &l->router }, { c->moe.shared_gate ? "shared_router" : NULL, ROLE_SHARED_ROUTER, 0, &l->shared_router },
+    };
+    snprintf(correction, sizeof correction, "layers.%d.router.correction", layer);
+    if (bind_linears(b, layer, routers, 2) < 0 || (c->moe.correction && bind_plain(b, correction, 1, c->moe.n_experts, 0, &l->correction) < 0))
+        return -1;
+    for (int i = 0; i < c->moe.n_experts; i++) {
+        struct expert *x = &l->experts[i];
+        snprintf(gate, sizeof gate, "experts.%d.gate_proj", i);
+        snprintf(up, sizeof up, "experts.%d.up_proj", i);
+        snprintf(down, sizeof down, "experts.%d.down_proj", i);
+        const struct linear_place parts[] = { { gate, ROLE_EXPERT_GATE, BIAS_EXPERTS, &x->gate }, { up, ROLE_EXPERT_UP, BIAS_EXPERTS, &x->up },
+                                              { down, ROLE_EXPERT_DOWN, BIAS_EXPERTS, &x->down } };
+        if (bind_linears(b, layer, parts, 3) < 0)
+            return -1;
+    }
+    return 0;
 }
 
 static int bind_layer(struct binder *b, int i, struct layer *l)
@@ -100,16 +150,22 @@ static int bind_layer(struct binder *b, int i, struct layer *l)
     const struct config *c = &b->m->config;
     const struct weight_names *n = c->names;
     const int64_t hidden = c->hidden_size;
-    const int head = c->qk_norm == QK_NORM_HEAD, none = c->qk_norm == QK_NORM_NONE;
+    const int head = c->qk_norm == QK_NORM_HEAD, none = c->qk_norm == QK_NORM_NONE, mla = c->mixer[i] == MIXER_MLA, q_a = mla && c->mla.q_rank;
+    const int mlp = config_mlp_size(c, i) > 0;
     const struct { const char *name; const char *have; int64_t n; int bias; struct norm *to; } norms[] = {
         { "attn_norm", n->attn_norm, hidden, BIAS_NORM, &l->attn_norm }, { "attn_post_norm", n->attn_post_norm, hidden, BIAS_NORM, &l->attn_post_norm },
         { "mlp_norm", n->mlp_norm, hidden, BIAS_NORM, &l->mlp_norm }, { "mlp_post_norm", n->mlp_post_norm, hidden, BIAS_NORM, &l->mlp_post_norm },
         { "q_norm", none ? NULL : n->q_norm, (int64_t)(head ? 1 : c->n_heads) * c->head_dim, BIAS_QK_NORM, &l->q_norm },
         { "k_norm", none ? NULL : n->k_norm, (int64_t)(head ? 1 : c->n_kv_heads) * c->head_dim, BIAS_QK_NORM, &l->k_norm },
+        { "q_a_norm", q_a ? n->q_a_norm : NULL, c->mla.q_rank, 0, &l->q_a_norm }, { "kv_norm", mla ? n->kv_norm : NULL, c->mla.kv_rank, 0, &l->kv_norm },
     };
-    const struct { const char *name; int role, bias; struct linear *to; } linears[] = {
-        { "q_proj", ROLE_Q, BIAS_Q, &l->q }, { "k_proj", ROLE_K, BIAS_K, &l->k }, { "v_proj", ROLE_V, BIAS_V, &l->v }, { "o_proj", ROLE_O, BIAS_O, &l->o },
-        { "gate_proj", ROLE_GATE, BIAS_GATE, &l->gate }, { "up_proj", ROLE_UP, BIAS_UP, &l->up }, { "down_proj", ROLE_DOWN, BIAS_DOWN, &l->down },
+    const struct linear_place linears[] = {
+        { q_a ? "q_a_proj" : NULL, ROLE_Q_A, 0, &l->q_a }, { "q_proj", ROLE_Q, mla ? 0 : BIAS_Q, &l->q },
+        { mla ? NULL : "k_proj", ROLE_K, BIAS_K, &l->k }, { mla ? NULL : "v_proj", ROLE_V, BIAS_V, &l->v },
+        { mla ? "kv_a_proj" : NULL, ROLE_KV_A, 0, &l->kv_a }, { mla ? "k_b_proj" : NULL, ROLE_K_B, 0, &l->k_b }, { mla ? "v_b_proj" : NULL, ROLE_V_B, 0, &l->v_b },
+        { "o_proj", ROLE_O, BIAS_O, &l->o },
+        { mlp && c->gated ? "gate_proj" : NULL, ROLE_GATE, BIAS_GATE, &l->gate }, { mlp ? "up_proj" : NULL, ROLE_UP, BIAS_UP, &l->up },
+        { mlp ? "down_proj" : NULL, ROLE_DOWN, BIAS_DOWN, &l->down },
     };
     char name[80];
     for (size_t j = 0; j < sizeof norms / sizeof *norms; j++) {
@@ -117,16 +173,10 @@ static int bind_layer(struct binder *b, int i, struct layer *l)
         if (bind_norm(b, name, norms[j].have, norms[j].n, c->biases & norms[j].bias, norms[j].to) < 0)
             return -1;
     }
-    for (size_t j = 0; j < sizeof linears / sizeof *linears; j++) {
-        int64_t rows, cols;
-        if (linears[j].role == ROLE_GATE && !c->gated)
-            continue;
-        config_linear_shape(c, linears[j].role, &rows, &cols);
-        snprintf(name, sizeof name, "layers.%d.%s", i, linears[j].name);
-        if (bind_linear(b, name, rows, cols, c->biases & linears[j].bias, linears[j].to) < 0)
-            return -1;
-    }
-    return 0;
+    snprintf(name, sizeof name, "layers.%d.sinks", i);
+    if ((c->sinks && bind_plain(b, name, 1, c->n_heads, 0, &l->sinks) < 0) || bind_linears(b, i, linears, sizeof linears / sizeof *linears) < 0)
+        return -1;
+    return c->ff[i] == FF_MOE ? bind_experts(b, i, l) : 0;
 }
 
 static int bind_ends(struct binder *b)
@@ -175,7 +225,7 @@ struct model *model_bind(struct zfile *z, struct err *e)
         goto fail;
     }
     model_norms(m);
-    if (bind_ends(&b) < 0)
+    if (model_experts(m, e) < 0 || bind_ends(&b) < 0)
         goto fail;
     for (int i = 0; i < c->n_layers; i++)
         if (bind_layer(&b, i, &m->layers[i]) < 0)
@@ -190,6 +240,8 @@ void model_close(struct model *m)
 {
     if (!m)
         return;
+    for (int i = 0; m->layers && i < m->config.n_layers; i++)
+        free(m->layers[i].experts);
     free(m->layers);
     free(m->owned);
     config_release(&m->config);

@@ -201,6 +201,10 @@ void layer_types_parse(struct parse *p, struct config *c, int64_t window)
     for (int i = 0; i < c->n_layers; i++) {
         const char *type = json_string_value(json_array_get(types, (size_t)i));
         int sliding = type && strcmp(type, "sliding_attention") == 0;
+        if (type && strcmp(type, "chunked_attention") == 0 && c->chunk[i])
+            continue;
+        if (type && strcmp(type, "full_attention") == 0)
+            c->chunk[i] = 0;
         if (!sliding && !(type && strcmp(type, "full_attention") == 0))
             parse_fail(p, ERR_UNSUPPORTED, "layer_types: layer %d is \"%.40s\", expected \"full_attention\" or \"sliding_attention\"", i, type ? type : "?");
         else if (sliding && window < 1)
@@ -217,8 +221,14 @@ static void check(struct parse *p, const struct config *c)
         parse_fail(p, ERR_SHAPE, "num_attention_heads %d is not a multiple of num_key_value_heads %d", c->n_heads, c->n_kv_heads);
     if ((int64_t)c->n_heads * c->head_dim > MAX_WIDTH)
         parse_fail(p, ERR_SHAPE, "num_attention_heads %d of head_dim %d, expected a product of at most %d", c->n_heads, c->head_dim, MAX_WIDTH);
+    const struct moe *m = &c->moe;
+    if (m->top_k > m->n_experts)
+        parse_fail(p, ERR_SHAPE, "num_experts_per_tok %d of %d experts", m->top_k, m->n_experts);
+    if (m->n_groups > 1 && (m->n_experts % m->n_groups || m->top_groups > m->n_groups || m->n_experts / m->n_groups < m->group_best ||
+                            m->top_k > m->n_experts / m->n_groups * m->top_groups))
+        parse_fail(p, ERR_SHAPE, "%d experts in n_group %d groups, %d of the best topk_group %d: does not fit", m->n_experts, m->n_groups, m->top_k, m->top_groups);
     if (!(c->norm_eps >= 0) || !isfinite(c->norm_eps) || !isfinite(c->attn_scale) || !isfinite(c->embed_scale) || !isfinite(c->residual_scale) ||
-        !isfinite(c->logit_scale) || !isfinite(c->attn_softcap) || !isfinite(c->final_softcap) || !isfinite(c->clip_qkv))
+        !isfinite(c->logit_scale) || !isfinite(c->moe.scale) || !isfinite(c->moe.norm_min) || !isfinite(c->temperature_scale) || !isfinite(c->attn_softcap) || !isfinite(c->final_softcap) || !isfinite(c->clip_qkv))
         parse_fail(p, ERR_FORMAT, "an epsilon, scale, cap or clip is not a finite number");
 }
 
@@ -244,7 +254,7 @@ static void common_parse(struct parse *p, const struct arch *a, struct config *c
     c->qk_norm_kind = NORM_RMS;
     c->qk_norm_eps = c->norm_eps;
     c->pos = a->pos;
-    c->alibi_scale = 1;
+    c->alibi_scale = c->moe.scale = 1;
     c->act = act_parse(p, a);
     c->gated = !a->not_gated;
     c->embed_scale = c->residual_scale = c->logit_scale = 1;
@@ -274,9 +284,12 @@ int config_parse(struct config *c, const json_t *json, struct err *e)
     common_parse(&p, a, c);
     if (p.bad)
         goto fail;
+    c->mixer = calloc((size_t)c->n_layers, sizeof *c->mixer);
+    c->ff = calloc((size_t)c->n_layers, sizeof *c->ff);
+    c->chunk = calloc((size_t)c->n_layers, sizeof *c->chunk);
     c->window = calloc((size_t)c->n_layers, sizeof *c->window);
     c->rope_of = calloc((size_t)c->n_layers, sizeof *c->rope_of);
-    if (!c->window || !c->rope_of) {
+    if (!c->mixer || !c->ff || !c->chunk || !c->window || !c->rope_of) {
         err_nomem(e, "config");
         goto fail;
     }
@@ -308,6 +321,9 @@ void config_release(struct config *c)
         free(c->ropes[i].inv_freq);
         free(c->ropes[i].inv_freq_long);
     }
+    free(c->mixer);
+    free(c->ff);
+    free(c->chunk);
     free(c->window);
     free(c->rope_of);
     *c = (struct config){ 0 };
@@ -321,15 +337,73 @@ int config_long_from(const struct config *c)
     return 0;
 }
 
-void config_linear_shape(const struct config *c, int role, int64_t *rows, int64_t *cols)
+int config_mlp_size(const struct config *c, int layer)
 {
-    const int64_t hidden = c->hidden_size, q = (int64_t)c->n_heads * c->head_dim, kv = (int64_t)c->n_kv_heads * c->head_dim, ff = c->intermediate_size;
+    return layer >= 0 && c->ff[layer] == FF_MOE ? c->moe.shared_size : c->intermediate_size;
+}
+
+void config_linear_shape(const struct config *c, int layer, int role, int64_t *rows, int64_t *cols)
+{
+    const struct mla *m = &c->mla;
+    const int is_mla = layer >= 0 && c->mixer[layer] == MIXER_MLA;
+    const int64_t hidden = c->hidden_size, heads = c->n_heads, q = heads * c->head_dim, kv = (int64_t)c->n_kv_heads * c->head_dim;
+    const int64_t mlp = config_mlp_size(c, layer), expert = c->moe.intermediate_size;
     switch (role) {
-    case ROLE_Q:                    *rows = q;             *cols = hidden; break;
-    case ROLE_K: case ROLE_V:       *rows = kv;            *cols = hidden; break;
-    case ROLE_O:                    *rows = hidden;        *cols = q; break;
-    case ROLE_GATE: case ROLE_UP:   *rows = ff;            *cols = hidden; break;
-    case ROLE_DOWN:                 *rows = hidden;        *cols = ff; break;
-    default:                        *rows = c->vocab_size; *cols = c->embed_size; break;
+    case ROLE_Q:
+        *rows = is_mla ? heads * (m->nope_dim + m->rope_dim) : q;
+        *cols = is_mla && m->q_rank ? m->q_rank : hidden;
+        break;
+    case ROLE_K: case ROLE_V:       *rows = kv;                         *cols = hidden; break;
+    case ROLE_O:                    *rows = hidden;                     *cols = is_mla ? heads * m->v_dim : q; break;
+    case ROLE_GATE: case ROLE_UP:   *rows = mlp;                        *cols = hidden; break;
+    case ROLE_DOWN:                 *rows = hidden;                     *cols = mlp; break;
+    case ROLE_Q_A:                  *rows = m->q_rank;                  *cols = hidden; break;
+    case ROLE_KV_A:                 *rows = m->kv_rank + m->rope_dim;   *cols = hidden; break;
+    case ROLE_K_B:                  *rows = heads * m->kv_rank;         *cols = m->nope_dim; break;
+    case ROLE_V_B:                  *rows = heads * m->v_dim;           *cols = m->kv_rank; break;
+    case ROLE_ROUTER:               *rows = c->moe.n_experts;           *cols = hidden; break;
+    case ROLE_SHARED_ROUTER:        *rows = 1;                          *cols = hidden; break;
+    case ROLE_EXPERT_GATE: case ROLE_EXPERT_UP: *rows = expert;         *cols = hidden; break;
+    case ROLE_EXPERT_DOWN:          *rows = hidden;                     *cols = expert; break;
+    default:                        *rows = c->vocab_size;              *cols = c->embed_size; break;
     }
+}
+
+int64_t config_layer_parameters(const struct config *c, int layer, int per_token)
+{
+    static const int attention[] = { ROLE_Q, ROLE_K, ROLE_V, ROLE_O }, latent[] = { ROLE_Q, ROLE_Q_A, ROLE_KV_A, ROLE_K_B, ROLE_V_B, ROLE_O };
+    const int mla = c->mixer[layer] == MIXER_MLA, moe = c->ff[layer] == FF_MOE;
+    int64_t rows, cols, n = 0;
+    for (size_t i = 0; i < (mla ? sizeof latent : sizeof attention) / sizeof *latent; i++) {
+        config_linear_shape(c, layer, mla ? latent[i] : attention[i], &rows, &cols);
+        n += rows * cols;
+    }
+    n += (int64_t)(c->gated ? 3 : 2) * config_mlp_size(c, layer) * c->hidden_size;
+    if (moe)
+        n += (int64_t)c->moe.n_experts * c->hidden_size + (int64_t)(per_token ? c->moe.top_k : c->moe.n_experts) * 3 * c->moe.intermediate_size * c->hidden_size;
+    return n;
+}
+
+static int any(const unsigned char *kinds, int n, int kind) { return memchr(kinds, kind, (size_t)n) != NULL; }
+int config_has_mixer(const struct config *c, enum mixer_kind kind) { return any(c->mixer, c->n_layers, (int)kind); }
+int config_has_ff(const struct config *c, enum ff_kind kind) { return any(c->ff, c->n_layers, (int)kind); }
+
+size_t config_kv_bytes(const struct config *c, enum kv_type type)
+{
+    size_t n = 0;
+    for (int i = 0; i < c->n_layers; i++)
+        n += c->mixer[i] == MIXER_MLA ? 1 : 2 * (size_t)c->n_kv_heads;
+    return n * kv_block_bytes(type, c->head_dim);
+}
+
+const char *config_beyond_dense(const struct config *c)
+{
+    if (config_has_ff(c, FF_MOE))
+        return "a mixture of experts";
+    if (config_has_mixer(c, MIXER_MLA))
+        return "multi-head latent attention";
+    for (int i = 0; i < c->n_layers; i++)
+        if (c->chunk[i])
+            return "chunked attention";
+    return c->sinks ? "attention sinks" : c->temperature_scale != 0 ? "queries scaled by their position" : c->qk_norm_roped ? "norms of q and k in some layers" : NULL;
 }

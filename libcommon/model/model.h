@@ -11,6 +11,7 @@
 
 #include "libcommon/base/err.h"
 #include "libcommon/format/zfile.h"
+#include "libcommon/quant/kvtype.h"
 #include "libcommon/quant/tile.h"
 
 enum norm_kind { NORM_RMS, NORM_LAYER };
@@ -23,6 +24,45 @@ enum block_kind {
 enum qk_norm { QK_NORM_NONE, QK_NORM_HEAD, QK_NORM_EACH, QK_NORM_FULL };
 enum pos_kind { POS_ROPE, POS_LEARNED, POS_ALIBI, POS_NONE };
 
+/* A layer is a mixer, which lets tokens see each other, and a feed-forward part, which each token goes through alone; the kinds vary from layer to layer. */
+enum mixer_kind {
+    MIXER_ATTENTION,            /* q, k, v, o; keys and values in the cache */
+    MIXER_MLA,                  /* keys and values come out of one latent vector a token (arXiv:2405.04434, section 2.1); that and a rotated key are in the cache */
+};
+enum ff_kind {
+    FF_DENSE,                   /* down(act(gate(x)) * up(x)) */
+    FF_MOE,                     /* the sum of some experts, each such an MLP, chosen and weighed by a router, and of a shared one that all tokens take */
+};
+
+/* How a router's outputs become a choice of top_k experts and their weights. */
+enum router_kind {
+    ROUTER_SOFTMAX,             /* scores: softmax over all experts; the largest are chosen, and weigh as much as they score */
+    ROUTER_SIGMOID,             /* the same with a sigmoid of each */
+    ROUTER_TOP_SOFTMAX,         /* the largest outputs are chosen, their softmax among themselves weighs them */
+};
+struct moe {
+    int n_experts, top_k;       /* 0: no layer has experts */
+    int intermediate_size;      /* of one expert */
+    int shared_size;            /* of the shared MLP, all of them together; 0: none */
+    int shared_gate;            /* the shared MLP's output times sigmoid of a router of its own (qwen2_moe) */
+    enum router_kind router;
+    int correction;             /* a bias per expert, added to the scores for the choice only (arXiv:2408.15664) */
+    int n_groups, top_groups;   /* only experts of the best groups are chosen; n_groups 0 or 1: no groups */
+    int group_best;             /* a group is as good as the sum of its so many best experts */
+    int normalize;              /* weights are divided by their sum, */
+    float norm_min, norm_add;   /* which is at least this, after adding that */
+    float scale;                /* and multiplied by this */
+    int weigh_input;            /* weights multiply the expert's input, not its output (llama4) */
+    float act_alpha, act_limit; /* limit > 0: g * sigmoid(alpha * g) * (u + 1), g clamped from above, u from both sides (gpt-oss) */
+};
+struct mla {
+    int q_rank;                 /* 0: q comes from the hidden state at once */
+    int kv_rank;                /* width of the latent */
+    int nope_dim, rope_dim;     /* a head's query and key: so many dimensions that do not rotate, then those that do */
+    int v_dim;                  /* a head's value */
+    float norm_eps;             /* of the norms of both latents */
+};
+
 struct rope {                   /* one table of rotations; layers choose one by index */
     int dim;                    /* rotated dimensions of a head */
     int pairs;                  /* 1: (0,1),(2,3)...; 0: (i, i + dim/2) */
@@ -34,6 +74,7 @@ struct rope {                   /* one table of rotations; layers choose one by 
 
 /* Which layers have a bias.  A GGUF says it by what it holds: for those the bits only mean "may have". */
 enum { BIAS_Q = 1, BIAS_K = 2, BIAS_V = 4, BIAS_O = 8, BIAS_GATE = 16, BIAS_UP = 32, BIAS_DOWN = 64, BIAS_NORM = 128, BIAS_HEAD = 256, BIAS_QK_NORM = 512,
+       BIAS_ROUTER = 1024, BIAS_EXPERTS = 2048,
        BIAS_QKV = 7, BIAS_MLP = 112 };
 
 struct weight_names;                        /* arch.h */
@@ -63,7 +104,17 @@ struct config {
     int biases;                             /* BIAS_: which linear layers and norms have one */
     int gguf;                               /* the weights came from a GGUF file: its names, its order of q and k, offsets of norms added */
     const struct weight_names *names;       /* where the weights are in a source; static */
+    unsigned char *mixer, *ff;              /* [n_layers] enum mixer_kind, enum ff_kind; owned */
+    struct moe moe;
+    /* Layers of MIXER_MLA: to the cache and to attention they are n_heads queries of one KV head of head_dim = kv_rank + rope_dim, whose values are the
+     * first kv_rank elements of its keys. */
+    struct mla mla;
+    int sinks;                              /* a score per head that takes its share of the softmax and has no value (gpt-oss) */
     int *window;                            /* [n_layers] sliding window in tokens, 0: full; owned */
+    int *chunk;                             /* [n_layers] a token sees the tokens of its chunk of so many only, 0: all; owned */
+    float temperature_scale; int temperature_floor;    /* llama4, layers without RoPE: q *= log(1 + floor((pos + 1) / floor)) * scale + 1; scale 0: no */
+    int qk_norm_roped;                      /* q and k are normed only where they rotate (llama4) */
+    int n_extra_layers;                     /* layers of the source beyond n_layers that predict further tokens: not used */
     int *rope_of;                           /* [n_layers] index into ropes, -1: none; owned */
     int32_t bos, eos[8]; int n_eos;         /* as config.json says; the tokenizer and generation_config know better */
 };
@@ -80,9 +131,21 @@ const char *const *config_architectures(void);
 struct linear { struct mat w; const float *bias; };     /* w.data NULL: absent; bias [rows] or NULL */
 struct norm   { const float *w, *b; int present; };     /* present without w: a norm without weights (olmo) */
 
+struct expert { struct linear gate, up, down; };
+
 struct layer {
     struct norm attn_norm, attn_post_norm, mlp_norm, mlp_post_norm, q_norm, k_norm;
-    struct linear q, k, v, o, gate, up, down;
+    struct linear q, k, v, o;
+    struct linear gate, up, down;   /* FF_MOE: the shared MLP */
+    const float *sinks;             /* [n_heads] or NULL */
+    /* MIXER_MLA: q reads q_norm(q_a(x)) where there is a q_a; kv_a makes latent and rotated key, kv_norm norms the latent;
+     * k_b [n_heads * kv_rank, nope_dim] takes a head's query to the latents, v_b [n_heads * v_dim, kv_rank] a head's latent to its value */
+    struct linear q_a, kv_a, k_b, v_b;
+    struct norm q_a_norm, kv_norm;
+    /* FF_MOE */
+    struct linear router, shared_router;
+    const float *correction;        /* [n_experts] or NULL */
+    struct expert *experts;         /* [n_experts] */
 };
 
 struct model {
@@ -104,8 +167,21 @@ void model_close(struct model *m);
 
 /* Which norms the architecture has: sets `present` of all of them. */
 void model_norms(struct model *m);
-/* Shapes of a layer's weights: rows and cols of a linear layer by role (ROLE_Q .. ROLE_DOWN, ROLE_EMBED, ROLE_HEAD). */
-void config_linear_shape(const struct config *c, int role, int64_t *rows, int64_t *cols);
+/* Room for the experts of all layers that have some, freed by model_close. */
+int model_experts(struct model *m, struct err *e);
+/* Rows and cols of a linear layer by role; layer: of which it is (any for what stands outside of layers). */
+void config_linear_shape(const struct config *c, int layer, int role, int64_t *rows, int64_t *cols);
+/* Width of a layer's gate and up: the dense MLP's or the shared one's, 0: it has neither. */
+int config_mlp_size(const struct config *c, int layer);
+/* Weights of a layer's matrices; per_token: of those that one token uses. */
+int64_t config_layer_parameters(const struct config *c, int layer, int per_token);
+/* Is any layer of this kind? */
+int config_has_mixer(const struct config *c, enum mixer_kind kind);
+int config_has_ff(const struct config *c, enum ff_kind kind);
+/* Bytes of one KV block, all layers. */
+size_t config_kv_bytes(const struct config *c, enum kv_type type);
+/* Why a backend that knows only attention with plain or windowed masks and dense MLPs cannot run this; NULL: it can. */
+const char *config_beyond_dense(const struct config *c);
 
 /* ---- where weights come from (used when converting) ---- */
 
@@ -117,11 +193,13 @@ struct weight_spec {
     int64_t rows, cols;             /* rows 1 for vectors: cols = length */
     int is_vector;                  /* stored plain as f32: norms and biases (rows 1; the map picks elements), positions (rows > 1) */
     int role;                       /* enum weight_role */
-    int layer;                      /* -1: not in a layer */
+    int layer, expert;              /* -1: not in a layer, of no expert */
+    int first_of_expert;            /* begins the range of an expert */
     int optional;                   /* may be missing in the source (a bias) */
 };
 enum weight_role {
     ROLE_EMBED, ROLE_POS, ROLE_NORM, ROLE_BIAS, ROLE_Q, ROLE_K, ROLE_V, ROLE_O, ROLE_GATE, ROLE_UP, ROLE_DOWN, ROLE_HEAD,
+    ROLE_Q_A, ROLE_KV_A, ROLE_K_B, ROLE_V_B, ROLE_ROUTER, ROLE_SHARED_ROUTER, ROLE_EXPERT_GATE, ROLE_EXPERT_UP, ROLE_EXPERT_DOWN, N_ROLES
 };
 
 /* A source as the namer needs it: does this tensor exist, and with what shape?  (import/ is above this layer.) */

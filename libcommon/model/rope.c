@@ -45,8 +45,9 @@ static double yarn_dim(double turns, int dim, double theta, double original)
 
 static double mscale(double factor, double m) { return factor <= 1 ? 1 : 0.1 * m * log(factor) + 1; }
 
-static void yarn(struct parse *p, struct rope *r, double theta, double original, double max_len)
+static void yarn(struct parse *p, struct config *c, struct rope *r, double theta, double original)
 {
+    const double max_len = c->max_len;
     original = parse_real(p, "original_max_position_embeddings", original);
     double factor = parse_real(p, "factor", original > 0 ? max_len / original : 0);
     double m = parse_real(p, "mscale", 0), m_all = parse_real(p, "mscale_all_dim", 0), given = parse_real(p, "attention_factor", 0);
@@ -58,6 +59,8 @@ static void yarn(struct parse *p, struct rope *r, double theta, double original,
         return;
     }
     r->scale = (float)(given > 0 ? given : m != 0 && m_all != 0 ? mscale(factor, m) / mscale(factor, m_all) : mscale(factor, 1));
+    if (c->mla.kv_rank && m_all != 0)           /* deepseek: and once more on both sides of the scores */
+        c->attn_scale *= (float)(mscale(factor, m_all) * mscale(factor, m_all));
     double low = yarn_dim(fast, r->dim, theta, original), high = yarn_dim(slow, r->dim, theta, original);
     if (truncate) {
         low = floor(low);
@@ -159,7 +162,7 @@ static void rope_add(struct parse *up, const struct arch *a, struct config *c, c
     else if (strcmp(type, "llama3") == 0)
         llama3(&p, r, original);
     else if (strcmp(type, "yarn") == 0)
-        yarn(&p, r, theta, original, c->max_len);
+        yarn(&p, c, r, theta, original);
     else if (strcmp(type, "longrope") == 0)
         longrope(&p, r, theta, original, c->max_len);
     else if (strcmp(type, "default") == 0)
@@ -188,7 +191,7 @@ void rope_parse(struct parse *p, const struct arch *a, struct config *c)
         return;
     }
     const int64_t rotary_dim = parse_int(p, "rotary_dim", 2, c->head_dim, a->rotary_dim);
-    const int dim = rotary_dim ? (int)rotary_dim : (int)(c->head_dim * partial);
+    const int dim = c->mla.kv_rank ? c->mla.rope_dim : rotary_dim ? (int)rotary_dim : (int)(c->head_dim * partial);
     if (p->bad || dim < 2 || dim % 2 || dim > c->head_dim) {
         parse_fail(p, ERR_SHAPE, "%d of head_dim %d dimensions rotate, expected an even number, at least 2", dim, c->head_dim);
         return;

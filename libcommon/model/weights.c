@@ -12,6 +12,11 @@ const struct weight_names gguf_names = {
     .attn_norm = "attn_norm", .attn_post_norm = "post_attention_norm", .mlp_norm = "ffn_norm", .mlp_post_norm = "post_ffw_norm",
     .q_norm = "attn_q_norm", .k_norm = "attn_k_norm", .qkv = "attn_qkv", .q = "attn_q", .k = "attn_k", .v = "attn_v", .o = "attn_output",
     .gate_up = "ffn_up", .gate = "ffn_gate", .up = "ffn_up", .down = "ffn_down",
+    .q_a = "attn_q_a", .q_a_norm = "attn_q_a_norm", .q_b = "attn_q_b", .kv_a = "attn_kv_a_mqa", .kv_norm = "attn_kv_a_norm", .kv_b = "attn_kv_b",
+    .k_b = "attn_k_b", .v_b = "attn_v_b", .sinks = "attn_sinks.weight",
+    .router = "ffn_gate_inp", .correction = "exp_probs_b.bias", .shared_router = "ffn_gate_inp_shexp",
+    .shared_gate = "ffn_gate_shexp", .shared_up = "ffn_up_shexp", .shared_down = "ffn_down_shexp",
+    .experts_form = EXPERTS_STACKED, .experts = "", .expert_gate = "ffn_gate_exps", .expert_up = "ffn_up_exps", .expert_down = "ffn_down_exps",
 };
 
 struct builder {
@@ -70,45 +75,42 @@ static struct weight_spec *push(struct builder *b)
         b->room = room;
     }
     struct weight_spec *s = &b->specs[b->n_specs++];
-    *s = (struct weight_spec){ .layer = -1 };
+    *s = (struct weight_spec){ .layer = -1, .expert = -1 };
     return s;
+}
+
+/* One tensor of ours from the source's tensor `full`, which has the shape want; t has the rest.  1: missing and allowed to be. */
+static int add_as(struct builder *b, const char *ours, const char *full, const int64_t *want, int n_want, const struct weight_spec *t)
+{
+    const int missing = check_shape(b, full, want, n_want, t->optional);
+    if (missing)
+        return missing;
+    struct weight_spec *s = push(b);
+    if (!s)
+        return -1;
+    *s = *t;
+    if (strlen(full) >= sizeof s->source)
+        return err_set(b->e, ERR_SHAPE, "tensor '%s': a name of %zu characters, expected less than %zu", full, strlen(full), sizeof s->source);
+    memcpy(s->source, full, strlen(full) + 1);
+    if (t->layer < 0)
+        snprintf(s->name, sizeof s->name, "%s", ours);
+    else if (t->expert < 0)
+        snprintf(s->name, sizeof s->name, "layers.%d.%s", t->layer, ours);
+    else
+        snprintf(s->name, sizeof s->name, "layers.%d.experts.%d.%s", t->layer, t->expert, ours);
+    return 0;
 }
 
 /* One tensor: ours [rows, cols] (rows 1 for vectors) from `source` of src_rows rows. */
 static int add(struct builder *b, int layer, const char *name, const char *suffix, const char *source, int64_t rows, int64_t cols, int vector, struct row_map map,
                int64_t src_rows, int role, int optional)
 {
-    char full[200], ours[96];
+    char full[200], ours[80];
     snprintf(full, sizeof full, "%s%s", source, suffix);
-    if (layer < 0)
-        snprintf(ours, sizeof ours, "%s%s", name, suffix);
-    else
-        snprintf(ours, sizeof ours, "layers.%d.%s%s", layer, name, suffix);
-    int64_t want[2] = { map.transposed ? cols : src_rows, map.transposed ? src_rows : cols };
-    int missing;
-    if (vector && rows == 1) {
-        want[0] = src_rows;
-        missing = check_shape(b, full, want, 1, optional);
-    } else {
-        missing = check_shape(b, full, want, 2, optional);
-    }
-    if (missing)
-        return missing < 0 ? -1 : 0;
-    struct weight_spec *s = push(b);
-    if (!s)
-        return -1;
-    if (strlen(full) >= sizeof s->source)
-        return err_set(b->e, ERR_SHAPE, "tensor '%s': a name of %zu characters, expected less than %zu", full, strlen(full), sizeof s->source);
-    memcpy(s->name, ours, sizeof ours);
-    memcpy(s->source, full, strlen(full) + 1);
-    s->map = map;
-    s->rows = rows;
-    s->cols = cols;
-    s->is_vector = vector;
-    s->role = role;
-    s->layer = layer;
-    s->optional = optional;
-    return 0;
+    snprintf(ours, sizeof ours, "%s%s", name, suffix);
+    const int64_t want[2] = { (vector && rows == 1) || !map.transposed ? src_rows : cols, map.transposed ? src_rows : cols };
+    const struct weight_spec t = { .map = map, .rows = rows, .cols = cols, .is_vector = vector, .role = role, .layer = layer, .expert = -1, .optional = optional };
+    return add_as(b, ours, full, want, vector && rows == 1 ? 1 : 2, &t) < 0 ? -1 : 0;
 }
 
 static void path(const struct builder *b, char *out, size_t room, int layer, const char *stem)
@@ -135,7 +137,7 @@ static int add_norm(struct builder *b, int layer, const char *name, const char *
 static int add_linear(struct builder *b, int layer, const char *name, const char *source, int role, int bias, struct row_map map, int64_t src_rows)
 {
     int64_t rows, cols;
-    config_linear_shape(b->c, role, &rows, &cols);
+    config_linear_shape(b->c, layer, role, &rows, &cols);
     if (!src_rows)
         src_rows = rows;
     map.transposed = b->n.conv1d && layer >= 0;
@@ -184,7 +186,7 @@ static int add_qkv(struct builder *b, int layer)
 static int add_mlp(struct builder *b, int layer)
 {
     const struct config *c = b->c;
-    const int64_t ff = c->intermediate_size;
+    const int64_t ff = config_mlp_size(c, layer);
     char source[160], probe[168];
     const struct row_map identity = { 0 };
     int is_fused = c->gated && b->n.gate_up != NULL;
@@ -212,11 +214,159 @@ static int add_mlp(struct builder *b, int layer)
     return add_linear(b, layer, "down_proj", source, ROLE_DOWN, BIAS_DOWN, identity, 0);
 }
 
+/* ---- mixture of experts ---- */
+
+/* A plain vector whose whole name stands in the table; some keep it as [1, n]. */
+static int add_named_vector(struct builder *b, int layer, const char *ours, const char *stem, int64_t n)
+{
+    char full[160];
+    int n_dims;
+    int64_t dim[4];
+    path(b, full, sizeof full, layer, stem);
+    const int64_t flat[2] = { 1, n };
+    const int as_row = b->s->shape(b->s->user, full, &n_dims, dim) == 0 && n_dims == 2;
+    const struct weight_spec t = { .rows = 1, .cols = n, .is_vector = 1, .role = ROLE_BIAS, .layer = layer, .expert = -1 };
+    return add_as(b, ours, full, as_row ? flat : flat + 1, as_row ? 2 : 1, &t);
+}
+
+/* A matrix of one expert, and its bias, from where the source keeps it.  part: 0 gate, 1 up, 2 down. */
+static int add_expert_part(struct builder *b, int layer, int expert, int part)
+{
+    static const char *const ours[] = { "gate_proj", "up_proj", "down_proj" };
+    const struct config *c = b->c;
+    const enum experts_form form = b->n.experts_form;
+    const int fused = form >= EXPERTS_FUSED && part < 2, in_out = form >= EXPERTS_FUSED_IN_OUT, paired = form == EXPERTS_PAIRED_IN_OUT && fused;
+    const char *stem = part == 2 ? b->n.expert_down : part == 1 && !fused ? b->n.expert_up : b->n.expert_gate;
+    struct weight_spec t = { .role = ROLE_EXPERT_GATE + part, .layer = layer, .expert = expert, .first_of_expert = part == 0 };
+    config_linear_shape(c, layer, t.role, &t.rows, &t.cols);
+    const int64_t rows = fused ? 2 * t.rows : t.rows, n = c->moe.n_experts;
+    const int64_t apart[2] = { rows, t.cols }, stacked[3] = { n, in_out ? t.cols : rows, in_out ? rows : t.cols };
+    char base[160], full[192], inside[48], name[24];
+    if (form == EXPERTS_APART)
+        snprintf(inside, sizeof inside, "%s%d.%s", b->n.experts, expert, stem);
+    else
+        snprintf(inside, sizeof inside, "%s%s", b->n.experts, stem);
+    path(b, base, sizeof base, layer, inside);
+    const int64_t offset = paired ? part == 1 : fused && part == 1 ? t.rows : 0, run = paired ? 1 : t.rows, stride = paired ? 2 : t.rows;
+    if (in_out)
+        t.map = (struct row_map){ .offset = offset, .run = run, .stride = stride, .transposed = 1, .first = expert * t.cols };
+    else if (form != EXPERTS_APART)
+        t.map = (struct row_map){ .offset = expert * rows + offset, .run = run, .stride = stride };
+    snprintf(full, sizeof full, "%s%s", base, in_out ? "" : ".weight");
+    snprintf(name, sizeof name, "%s.weight", ours[part]);
+    if (add_as(b, name, full, form == EXPERTS_APART ? apart : stacked, form == EXPERTS_APART ? 2 : 3, &t) < 0)
+        return -1;
+    if (c->gguf ? 0 : !(c->biases & BIAS_EXPERTS))
+        return 0;
+    const int64_t biases[2] = { n, rows };
+    const struct weight_spec bias = { .rows = 1, .cols = t.rows, .is_vector = 1, .role = ROLE_BIAS, .layer = layer, .expert = expert, .optional = c->gguf,
+                                      .map = form == EXPERTS_APART ? (struct row_map){ 0 }
+                                                                   : (struct row_map){ .offset = expert * rows + offset, .run = run, .stride = stride } };
+    snprintf(full, sizeof full, "%s%s", base, in_out ? "_bias" : ".bias");
+    snprintf(name, sizeof name, "%s.bias", ours[part]);
+    return add_as(b, name, full, form == EXPERTS_APART ? biases + 1 : biases, form == EXPERTS_APART ? 1 : 2, &bias) < 0 ? -1 : 0;
+}
+
+static int add_moe(struct builder *b, int layer)
+{
+    const struct moe *m = &b->c->moe;
+    const struct row_map identity = { 0 };
+    char source[160];
+    path(b, source, sizeof source, layer, b->n.router);
+    if (add_linear(b, layer, "router", source, ROLE_ROUTER, BIAS_ROUTER, identity, 0) < 0 ||
+        (m->correction && add_named_vector(b, layer, "router.correction", b->n.correction, m->n_experts) < 0))
+        return -1;
+    if (m->shared_gate) {
+        char full[168];
+        int n_dims;
+        int64_t dim[4];
+        path(b, source, sizeof source, layer, b->n.shared_router);
+        snprintf(full, sizeof full, "%s.weight", source);
+        const int64_t want[2] = { 1, b->c->hidden_size };
+        const int flat = b->s->shape(b->s->user, full, &n_dims, dim) == 0 && n_dims == 1;       /* GGUF leaves the 1 out */
+        const struct weight_spec t = { .rows = 1, .cols = b->c->hidden_size, .role = ROLE_SHARED_ROUTER, .layer = layer, .expert = -1 };
+        if (add_as(b, "shared_router.weight", full, flat ? want + 1 : want, flat ? 1 : 2, &t) < 0)
+            return -1;
+    }
+    for (int i = 0; i < (m->shared_size ? 3 : 0); i++) {
+        static const char *const ours[] = { "gate_proj", "up_proj", "down_proj" };
+        const char *const stems[] = { b->n.shared_gate, b->n.shared_up, b->n.shared_down };
+        path(b, source, sizeof source, layer, stems[i]);
+        if (add_linear(b, layer, ours[i], source, ROLE_GATE + i, BIAS_GATE << i, identity, 0) < 0)
+            return -1;
+    }
+    for (int i = 0; i < m->n_experts; i++)
+        for (int part = 0; part < 3; part++)
+            if (add_expert_part(b, layer, i, part) < 0)
+                return -1;
+    return 0;
+}
+
+/* ---- multi-head latent attention ---- */
+
+/* kv_b: of every head nope_dim rows that make its key out of the latent, then v_dim rows that make its value.  The former are kept the other way round. */
+static int add_kv_b(struct builder *b, int layer)
+{
+    const struct mla *m = &b->c->mla;
+    const int64_t heads = b->c->n_heads, head = m->nope_dim + m->v_dim;
+    const struct row_map values = { .offset = m->nope_dim, .run = m->v_dim, .stride = head };
+    const struct row_map keys = { .run = m->kv_rank, .stride = m->kv_rank, .transposed = 1, .slice = m->kv_rank, .slice_stride = head };
+    char full[168], source[160];
+    struct weight_spec t = { .layer = layer, .expert = -1 };
+    path(b, source, sizeof source, layer, b->n.k_b ? b->n.k_b : "");
+    snprintf(full, sizeof full, "%s.weight", source);
+    if (b->n.k_b && exists(b, full)) {                  /* newer GGUF: in two, keys the other way round already */
+        const int64_t k[3] = { heads, m->kv_rank, m->nope_dim }, v[3] = { heads, m->v_dim, m->kv_rank };
+        t.role = ROLE_K_B;
+        config_linear_shape(b->c, layer, t.role, &t.rows, &t.cols);
+        if (add_as(b, "k_b_proj.weight", full, k, 3, &t) < 0)
+            return -1;
+        path(b, source, sizeof source, layer, b->n.v_b);
+        snprintf(full, sizeof full, "%s.weight", source);
+        t.role = ROLE_V_B;
+        config_linear_shape(b->c, layer, t.role, &t.rows, &t.cols);
+        return add_as(b, "v_b_proj.weight", full, v, 3, &t);
+    }
+    const int64_t want[2] = { heads * head, m->kv_rank };
+    path(b, source, sizeof source, layer, b->n.kv_b);
+    snprintf(full, sizeof full, "%s.weight", source);
+    t.role = ROLE_K_B;
+    t.map = keys;
+    config_linear_shape(b->c, layer, t.role, &t.rows, &t.cols);
+    if (add_as(b, "k_b_proj.weight", full, want, 2, &t) < 0)
+        return -1;
+    t.role = ROLE_V_B;
+    t.map = values;
+    config_linear_shape(b->c, layer, t.role, &t.rows, &t.cols);
+    return add_as(b, "v_b_proj.weight", full, want, 2, &t);
+}
+
+static int add_mla(struct builder *b, int layer)
+{
+    const struct mla *m = &b->c->mla;
+    const struct row_map identity = { 0 };
+    char source[160];
+    if (m->q_rank) {
+        path(b, source, sizeof source, layer, b->n.q_a);
+        if (add_linear(b, layer, "q_a_proj", source, ROLE_Q_A, 0, identity, 0) < 0 || add_norm(b, layer, "q_a_norm", b->n.q_a_norm, b->n.q_a_norm, m->q_rank, 0) < 0)
+            return -1;
+    }
+    path(b, source, sizeof source, layer, m->q_rank ? b->n.q_b : b->n.q);
+    if (add_linear(b, layer, "q_proj", source, ROLE_Q, 0, identity, 0) < 0)
+        return -1;
+    path(b, source, sizeof source, layer, b->n.kv_a);
+    if (add_linear(b, layer, "kv_a_proj", source, ROLE_KV_A, 0, identity, 0) < 0 || add_norm(b, layer, "kv_norm", b->n.kv_norm, b->n.kv_norm, m->kv_rank, 0) < 0)
+        return -1;
+    return add_kv_b(b, layer);
+}
+
+/* ---- a layer ---- */
+
 /* q_norm or k_norm: one weight for all heads, one for each head ([heads, head_dim] in the source), or one for the whole row. */
 static int add_qk_norm(struct builder *b, int layer, const char *name, const char *stem, int heads)
 {
     const struct config *c = b->c;
-    if (c->qk_norm == QK_NORM_NONE)
+    if (c->qk_norm == QK_NORM_NONE || (b->have->q_norm && !*b->have->q_norm))
         return 0;
     const int64_t n = c->qk_norm == QK_NORM_HEAD ? c->head_dim : (int64_t)heads * c->head_dim;
     if (c->qk_norm != QK_NORM_EACH)
@@ -230,7 +380,7 @@ static int add_qk_norm(struct builder *b, int layer, const char *name, const cha
     struct weight_spec *s = push(b);
     if (!s)
         return -1;
-    *s = (struct weight_spec){ .rows = 1, .cols = n, .is_vector = 1, .role = ROLE_NORM, .layer = layer };
+    *s = (struct weight_spec){ .rows = 1, .cols = n, .is_vector = 1, .role = ROLE_NORM, .layer = layer, .expert = -1 };
     snprintf(s->name, sizeof s->name, "layers.%d.%s.weight", layer, name);
     snprintf(s->source, sizeof s->source, "%s", full);
     return 0;
@@ -243,12 +393,18 @@ static int add_layer(struct builder *b, int i)
     const struct row_map identity = { 0 };
     char o[160];
     path(b, o, sizeof o, i, n->o);
-    return add_norm(b, i, "attn_norm", have->attn_norm, n->attn_norm, hidden, BIAS_NORM) < 0 || add_qkv(b, i) < 0 ||
-           add_qk_norm(b, i, "q_norm", n->q_norm, b->c->n_heads) < 0 || add_qk_norm(b, i, "k_norm", n->k_norm, b->c->n_kv_heads) < 0 ||
-           add_linear(b, i, "o_proj", o, ROLE_O, BIAS_O, identity, 0) < 0 ||
-           add_norm(b, i, "attn_post_norm", have->attn_post_norm, n->attn_post_norm, hidden, BIAS_NORM) < 0 ||
-           add_norm(b, i, "mlp_norm", have->mlp_norm, n->mlp_norm, hidden, BIAS_NORM) < 0 || add_mlp(b, i) < 0 ||
-           add_norm(b, i, "mlp_post_norm", have->mlp_post_norm, n->mlp_post_norm, hidden, BIAS_NORM) < 0 ? -1 : 0;
+    if (add_norm(b, i, "attn_norm", have->attn_norm, n->attn_norm, hidden, BIAS_NORM) < 0)
+        return -1;
+    if (b->c->mixer[i] == MIXER_MLA ? add_mla(b, i) < 0
+                                    : add_qkv(b, i) < 0 || add_qk_norm(b, i, "q_norm", n->q_norm, b->c->n_heads) < 0 ||
+                                          add_qk_norm(b, i, "k_norm", n->k_norm, b->c->n_kv_heads) < 0)
+        return -1;
+    if ((b->c->sinks && add_named_vector(b, i, "sinks", n->sinks, b->c->n_heads) < 0) || add_linear(b, i, "o_proj", o, ROLE_O, BIAS_O, identity, 0) < 0 ||
+        add_norm(b, i, "attn_post_norm", have->attn_post_norm, n->attn_post_norm, hidden, BIAS_NORM) < 0 ||
+        add_norm(b, i, "mlp_norm", have->mlp_norm, n->mlp_norm, hidden, BIAS_NORM) < 0 ||
+        (b->c->ff[i] == FF_MOE ? add_moe(b, i) : add_mlp(b, i)) < 0)
+        return -1;
+    return add_norm(b, i, "mlp_post_norm", have->mlp_post_norm, n->mlp_post_norm, hidden, BIAS_NORM);
 }
 
 static int add_embed(struct builder *b)
@@ -355,13 +511,17 @@ int weight_ignorable(const struct config *c, const char *name)
     static const char *const ends[] = { "rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached", ".attn.bias", ".attn.masked_bias",
                                         ".attention.bias", ".attention.masked_bias", ".attention.rotary_emb.inv_freq" };
     static const char *const begins[] = { "vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.",
-                                          "rope_freqs.", "rope_factors_long.", "rope_factors_short." };
+                                          "rope_freqs.", "rope_factors_long.", "rope_factors_short.", "model.mtp_" };
     for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
         if (ends_with(name, ends[i]))
             return 1;
     for (size_t i = 0; i < sizeof begins / sizeof *begins; i++)
         if (strncmp(name, begins[i], strlen(begins[i])) == 0)
             return 1;
+    const char *layer = strstr(name, c->gguf ? gguf_names.layer : c->names->layer);
+    const int n = layer ? atoi(layer + strlen(c->gguf ? gguf_names.layer : c->names->layer)) : -1;
+    if (n >= c->n_layers && n < c->n_layers + c->n_extra_layers)
+        return 1;
     char head[64];
     snprintf(head, sizeof head, "%s.weight", c->gguf ? gguf_names.head : c->names->head);
     return c->tied && ends_with(name, head);    /* saved although it is the embedding */

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Every dense oracle model, converted to f32 by zse-convert: logits within 1e-4 of the largest |logit| of what transformers
+"""Every oracle model with attention, dense and mixtures of experts, converted to f32 by zse-convert: logits within 1e-4 of the largest |logit| of what transformers
 answers, and the greedy ids equal up to the first gap below that error.  GGUF files too."""
 import os
 import sys
@@ -11,6 +11,8 @@ from common import ORACLES, Tap, first_difference, floats, load, need, run
 DENSE = """arcee bloom cohere cohere2 ernie4_5 exaone4 falcon falcon-7b gemma gemma2 gemma3 glm4 gpt2 gpt_bigcode gpt_neox gptj granite
 hunyuan llama llama-linear-rope llama-odd llama-yarn llama3-rope mistral mpt nemotron olmo olmo2 opt phi phi3 phi3-longrope qwen2
 qwen2-window qwen3 seed_oss smollm3 stablelm starcoder2""".split()
+MOE = """deepseek_v2 deepseek_v2_lite deepseek_v3 dots1 ernie4_5_moe glm4_moe gpt_oss granitemoe hunyuan_moe kimi_k2 llama4_text minimax_m2 mixtral olmoe
+qwen2_moe qwen3_moe""".split()
 LIMIT = 1e-4
 temp = tempfile.TemporaryDirectory()
 
@@ -57,7 +59,7 @@ hf = os.path.join(ORACLES, "models", "hf")
 need(hf)
 print("# | model              | max error / max |logit| | greedy |")
 only = sys.argv[1:]
-for name in DENSE:
+for name in DENSE + MOE:
     if only and name not in only:
         continue
     folder = os.path.join(hf, name)

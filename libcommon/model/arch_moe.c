@@ -1,0 +1,396 @@
+/* arch_moe.c - the architectures with mixtures of experts, and those with multi-head latent attention (which have experts too).
+ * Facts: the configuration and modeling files of transformers 5, config.json of the models on the hub, and arXiv:2401.04088 (mixtral), 2405.04434 (deepseek_v2),
+ * 2412.19437 (deepseek_v3). */
+#include <math.h>
+#include <string.h>
+
+#include "libcommon/base/json.h"
+#include "libcommon/model/arch.h"
+
+#define LLAMA_TOP  .embed = "embed_tokens", .final_norm = "norm", .head = "lm_head", .layer = "layers."
+#define LLAMA_ATTN .q = "self_attn.q_proj", .k = "self_attn.k_proj", .v = "self_attn.v_proj", .o = "self_attn.o_proj"
+#define LLAMA_MLP  .gate = "mlp.gate_proj", .up = "mlp.up_proj", .down = "mlp.down_proj"
+#define TWO_NORMS  .attn_norm = "input_layernorm", .mlp_norm = "post_attention_layernorm"
+#define QK_NORMS   .q_norm = "self_attn.q_norm", .k_norm = "self_attn.k_norm"
+#define BASE       LLAMA_TOP, TWO_NORMS, LLAMA_ATTN
+#define EXPERTS    .router = "mlp.gate", .experts = "mlp.experts.", .expert_gate = "gate_proj", .expert_up = "up_proj", .expert_down = "down_proj"
+#define SPARSE     .router = "block_sparse_moe.gate", .experts = "block_sparse_moe.experts.", .expert_gate = "w1", .expert_up = "w3", .expert_down = "w2"
+#define SHARED     .shared_gate = "mlp.shared_experts.gate_proj", .shared_up = "mlp.shared_experts.up_proj", .shared_down = "mlp.shared_experts.down_proj"
+#define CORRECTION .correction = "mlp.gate.e_score_correction_bias"
+
+static const struct weight_names
+mixtral_names    = { BASE, SPARSE, .gguf_permuted = 1 },
+olmoe_names      = { BASE, QK_NORMS, EXPERTS },
+granitemoe_names = { BASE, .router = "block_sparse_moe.router.layer", .experts_form = EXPERTS_FUSED, .experts = "block_sparse_moe.", .expert_gate = "input_linear",
+                     .expert_down = "output_linear", .gguf_permuted = 1 },
+qwen2_moe_names  = { BASE, LLAMA_MLP, EXPERTS, .shared_router = "mlp.shared_expert_gate", .shared_gate = "mlp.shared_expert.gate_proj",
+                     .shared_up = "mlp.shared_expert.up_proj", .shared_down = "mlp.shared_expert.down_proj" },
+qwen3_moe_names  = { BASE, LLAMA_MLP, QK_NORMS, EXPERTS },
+deepseek_names   = { BASE, LLAMA_MLP, EXPERTS, SHARED, CORRECTION, .q_a = "self_attn.q_a_proj", .q_a_norm = "self_attn.q_a_layernorm", .q_b = "self_attn.q_b_proj",
+                     .kv_a = "self_attn.kv_a_proj_with_mqa", .kv_norm = "self_attn.kv_a_layernorm", .kv_b = "self_attn.kv_b_proj" },
+glm4_moe_names   = { BASE, LLAMA_MLP, QK_NORMS, EXPERTS, SHARED, CORRECTION },
+ernie_moe_names  = { BASE, LLAMA_MLP, EXPERTS, SHARED, .correction = "mlp.moe_statics.e_score_correction_bias" },
+hunyuan_moe_names = { BASE, LLAMA_MLP, .q_norm = "self_attn.query_layernorm", .k_norm = "self_attn.key_layernorm", .router = "mlp.gate.wg",
+                     .experts = "mlp.experts.", .expert_gate = "gate_proj", .expert_up = "up_proj", .expert_down = "down_proj",
+                     .shared_gate = "mlp.shared_mlp.gate_proj", .shared_up = "mlp.shared_mlp.up_proj", .shared_down = "mlp.shared_mlp.down_proj" },
+minimax_names    = { BASE, QK_NORMS, SPARSE, .correction = "block_sparse_moe.e_score_correction_bias" },
+llama4_names     = { BASE, .q_norm = "", .k_norm = "", .gate = "feed_forward.gate_proj", .up = "feed_forward.up_proj", .down = "feed_forward.down_proj",
+                     .router = "feed_forward.router", .experts_form = EXPERTS_FUSED_IN_OUT, .experts = "feed_forward.experts.", .expert_gate = "gate_up_proj",
+                     .expert_down = "down_proj", .shared_gate = "feed_forward.shared_expert.gate_proj", .shared_up = "feed_forward.shared_expert.up_proj",
+                     .shared_down = "feed_forward.shared_expert.down_proj" },
+gpt_oss_names    = { BASE, .sinks = "self_attn.sinks", .router = "mlp.router", .experts_form = EXPERTS_PAIRED_IN_OUT, .experts = "mlp.experts.",
+                     .expert_gate = "gate_up_proj", .expert_down = "down_proj" };
+
+/* ---- keys ---- */
+
+/* A number, or (hunyuan) an array that says the same number for every layer. */
+static int64_t same_for_all(struct parse *p, const char *keys, int64_t min, int64_t max, int64_t otherwise)
+{
+    const char *key;
+    const json_t *v = parse_find(p, keys, &key), *one;
+    size_t i;
+    if (!json_is_array(v))
+        return parse_int(p, keys, min, max, otherwise);
+    const json_t *first = json_array_get(v, 0);
+    json_array_foreach((json_t *)v, i, one)
+        if (!json_is_integer(one) || !json_equal(one, first)) {
+            parse_fail(p, ERR_UNSUPPORTED, "%s: element %zu differs from the first; layers of different widths are not supported", key, i);
+            return otherwise;
+        }
+    const int64_t n = json_integer_value(first);
+    if (n < min || n > max)
+        parse_fail(p, ERR_FORMAT, "%s is %lld, expected %lld to %lld", key, (long long)n, (long long)min, (long long)max);
+    return p->bad ? otherwise : n;
+}
+
+enum { MOST_EXPERTS = 65536, MOST_WIDTH = 1 << 24 };
+
+/* Sizes; all layers have experts unless the caller says otherwise. */
+static void experts_parse(struct parse *p, struct config *c, int n_experts, int top_k, int intermediate_size)
+{
+    struct moe *m = &c->moe;
+    m->n_experts = (int)parse_int(p, "num_experts|num_local_experts|n_routed_experts|moe_num_experts", 1, MOST_EXPERTS, n_experts);
+    m->top_k = (int)same_for_all(p, "num_experts_per_tok|moe_k|moe_topk|experts_per_token", 1, MOST_EXPERTS, top_k);
+    m->intermediate_size = (int)same_for_all(p, "moe_intermediate_size", 1, MOST_WIDTH, intermediate_size);
+    m->group_best = 1;
+    memset(c->ff, FF_MOE, (size_t)c->n_layers);
+}
+
+static void router_must_be(struct parse *p, const char *key, const char *a, const char *b)
+{
+    const char *found = parse_string(p, key, a);
+    if (strcmp(found, a) != 0 && strcmp(found, b) != 0)
+        parse_fail(p, ERR_UNSUPPORTED, "%s \"%.40s\" is not supported by this architecture, expected \"%s\"", key, found, a);
+}
+
+static void dense_first(struct parse *p, struct config *c, int otherwise)
+{
+    const int n = (int)parse_int(p, "first_k_dense_replace", 0, INT32_MAX, otherwise);
+    memset(c->ff, FF_DENSE, (size_t)(n < c->n_layers ? n : c->n_layers));
+    if (parse_int(p, "moe_layer_freq", 1, INT32_MAX, 1) != 1)
+        parse_fail(p, ERR_UNSUPPORTED, "moe_layer_freq other than 1 is not supported");
+}
+
+static void groups_parse(struct parse *p, struct config *c, int n_groups, int top_groups)
+{
+    c->moe.n_groups = (int)parse_int(p, "n_group", 1, MOST_EXPERTS, n_groups);
+    c->moe.top_groups = (int)parse_int(p, "topk_group", 1, MOST_EXPERTS, top_groups);
+}
+
+static void shared_parse(struct parse *p, struct config *c, const char *keys, int otherwise)
+{
+    c->moe.shared_size = (int)same_for_all(p, keys, 0, 256, otherwise) * c->moe.intermediate_size;
+}
+
+/* deepseek_v3's router, which many took over: sigmoid, correction, groups judged by their two best. */
+static void sigmoid_router(struct parse *p, struct config *c, int normalize, double scale)
+{
+    struct moe *m = &c->moe;
+    m->router = ROUTER_SIGMOID;
+    m->correction = 1;
+    m->group_best = 2;
+    m->normalize = parse_bool(p, "norm_topk_prob", normalize);
+    m->norm_add = 1e-20f;
+    m->scale = (float)parse_real(p, "routed_scaling_factor", scale);
+    router_must_be(p, "scoring_func", "sigmoid", "noaux_tc");
+    router_must_be(p, "topk_method", "noaux_tc", "noaux_tc");
+    c->n_extra_layers = (int)parse_int(p, "num_nextn_predict_layers|num_mtp_layers", 0, INT32_MAX, 0);
+}
+
+static void more_mixtral(struct parse *p, struct config *c)
+{
+    const int window = window_parse(p, 0);
+    experts_parse(p, c, 8, 2, c->intermediate_size);
+    c->moe.normalize = 1;
+    for (int i = 0; i < c->n_layers; i++)
+        c->window[i] = window;
+}
+
+static void more_olmoe(struct parse *p, struct config *c)
+{
+    attention_bias_parse(p, c);
+    experts_parse(p, c, 64, 8, c->intermediate_size);
+    c->clip_qkv = (float)parse_real(p, "clip_qkv", 0);
+    c->moe.normalize = parse_bool(p, "norm_topk_prob", 0);
+}
+
+static void more_granitemoe(struct parse *p, struct config *c)
+{
+    attention_bias_parse(p, c);
+    multipliers_parse(p, c);
+    experts_parse(p, c, 8, 2, c->intermediate_size);
+    c->moe.router = ROUTER_TOP_SOFTMAX;
+}
+
+/* Layers with a dense MLP: all but every decoder_sparse_step-th, and those listed. */
+static void sparse_layers(struct parse *p, struct config *c)
+{
+    const int step = (int)parse_int(p, "decoder_sparse_step", 1, INT32_MAX, 1);
+    const json_t *dense = parse_find(p, "mlp_only_layers", NULL), *v;
+    size_t at;
+    for (int i = 0; i < c->n_layers; i++)
+        c->ff[i] = (i + 1) % step ? FF_DENSE : FF_MOE;
+    json_array_foreach((json_t *)dense, at, v) {
+        if (!json_is_integer(v) || json_integer_value(v) < 0 || json_integer_value(v) >= c->n_layers)
+            parse_fail(p, ERR_FORMAT, "mlp_only_layers: element %zu is no layer of %d", at, c->n_layers);
+        else
+            c->ff[json_integer_value(v)] = FF_DENSE;
+    }
+    c->moe.normalize = parse_bool(p, "norm_topk_prob", 0);
+}
+
+static void more_qwen2_moe(struct parse *p, struct config *c)
+{
+    experts_parse(p, c, 60, 4, 1408);
+    sparse_layers(p, c);
+    if (parse_bool(p, "qkv_bias", 1))
+        c->biases |= BIAS_QKV;
+    c->moe.shared_size = (int)parse_int(p, "shared_expert_intermediate_size", 0, MOST_WIDTH, 5632);
+    c->moe.shared_gate = c->moe.shared_size > 0;
+    qwen_window_parse(p, c);
+}
+
+static void more_qwen3_moe(struct parse *p, struct config *c)
+{
+    experts_parse(p, c, 128, 8, 768);
+    sparse_layers(p, c);
+    attention_bias_parse(p, c);
+    const int window = parse_bool(p, "use_sliding_window", 0) ? window_parse(p, 4096) : 0;
+    for (int i = 0; i < c->n_layers; i++)
+        c->window[i] = window;
+}
+
+/* Multi-head latent attention in every layer. */
+static void mla_parse(struct parse *p, struct config *c)
+{
+    struct mla *m = &c->mla;
+    m->q_rank = (int)parse_int(p, "q_lora_rank", 1, MOST_WIDTH, json_object_get(p->json, "q_lora_rank") ? 0 : 1536);
+    m->kv_rank = (int)parse_int(p, "kv_lora_rank", 1, MOST_WIDTH, 512);
+    m->nope_dim = (int)parse_int(p, "qk_nope_head_dim", 1, MOST_WIDTH, 128);
+    m->rope_dim = (int)parse_int(p, "qk_rope_head_dim", 2, MOST_WIDTH, 64);
+    m->v_dim = (int)parse_int(p, "v_head_dim", 1, MOST_WIDTH, 128);
+    m->norm_eps = 1e-6f;
+    memset(c->mixer, MIXER_MLA, (size_t)c->n_layers);
+    c->head_dim = m->kv_rank + m->rope_dim;
+    c->n_kv_heads = 1;
+    c->attn_scale = (float)(1 / sqrt((double)m->nope_dim + m->rope_dim));
+    if (m->kv_rank % TILE_ROWS || m->v_dim % TILE_ROWS)
+        parse_fail(p, ERR_UNSUPPORTED, "kv_lora_rank %d and v_head_dim %d, expected multiples of %d", m->kv_rank, m->v_dim, TILE_ROWS);
+    parse_must_be(p, "attention_bias", 0);
+}
+
+static void more_deepseek_v2(struct parse *p, struct config *c)
+{
+    mla_parse(p, c);
+    experts_parse(p, c, 64, 6, 1407);
+    dense_first(p, c, 0);
+    shared_parse(p, c, "n_shared_experts", 2);
+    const char *method = parse_string(p, "topk_method", "greedy");
+    if (strcmp(method, "group_limited_greedy") == 0)
+        groups_parse(p, c, 1, 1);
+    else if (strcmp(method, "greedy") == 0)
+        parse_find(p, "n_group|topk_group", NULL);
+    else
+        parse_fail(p, ERR_UNSUPPORTED, "topk_method \"%.40s\" is not supported, expected \"greedy\" or \"group_limited_greedy\"", method);
+    router_must_be(p, "scoring_func", "softmax", "softmax");
+    parse_must_be(p, "norm_topk_prob", 0);          /* as transformers computes; no model says otherwise */
+    parse_must_be(p, "mlp_bias", 0);
+    c->moe.scale = (float)parse_real(p, "routed_scaling_factor", 1);
+}
+
+static void more_deepseek_v3(struct parse *p, struct config *c)
+{
+    mla_parse(p, c);
+    experts_parse(p, c, 256, 8, 2048);
+    dense_first(p, c, 3);
+    shared_parse(p, c, "n_shared_experts", 1);
+    groups_parse(p, c, 8, 4);
+    sigmoid_router(p, c, 1, 2.5);
+    parse_must_be(p, "rope_interleave", 1);
+}
+
+static void more_glm4_moe(struct parse *p, struct config *c)
+{
+    attention_bias_parse(p, c);
+    c->biases &= ~BIAS_O;
+    experts_parse(p, c, 128, 8, 1408);
+    dense_first(p, c, 1);
+    shared_parse(p, c, "n_shared_experts", 1);
+    groups_parse(p, c, 1, 1);
+    sigmoid_router(p, c, 1, 1);
+    if (parse_bool(p, "use_qk_norm", 0))
+        c->qk_norm = QK_NORM_HEAD;
+}
+
+static void more_dots1(struct parse *p, struct config *c)
+{
+    attention_bias_parse(p, c);
+    const int window = window_parse(p, 4096), from = (int)parse_int(p, "max_window_layers", 0, INT32_MAX, 62);
+    for (int i = from; i < c->n_layers; i++)
+        c->window[i] = window;
+    layer_types_parse(p, c, window);
+    experts_parse(p, c, 128, 6, 1408);
+    dense_first(p, c, 0);
+    shared_parse(p, c, "n_shared_experts", 0);
+    groups_parse(p, c, 1, 1);
+    sigmoid_router(p, c, 0, 1);
+}
+
+static void more_ernie_moe(struct parse *p, struct config *c)
+{
+    if (parse_bool(p, "use_bias", 0))
+        c->biases |= BIAS_QKV | BIAS_O | BIAS_MLP;
+    experts_parse(p, c, 64, 6, 1536);
+    shared_parse(p, c, "moe_num_shared_experts", 2);
+    const int step = (int)parse_int(p, "moe_layer_interval", 1, INT32_MAX, 1), first = (int)parse_int(p, "moe_layer_start_index", 0, INT32_MAX, 1);
+    const int last = (int)parse_int(p, "moe_layer_end_index", -1, INT32_MAX, -1);
+    for (int i = 0; i < c->n_layers; i++)
+        c->ff[i] = (i + 1) % step == 0 && i >= first && (last == -1 || i <= last) ? FF_MOE : FF_DENSE;
+    c->moe.correction = 1;
+    c->moe.normalize = 1;
+    c->moe.norm_min = (float)parse_real(p, "moe_norm_min", 1e-12);
+    router_must_be(p, "moe_gate", "topk", "topk");
+    parse_must_be(p, "moe_use_aux_free", 1);
+    c->n_extra_layers = (int)parse_int(p, "num_nextn_predict_layers", 0, INT32_MAX, 0);
+}
+
+static void more_hunyuan_moe(struct parse *p, struct config *c)
+{
+    attention_bias_parse(p, c);
+    experts_parse(p, c, 1, 1, c->intermediate_size);
+    shared_parse(p, c, "num_shared_expert", 1);
+    c->moe.normalize = parse_bool(p, "norm_topk_prob", 1);
+    c->qk_norm_after_rope = 1;
+    if (parse_int(p, "moe_layer_num_skipped", 0, INT32_MAX, 0) != 0)
+        parse_fail(p, ERR_UNSUPPORTED, "moe_layer_num_skipped other than 0 is not supported");
+    parse_must_be(p, "use_qk_norm", 1);
+    parse_must_be(p, "use_mixed_mlp_moe", 1);
+    parse_must_be(p, "use_cla", 0);
+    parse_must_be(p, "mlp_bias", 0);
+    parse_must_be(p, "use_mla", 0);
+    parse_find(p, "class_num|dense_list|mask_init_id|num_media_embeds|anyres_pooling_size|vit_type|vit_path|vit_patch|vit_token|vit_input_resolution|"
+                  "vit_mapping_type|vit_norm_type|vit_used_rms_norm|video_start_id|video_end_id|moe_drop_tokens|moe_random_routing_dropped_token|group_limited_greedy|"
+                  "n_group|topk_group|routed_scaling_factor|kv_lora_rank|q_lora_rank|qk_nope_head_dim|qk_rope_head_dim|v_head_dim", NULL);
+}
+
+static void more_minimax(struct parse *p, struct config *c)
+{
+    experts_parse(p, c, 256, 8, c->intermediate_size);
+    c->moe.router = ROUTER_SIGMOID;
+    c->moe.correction = parse_bool(p, "use_routing_bias", 1);
+    c->moe.normalize = 1;
+    router_must_be(p, "scoring_func", "sigmoid", "sigmoid");
+    router_must_be(p, "qk_norm_type", "per_layer", "per_layer");
+    parse_must_be(p, "use_qk_norm", 1);
+    if (parse_int(p, "shared_intermediate_size", 0, MOST_WIDTH, 0) != 0)
+        parse_fail(p, ERR_UNSUPPORTED, "shared_intermediate_size other than 0 is not supported");
+    const json_t *types = parse_find(p, "attn_type_list", NULL), *v;
+    size_t i;
+    json_array_foreach((json_t *)types, i, v)
+        if (!json_is_integer(v) || json_integer_value(v) != 1)
+            parse_fail(p, ERR_UNSUPPORTED, "attn_type_list: layer %zu does not have softmax attention (1)", i);
+    parse_find(p, "mlp_intermediate_size|mtp_transformer_layers|num_mtp_modules|use_mtp|max_model_len|layernorm_full_attention_beta|"
+                  "layernorm_linear_attention_beta|layernorm_mlp_beta", NULL);
+}
+
+/* Layers that rotate see chunks of the text, the others all of it. */
+static void more_llama4(struct parse *p, struct config *c)
+{
+    attention_bias_parse(p, c);
+    experts_parse(p, c, 16, 1, c->intermediate_size);
+    c->moe.intermediate_size = c->moe.shared_size = c->intermediate_size;
+    c->intermediate_size = (int)parse_int(p, "intermediate_size_mlp", 1, MOST_WIDTH, 16384);
+    c->moe.router = ROUTER_SIGMOID;
+    c->moe.weigh_input = 1;
+    const int every = (int)parse_int(p, "interleave_moe_layer_step", 1, INT32_MAX, 1), period = (int)parse_int(p, "no_rope_layer_interval", 1, INT32_MAX, 4);
+    const int chunk = (int)parse_int(p, "attention_chunk_size", 1, INT32_MAX, json_object_get(p->json, "attention_chunk_size") ? 0 : 8192);
+    const json_t *moe_layers = parse_find(p, "moe_layers", NULL), *no_rope = parse_find(p, "no_rope_layers", NULL), *v;
+    size_t at;
+    if (json_array_size(no_rope) && json_array_size(no_rope) != (size_t)c->n_layers)
+        parse_fail(p, ERR_FORMAT, "no_rope_layers: expected an array of num_hidden_layers = %d numbers", c->n_layers);
+    for (int i = 0; i < c->n_layers; i++) {
+        const int rotates = json_array_size(no_rope) ? json_integer_value(json_array_get(no_rope, (size_t)i)) != 0 : (i + 1) % period != 0;
+        c->rope_of[i] = rotates ? 0 : -1;
+        c->chunk[i] = rotates ? chunk : 0;
+        c->ff[i] = moe_layers ? FF_DENSE : (i + 1) % every ? FF_DENSE : FF_MOE;
+    }
+    json_array_foreach((json_t *)moe_layers, at, v) {
+        if (!json_is_integer(v) || json_integer_value(v) < 0 || json_integer_value(v) >= c->n_layers)
+            parse_fail(p, ERR_FORMAT, "moe_layers: element %zu is no layer of %d", at, c->n_layers);
+        else
+            c->ff[json_integer_value(v)] = FF_MOE;
+    }
+    layer_types_parse(p, c, 0);
+    if (parse_bool(p, "use_qk_norm", 1)) {
+        c->qk_norm = QK_NORM_HEAD;
+        c->qk_norm_after_rope = c->qk_norm_roped = 1;
+    }
+    const double scale = parse_real(p, "attn_scale", 0.1);
+    c->temperature_floor = (int)parse_int(p, "floor_scale", 1, INT32_MAX, 8192);
+    if (parse_bool(p, "attn_temperature_tuning", 1))
+        c->temperature_scale = (float)scale;
+}
+
+static void more_gpt_oss(struct parse *p, struct config *c)
+{
+    const int window = window_parse(p, 128);
+    experts_parse(p, c, 128, 4, c->intermediate_size);
+    if (parse_bool(p, "attention_bias", 1))
+        c->biases |= BIAS_QKV | BIAS_O;
+    c->biases |= BIAS_ROUTER | BIAS_EXPERTS;
+    c->sinks = 1;
+    c->moe.router = ROUTER_TOP_SOFTMAX;
+    c->moe.act_alpha = (float)parse_real(p, "swiglu_alpha", 1.702);
+    c->moe.act_limit = (float)parse_real(p, "swiglu_limit", 7);
+    if (!(c->moe.act_alpha > 0 && c->moe.act_limit > 0))
+        parse_fail(p, ERR_FORMAT, "swiglu_alpha and swiglu_limit: expected positive numbers");
+    for (int i = 0; i < c->n_layers; i++)
+        c->window[i] = (i + 1) % 2 ? window : 0;
+    layer_types_parse(p, c, window);
+    parse_find(p, "initial_context_length", NULL);
+}
+
+/* ---- the table ---- */
+
+const struct arch moe_archs[N_MOE_ARCHS] = {
+    { ROW("mixtral",      mixtral_names,   32000,  4096, 14336, 32, 32, 8,  131072), ROPE(1000000), .eps = 1e-5, .act = "silu", .more = more_mixtral },
+    { ROW("olmoe",        olmoe_names,     50304,  2048, 2048,  16, 16, 0,  4096),   ROPE(10000),   .eps = 1e-5, .act = "silu", .qk_norm = QK_NORM_FULL, .more = more_olmoe },
+    { ROW("granitemoe",   granitemoe_names, 32000, 4096, 11008, 32, 32, 0,  2048),   ROPE(10000),   .eps = 1e-6, .act = "silu", .more = more_granitemoe },
+    { ROW("qwen2_moe",    qwen2_moe_names, 151936, 2048, 5632,  24, 16, 16, 32768),  ROPE(10000),   .eps = 1e-6, .act = "silu", .more = more_qwen2_moe },
+    { ROW("qwen3_moe",    qwen3_moe_names, 151936, 2048, 6144,  24, 32, 4,  32768),  ROPE(10000),   .eps = 1e-6, .act = "silu", .qk_norm = QK_NORM_HEAD,
+      .more = more_qwen3_moe },
+    { ROW("deepseek_v2",  deepseek_names,  102400, 4096, 11008, 32, 32, 0,  2048),   ROPE(10000),   .eps = 1e-6, .act = "silu", .rope_pairs = 1, .more = more_deepseek_v2 },
+    { ROW("deepseek_v3",  deepseek_names,  129280, 7168, 18432, 61, 128, 0, 4096),   ROPE(10000),   .eps = 1e-6, .act = "silu", .rope_pairs = 1, .more = more_deepseek_v3 },
+    { ROW("kimi_k2",      deepseek_names,  163840, 7168, 18432, 61, 64, 0,  131072), ROPE(50000),   .eps = 1e-6, .act = "silu", .rope_pairs = 1, .more = more_deepseek_v3 },
+    { ROW("glm4_moe",     glm4_moe_names,  151552, 4096, 10944, 46, 96, 8,  131072), ROPE(10000),   .eps = 1e-5, .act = "silu", .partial = 0.5, .more = more_glm4_moe },
+    { ROW("dots1",        glm4_moe_names,  152064, 4608, 10944, 62, 32, 0,  2048),   ROPE(10000),   .eps = 1e-6, .act = "silu", .qk_norm = QK_NORM_HEAD, .more = more_dots1 },
+    { ROW("ernie4_5_moe", ernie_moe_names, 103424, 2560, 12288, 28, 20, 4,  131072), ROPE(500000),  .eps = 1e-5, .act = "silu", .tied = 1, .rope_pairs = 1,
+      .more = more_ernie_moe },
+    { ROW("hunyuan_v1_moe", hunyuan_moe_names, 290943, 4096, 11008, 32, 32, 0, 2048), ROPE(10000),  .eps = 1e-5, .act = "silu", .qk_norm = QK_NORM_HEAD, .ntk_alpha = 1,
+      .more = more_hunyuan_moe },
+    { ROW("minimax_m2",   minimax_names,   200064, 3072, 1536,  62, 48, 8,  196608), ROPE(5000000), .eps = 1e-6, .act = "silu", .head_dim = 128, .qk_norm = QK_NORM_FULL,
+      .more = more_minimax },
+    { ROW("llama4_text",  llama4_names,    202048, 5120, 8192,  48, 40, 8,  131072), ROPE(500000),  .eps = 1e-5, .act = "silu", .head_dim = 128, .rope_pairs = 1,
+      .more = more_llama4 },
+    { ROW("gpt_oss",      gpt_oss_names,   201088, 2880, 2880,  36, 64, 8,  131072), ROPE(150000),  .eps = 1e-5, .act = "silu", .head_dim = 64, .more = more_gpt_oss },
+};
