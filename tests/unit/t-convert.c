@@ -363,7 +363,7 @@ static double scaling_error(const char *path, int *scaled)
     struct err e = { 0 };
     memset(&r, 0, sizeof r);
     double worst = -1;
-    if (job_open(&j, &o, &r, &e) == 0) {
+    if (job_open(&j, &o, &r, &e) == 0 && !config_beyond_dense(&j.config)) {
         struct rng rng = { 77 };
         struct model plain = { 0 }, folded = { 0 };
         size_t n = T * (size_t)j.config.hidden_size;

@@ -128,7 +128,8 @@ static const struct backend backend_fake = { .name = "fake", .open = fake_open, 
 
 /* ---- a model and a tokenizer just large enough ---- */
 
-static struct model model = { .config = { .n_layers = 1, .n_heads = 1, .n_kv_heads = 1, .head_dim = 8, .hidden_size = HIDDEN, .vocab_size = VOCAB, .max_len = MAX_LEN } };
+static unsigned char kinds[64];       /* attention, dense */
+static struct model model = { .config = { .mixer = kinds, .ff = kinds, .n_layers = 1, .n_heads = 1, .n_kv_heads = 1, .head_dim = 8, .hidden_size = HIDDEN, .vocab_size = VOCAB, .max_len = MAX_LEN } };
 static struct tokenizer *tokenizer;
 static void *blob;
 

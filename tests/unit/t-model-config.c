@@ -98,7 +98,7 @@ static void test_refused(void **state)
         { "[]", "expected an object" },
         { "{}", "model_type is missing" },
         { "{\"model_type\": 3}", "model_type: found a whole number, expected a string" },
-        { "{\"model_type\": \"mixtral\"}", "\"mixtral\" is not supported" },
+        { "{\"model_type\": \"t5\"}", "\"t5\" is not supported" },
         { "{\"model_type\": \"deepseek_v3\"}", "\"deepseek_v3\" is not supported; these are: llama mistral" },
         { "{\"model_type\": \"llama\", \"frobnicate\": 3}", "frobnicate: 3 is not understood" },
         { "{\"model_type\": \"llama\", \"num_local_experts\": 8}", "num_local_experts: 8 is not understood" },

@@ -64,8 +64,8 @@ static void make_file(const char *name)
     add_tensor(w, "embed.weight", "model.embed_tokens.weight", QT_I8, 40, 64, 1, same, 40, 64);
     assert_int_equal(zwriter_group(w, "layer", 0, &e), 0);
     add_tensor(w, "layers.0.attn_norm.weight", "n", QT_F32, 1, 64, 0, same, 1, 64);
-    add_tensor(w, "layers.0.q_proj.weight", "qkv", QT_NL4, 32, 64, 1, (struct row_map){ 0, 32, 32, 16, 0 }, 96, 64);
-    add_tensor(w, "layers.0.k_proj.weight", "c", QT_BF16, 32, 64, 0, (struct row_map){ 32, 32, 32, 0, 1 }, 64, 96);
+    add_tensor(w, "layers.0.q_proj.weight", "qkv", QT_NL4, 32, 64, 1, (struct row_map){ .run = 32, .stride = 32, .pairs = 16 }, 96, 64);
+    add_tensor(w, "layers.0.k_proj.weight", "c", QT_BF16, 32, 64, 0, (struct row_map){ .offset = 32, .run = 32, .stride = 32, .transposed = 1 }, 64, 96);
     assert_int_equal(zwriter_group(w, "head", -1, &e), 0);
     add_tensor(w, "norm.weight", NULL, QT_F32, 1, 64, 0, same, 0, 0);
     assert_int_equal(zwriter_tokenizer(w, tokenizer_blob, sizeof tokenizer_blob, &e), 0);
@@ -153,7 +153,7 @@ static void reads_back(void **state)
 static void maps_rows(void **state)
 {
     (void)state;
-    const struct row_map pairs = { 0, 0, 0, 8, 0 }, piece = { 32, 16, 48, 0, 0 };
+    const struct row_map pairs = { .pairs = 8 }, piece = { .offset = 32, .run = 16, .stride = 48 };
     static const int64_t want[8] = { 0, 2, 4, 6, 1, 3, 5, 7 };
     for (int64_t i = 0; i < 16; i++)
         assert_int_equal(row_map_source(&pairs, i), i / 8 * 8 + want[i % 8]);
