@@ -2,8 +2,10 @@
 #ifndef ZSE_CMD_CHAT_H
 #define ZSE_CMD_CHAT_H
 
+#include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include <jansson.h>
 
@@ -15,6 +17,7 @@
 /* ---- chat_options.c ---- */
 struct chat_options {
     const char *model, *prompt, *system, *batch, *template_file;        /* NULL: not given */
+    const char *url, *key, *ca_file;    /* --url: a server answers; its key, else $ZSE_API_KEY; certificates to trust */
     int raw, json, ids, ignore_eos, no_think;
     int parallel, max_tokens;           /* max_tokens 0: until the context is full */
     struct sampling sampling;
@@ -29,6 +32,8 @@ struct chat_options {
 /* -1: go on; else the exit code. */
 int chat_options_parse(struct chat_options *o, int argc, char **argv);
 void chat_options_release(struct chat_options *o);
+/* With --url: what was given, in the words of the API, into the body of a request. */
+int chat_options_fields(const struct chat_options *o, json_t *body, struct err *e);
 /* What was not given on the command line: from the model's generation_config, else sampling_defaults; a random seed. */
 int chat_options_complete(struct chat_options *o, const struct opened_model *m, struct err *e);
 
@@ -65,6 +70,10 @@ struct answer {
     int stream;                         /* write to stdout as text comes */
     int nomem;
     uint64_t first_ns;                  /* when the first token came: clock_ns() */
+    /* of a server (--url) only */
+    char *reasoning; size_t reasoning_size, reasoning_room;    /* owned; NULL: none */
+    char reason[32];                    /* finish_reason as it says it */
+    int has_usage;                      /* it said how many tokens: stats has them */
 };
 /* The request of o with these ids; its answer goes into a. */
 int answer_start(struct answer *a, struct engine *g, const struct chat_options *o, const int32_t *ids, int n, struct err *e);
@@ -82,10 +91,30 @@ void chat_write(const char *text, size_t size);
 int chat_once(const struct chat_options *o, const struct opened_model *m, struct chat_marks *marks);
 int chat_batch(const struct chat_options *o, const struct opened_model *m, const struct chat_marks *marks);
 
+/* The prompt of -p or of standard input; of the latter a last newline does not count.  Caller frees. */
+char *chat_get_prompt(const struct chat_options *o, size_t *size, struct err *e);
+/* All of a stream, '\0' appended.  Caller frees. */
+char *chat_read_all(FILE *f, const char *name, size_t *size, struct err *e);
+/* One line of output each: JSON (which is released), and text with newlines as \n, backslashes doubled. */
+void chat_print_json(json_t *j);
+void chat_print_escaped(const char *text, size_t size);
+
+/* ---- chat_remote.c: the answers of a server ---- */
+struct remote;
+/* The address, a model (the server's first if none was given), the fields of every request. */
+struct remote *remote_open(const struct chat_options *o, struct err *e);
+void remote_close(struct remote *r);                /* NULL is fine */
+const char *remote_model(const struct remote *r);
+const char *remote_url(const struct remote *r);
+/* One prompt or a batch.  Returns the exit code. */
+int remote_run(struct remote *r, const struct chat_options *o);
+/* prompt: an array of messages.  *stop != 0 ends the request: FINISH_CANCELLED. */
+int remote_answer(struct remote *r, json_t *prompt, struct answer *a, const volatile sig_atomic_t *stop, struct err *e);
+
 /* ---- chat_talk.c ---- */
 /* One line of input without its newline, malloc'd; NULL at the end.  *interrupted: Ctrl-C at the prompt (returns NULL, go on). */
 typedef char *(*read_line_fn)(void *user, const char *prompt, int *interrupted);
-/* 0 or 1; standard output is not closed yet. */
-int chat_talk(const struct chat_options *o, const struct opened_model *m, read_line_fn read_line, void *user);
+/* With a model or a server, the other is NULL.  0 or 1; standard output is not closed yet. */
+int chat_talk(const struct chat_options *o, const struct opened_model *m, struct remote *r, read_line_fn read_line, void *user);
 
 #endif

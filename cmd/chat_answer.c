@@ -97,6 +97,7 @@ void answer_release(struct answer *a)
 {
     free(a->text);
     free(a->ids);
+    free(a->reasoning);
     memset(a, 0, sizeof *a);
 }
 

@@ -11,8 +11,7 @@
 
 static const char prog[] = "zse-chat";
 
-/* All of a stream, '\0' appended. */
-static char *read_all(FILE *f, const char *name, size_t *size, struct err *e)
+char *chat_read_all(FILE *f, const char *name, size_t *size, struct err *e)
 {
     size_t room = 0, n = 0, got;
     char *text = NULL;
@@ -39,8 +38,7 @@ static char *read_all(FILE *f, const char *name, size_t *size, struct err *e)
     return text;
 }
 
-/* The prompt of -p or of standard input; of the latter a last newline does not count. Caller frees. */
-static char *get_prompt(const struct chat_options *o, size_t *size, struct err *e)
+char *chat_get_prompt(const struct chat_options *o, size_t *size, struct err *e)
 {
     if (o->prompt && strcmp(o->prompt, "-") != 0) {
         char *text = strdup(o->prompt);
@@ -49,13 +47,13 @@ static char *get_prompt(const struct chat_options *o, size_t *size, struct err *
             err_nomem(e, "prompt");
         return text;
     }
-    char *text = read_all(stdin, "standard input", size, e);
+    char *text = chat_read_all(stdin, "standard input", size, e);
     if (text && *size && text[*size - 1] == '\n')
         text[--*size] = '\0';
     return text;
 }
 
-static void print_json(json_t *j)
+void chat_print_json(json_t *j)
 {
     json_dumpf(j, stdout, JSON_COMPACT | JSON_ENSURE_ASCII | JSON_REAL_PRECISION(6));
     putchar('\n');
@@ -92,7 +90,7 @@ static int run_one(const struct chat_options *o, const struct opened_model *m, s
     if (rc == 0 && o->grammar && a.finish == FINISH_LENGTH)
         cli_note(prog, "the answer was cut off at %d tokens: it is not complete", a.stats.n_generated);
     if (rc == 0 && o->json)
-        print_json(answer_json(&a, o, marks));
+        chat_print_json(answer_json(&a, o, marks));
     else if (rc == 0 && o->ids)
         print_ids(&a);
     else if (a.size == 0 || a.text[a.size - 1] != '\n')
@@ -111,7 +109,7 @@ int chat_once(const struct chat_options *o, const struct opened_model *m, struct
     size_t size;
     int32_t *ids = NULL;
     int n, rc = prompter_open(&p, m, o, 0, &e);
-    char *text = rc == 0 ? get_prompt(o, &size, &e) : NULL;
+    char *text = rc == 0 ? chat_get_prompt(o, &size, &e) : NULL;
     if (rc == 0 && !text)
         rc = -1;
     if (rc == 0 && (rc = prompter_question(&p, o->system, text, size, &ids, &n, &e)) == 0) {
@@ -136,8 +134,7 @@ struct line {
     struct err refused;                 /* code ERR_NONE: it was not */
 };
 
-/* One line of output: newlines as \n, backslashes doubled. */
-static void print_escaped(const char *text, size_t size)
+void chat_print_escaped(const char *text, size_t size)
 {
     for (size_t i = 0, n; i < size; i += n + 1) {
         for (n = 0; i + n < size && text[i + n] != '\n' && text[i + n] != '\\'; n++)
@@ -160,15 +157,15 @@ static void print_line(struct line *l, const struct chat_options *o, int number,
     if (l->refused.code != ERR_NONE) {
         cli_note(prog, "%s: line %d: %s", o->batch, number, l->refused.msg);
         if (o->json || o->ids)
-            print_json(json_pack("{s:s}", "error", l->refused.msg));
+            chat_print_json(json_pack("{s:s}", "error", l->refused.msg));
         else
             printf("error: %s\n", l->refused.msg);
     } else if (o->json)
-        print_json(answer_json(a, o, marks));
+        chat_print_json(answer_json(a, o, marks));
     else if (o->ids)
         print_ids(a);
     else
-        print_escaped(a->text, a->size);
+        chat_print_escaped(a->text, a->size);
     if (o->grammar && a->finish == FINISH_LENGTH)
         cli_note(prog, "an answer was cut off at %d tokens: it is not complete", a->stats.n_generated);
     cli_flush();
@@ -242,7 +239,7 @@ int chat_batch(const struct chat_options *o, const struct opened_model *m, const
     FILE *f = rc != 0 ? NULL : is_stdin ? stdin : fopen(o->batch, "r");
     if (rc == 0 && !f)
         rc = err_sys(&e, "%s", o->batch);
-    if (rc == 0 && !(text = read_all(f, o->batch, &size, &e)))
+    if (rc == 0 && !(text = chat_read_all(f, o->batch, &size, &e)))
         rc = -1;
     if (rc == 0 && size && !(lines = read_lines(o, &p, text, size, &n, &e)))
         rc = -1;

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/random.h>
 
 #include "cmd/cli.h"
@@ -14,6 +15,10 @@ static const char usage[] =
     "usage: zse-chat [OPTIONS] [MODEL]\n"
     "Talk with a model, or answer one prompt: from -p, or from standard input if that is no terminal.\n"
     "MODEL is a .zse, a GGUF file, a Hugging Face folder or org/name on the hub (default: $ZSE_MODEL).\n"
+    "\n"
+    "      --url URL              talk with a server that has OpenAI's API, like http://127.0.0.1:8000\n"
+    "      --key KEY              its API key (default: $ZSE_API_KEY, which nobody sees in a list of processes)\n"
+    "  -m, --model NAME           which of its models (default: the first it lists); NAME may also stand as MODEL\n"
     "\n"
     "  -p, --prompt TEXT          answer TEXT and end; -: read it from standard input\n"
     "      --batch FILE           one prompt a line (-: standard input), answered together; one line each in order\n"
@@ -51,7 +56,7 @@ static const char usage[] =
     "  -V, --version              show the version\n"
     "In a conversation: /help lists the commands, \\ at the end of a line continues it, Ctrl-C stops an answer.\n";
 
-enum { OPT_BATCH = 300, OPT_PARALLEL, OPT_RAW, OPT_TEMPLATE, OPT_NO_THINK, OPT_JSON, OPT_IDS, OPT_BIAS, OPT_SEED, OPT_STOP, OPT_IGNORE_EOS, OPT_SCHEMA, OPT_GRAMMAR, OPT_REGEX, OPT_SAMPLING };
+enum { OPT_URL = 290, OPT_KEY, OPT_BATCH = 300, OPT_PARALLEL, OPT_RAW, OPT_TEMPLATE, OPT_NO_THINK, OPT_JSON, OPT_IDS, OPT_BIAS, OPT_SEED, OPT_STOP, OPT_IGNORE_EOS, OPT_SCHEMA, OPT_GRAMMAR, OPT_REGEX, OPT_SAMPLING };
 
 /* Sampling options that are one number: how they are called, and what they may be. */
 static const struct number {
@@ -71,6 +76,7 @@ static const struct number {
 enum { N_NUMBERS = sizeof numbers / sizeof *numbers, SEED_GIVEN = 1 << N_NUMBERS };
 
 static const struct option options[] = {
+    { "url", required_argument, NULL, OPT_URL }, { "key", required_argument, NULL, OPT_KEY }, { "model", required_argument, NULL, 'm' },
     { "prompt", required_argument, NULL, 'p' }, { "batch", required_argument, NULL, OPT_BATCH }, { "parallel", required_argument, NULL, OPT_PARALLEL },
     { "system", required_argument, NULL, 's' }, { "raw", no_argument, NULL, OPT_RAW }, { "template", required_argument, NULL, OPT_TEMPLATE },
     { "no-think", no_argument, NULL, OPT_NO_THINK }, { "json-schema", required_argument, NULL, OPT_SCHEMA },
@@ -143,6 +149,9 @@ static int take(struct chat_options *o, int c, const char *arg)
     if (c >= OPT_SAMPLING && c < OPT_SAMPLING + N_NUMBERS)
         return parse_number(o, c - OPT_SAMPLING, arg);
     switch (c) {
+    case OPT_URL: o->url = arg; return 0;
+    case OPT_KEY: o->key = arg; return 0;
+    case 'm': o->model = arg; return 0;
     case 'p': o->prompt = arg; return 0;
     case 's': o->system = arg; return 0;
     case 'n': return parse_whole("--max-tokens", arg, 0, INT32_MAX, &o->max_tokens);
@@ -164,8 +173,32 @@ static int take(struct chat_options *o, int c, const char *arg)
     }
 }
 
+/* What has no place in a request is refused. */
+static int check_url(struct chat_options *o)
+{
+    const struct run_options *r = &o->run;
+    const struct { int given; const char *name; } not_sent[] = {
+        { r->type != NULL, "--quantize" }, { r->threads, "--threads" }, { r->ctx, "--ctx" }, { r->kv_given, "--kv" }, { r->kernels != NULL, "--kernels" },
+        { r->device != NULL, "--device" }, { r->exact, "--exact" }, { r->max_memory != 0, "--max-memory" }, { o->template_file != NULL, "--template" }, { o->ids, "--ids" },
+    };
+    for (size_t i = 0; i < sizeof not_sent / sizeof *not_sent; i++)
+        if (not_sent[i].given)
+            return cli_wrong(prog, "%s: with --url the server decides that, a request cannot say it", not_sent[i].name);
+    if (strncasecmp(o->url, "http://", 7) != 0 && strncasecmp(o->url, "https://", 8) != 0)
+        return cli_wrong(prog, "--url: '%s', expected http://HOST:PORT or https://HOST", o->url);
+    const char *key = getenv("ZSE_API_KEY"), *ca = getenv("CURL_CA_BUNDLE");
+    if (!o->key && key && *key)
+        o->key = key;
+    o->ca_file = ca && *ca ? ca : getenv("SSL_CERT_FILE");
+    if (o->key && strpbrk(o->key, "\r\n"))
+        return cli_wrong(prog, "--key: it has more than one line");
+    return 0;
+}
+
 static int check(struct chat_options *o)
 {
+    if (!o->url && o->key)
+        return cli_wrong(prog, "--key is for a server: --url says which");
     if (o->prompt && o->batch)
         return cli_wrong(prog, "-p and --batch exclude each other");
     if (o->raw && (o->system || o->template_file || o->no_think))
@@ -174,7 +207,7 @@ static int check(struct chat_options *o)
         return cli_wrong(prog, "--json-schema, --grammar and --regex exclude each other");
     if (o->ignore_eos && (o->schema_file || o->grammar_file || o->regex))
         return cli_wrong(prog, "--ignore-eos goes on after the end, which --json-schema, --grammar and --regex give");
-    return run_options_check(prog, &o->run);
+    return o->url ? check_url(o) : run_options_check(prog, &o->run);
 }
 
 int chat_options_parse(struct chat_options *o, int argc, char **argv)
@@ -191,7 +224,7 @@ int chat_options_parse(struct chat_options *o, int argc, char **argv)
         return CLI_FAILED;
     }
     o->sampling.bias = o->bias;
-    while ((c = getopt_long(argc, argv, "p:s:n:q:hV", options, NULL)) != -1) {
+    while ((c = getopt_long(argc, argv, "m:p:s:n:q:hV", options, NULL)) != -1) {
         if (c == 'h')
             return cli_help(usage);
         if (c == 'V')
@@ -201,7 +234,10 @@ int chat_options_parse(struct chat_options *o, int argc, char **argv)
     }
     if (argc - optind > 1)
         return cli_wrong(prog, "'%s': one MODEL is enough; -p TEXT is a prompt", argv[optind + 1]);
-    o->model = argv[optind];
+    if (optind < argc && o->model)
+        return cli_wrong(prog, "'%s': -m names the model already", argv[optind]);
+    if (optind < argc)
+        o->model = argv[optind];
     rc = check(o);
     return rc ? rc : -1;
 }
@@ -211,6 +247,46 @@ void chat_options_release(struct chat_options *o)
     free(o->stop);
     free(o->bias);
     chat_grammar_close(o);
+}
+
+int chat_options_fields(const struct chat_options *o, json_t *body, struct err *e)
+{
+    char key[40];
+    for (int i = 0; i < N_NUMBERS; i++) {
+        const char *at = (const char *)&o->sampling + numbers[i].at;
+        if (!(o->given & 1u << i))
+            continue;
+        snprintf(key, sizeof key, "%s", numbers[i].config ? numbers[i].config : numbers[i].name);
+        for (char *p = key; *p; p++)
+            *p = *p == '-' ? '_' : *p;
+        /* a float as the decimal number that was typed */
+        json_object_set_new(body, key, numbers[i].is_int ? json_integer(*(const int *)at) : json_real(round(*(const float *)at * 1e6) / 1e6));
+    }
+    if (o->given & SEED_GIVEN)
+        json_object_set_new(body, "seed", json_integer((json_int_t)o->sampling.seed));
+    if (o->max_tokens)
+        json_object_set_new(body, "max_tokens", json_integer(o->max_tokens));
+    if (o->ignore_eos)
+        json_object_set_new(body, "ignore_eos", json_true());
+    if (o->no_think)
+        json_object_set_new(body, "chat_template_kwargs", json_pack("{s:b}", "enable_thinking", 0));
+    json_t *stop = o->n_stop ? json_array() : NULL, *bias = o->sampling.n_bias ? json_object() : NULL;
+    for (int i = 0; i < o->n_stop; i++)
+        if (json_array_append_new(stop, json_string(o->stop[i])) != 0) {
+            json_decref(stop);
+            json_decref(bias);
+            return err_set(e, ERR_FORMAT, "--stop: the text is not UTF-8");
+        }
+    for (int i = 0; i < o->sampling.n_bias; i++) {
+        float b = o->bias[i].bias;
+        snprintf(key, sizeof key, "%d", (int)o->bias[i].id);
+        json_object_set_new(bias, key, json_real(b < -100 ? -100 : b > 100 ? 100 : b));        /* the API's way to say never and always */
+    }
+    if (stop)
+        json_object_set_new(body, "stop", stop);
+    if (bias)
+        json_object_set_new(body, "logit_bias", bias);
+    return 0;
 }
 
 int chat_options_complete(struct chat_options *o, const struct opened_model *m, struct err *e)

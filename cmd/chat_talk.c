@@ -19,7 +19,8 @@ static const char prog[] = "zse-chat";
 
 struct talk {
     const struct chat_options *o;
-    const struct opened_model *m;
+    const struct opened_model *m;       /* NULL: a server answers */
+    struct remote *remote;              /* NULL: m answers */
     struct prompter prompter;
     struct engine *engine;
     json_t *messages;
@@ -104,7 +105,13 @@ static int run_turn(struct talk *t, struct answer *a, struct err *e)
     char *text = NULL;
     size_t size;
     int32_t *ids = NULL;
-    int n, rc = prompter_render(&t->prompter, t->messages, &text, &size, e);
+    int n, rc;
+    if (t->remote) {
+        rc = remote_answer(t->remote, t->messages, a, &stop_answer, e);
+        t->last = a->stats;
+        return rc;
+    }
+    rc = prompter_render(&t->prompter, t->messages, &text, &size, e);
     if (rc == 0)
         rc = conversation_ids(t, text, size, &ids, &n, e);
     if (rc == 0 && (rc = answer_start(a, t->engine, t->o, ids, n, e)) == 0) {
@@ -147,7 +154,7 @@ static void turn(struct talk *t, const char *text)
         if (a.finish == FINISH_CANCELLED)
             cli_note(prog, "stopped");
         else if (a.finish == FINISH_LENGTH)
-            cli_note(prog, "the answer was cut after %d tokens", a.stats.n_generated);
+            cli_note(prog, a.stats.n_generated ? "the answer was cut after %d tokens" : "the answer was cut", a.stats.n_generated);
     }
     cli_flush();
     answer_release(&a);
@@ -242,6 +249,13 @@ static void print_stats(const struct talk *t)
     const struct request_stats *r = &t->last;
     char kv[CLI_BYTES], private[CLI_BYTES], file[CLI_BYTES];
     int computed = r->n_prompt - r->n_cached;
+    if (t->remote) {
+        if (r->n_generated)
+            printf("prompt   %d tokens, %d of them new\nanswer   %d tokens: %.2f s, %.1f tokens/s; first token after %.2f s\n", r->n_prompt, computed, r->n_generated,
+                   r->decode_s, r->decode_s > 0 ? (r->n_generated - 1) / r->decode_s : 0, r->first_token_s);
+        printf("server   %s, model %s\n", remote_url(t->remote), remote_model(t->remote));
+        return;
+    }
     engine_stats(t->engine, &s);
     if (r->n_generated) {
         printf("prompt   %d tokens, %d of them new: %.2f s, %.1f tokens/s\n", r->n_prompt, computed, r->prefill_s, r->prefill_s > 0 ? computed / r->prefill_s : 0);
@@ -348,13 +362,13 @@ static void loop(struct talk *t)
     }
 }
 
-int chat_talk(const struct chat_options *o, const struct opened_model *m, read_line_fn read_line, void *user)
+int chat_talk(const struct chat_options *o, const struct opened_model *m, struct remote *r, read_line_fn read_line, void *user)
 {
     struct err e;
-    struct talk t = { .o = o, .m = m, .read_line = read_line, .user = user, .messages = json_array() };
+    struct talk t = { .o = o, .m = m, .remote = r, .read_line = read_line, .user = user, .messages = json_array() };
     struct sigaction action = { .sa_handler = on_interrupt }, before;
     sigemptyset(&action.sa_mask);
-    if (prompter_open(&t.prompter, m, o, 1, &e) != 0 || !(t.engine = open_engine(m, &o->run, 1, 0, 0, &e))) {
+    if (!r && (prompter_open(&t.prompter, m, o, 1, &e) != 0 || !(t.engine = open_engine(m, &o->run, 1, 0, 0, &e)))) {
         prompter_close(&t.prompter);
         json_decref(t.messages);
         return cli_fail(prog, &e);
@@ -370,14 +384,18 @@ int chat_talk(const struct chat_options *o, const struct opened_model *m, read_l
     if (o->system)
         set_system(&t, o->system);
     char size[CLI_BYTES];
-    printf("%s: %s, %s of weights, context %d.  /help lists the commands.\n", m->name, m->model->config.arch,
-           cli_bytes(size, m->model->weight_bytes), context_len(m, &o->run));
+    if (r)
+        printf("%s at %s.  /help lists the commands.\n", remote_model(r), remote_url(r));
+    else
+        printf("%s: %s, %s of weights, context %d.  /help lists the commands.\n", m->name, m->model->config.arch,
+               cli_bytes(size, m->model->weight_bytes), context_len(m, &o->run));
     cli_flush();
     sigaction(SIGINT, &action, &before);
     loop(&t);
     sigaction(SIGINT, &before, NULL);
     forget(&t);
-    engine_close(t.engine);
+    if (t.engine)
+        engine_close(t.engine);
     prompter_close(&t.prompter);
     json_decref(t.messages);
     return 0;

@@ -178,7 +178,7 @@ static char *read_line(void *user, const char *prompt, int *was_interrupted)
     return copy;
 }
 
-static int talk(const struct chat_options *o, const struct opened_model *m)
+static int talk(const struct chat_options *o, const struct opened_model *m, struct remote *r)
 {
     struct editor d;
     editor_open(&d);
@@ -186,9 +186,20 @@ static int talk(const struct chat_options *o, const struct opened_model *m)
         cli_note("zse-chat", "out of memory");
         return CLI_FAILED;
     }
-    int rc = chat_talk(o, m, read_line, &d);
+    int rc = chat_talk(o, m, r, read_line, &d);
     editor_close(&d);
     return rc ? rc : cli_finish("zse-chat");
+}
+
+static int run_remote(struct chat_options *o, int interactive)
+{
+    struct err e;
+    struct remote *r = remote_open(o, &e);
+    if (!r)
+        return cli_fail("zse-chat", &e);
+    int rc = interactive ? talk(o, NULL, r) : remote_run(r, o);
+    remote_close(r);
+    return rc;
 }
 
 static int run(struct chat_options *o, uint64_t main_ns)
@@ -198,13 +209,15 @@ static int run(struct chat_options *o, uint64_t main_ns)
     int interactive = !o->prompt && !o->batch && isatty(STDIN_FILENO), rc;
     if (interactive && (o->raw || o->json || o->ids))
         return cli_wrong("zse-chat", "--raw, --json and --ids need a prompt: -p, --batch or standard input");
+    if (o->url)
+        return run_remote(o, interactive);
     if (open_model("zse-chat", o->model, &o->run, &m, &e) != 0)
         return cli_fail("zse-chat", &e);
     struct chat_marks marks = { .main = main_ns, .mapped = m.mapped_ns, .opened = clock_ns() };
     if (chat_options_complete(o, &m, &e) != 0 || chat_grammar_open(o, &m, &e) != 0)
         rc = cli_fail("zse-chat", &e);
     else if (interactive)
-        rc = talk(o, &m);
+        rc = talk(o, &m, NULL);
     else
         rc = o->batch ? chat_batch(o, &m, &marks) : chat_once(o, &m, &marks);
     close_model(&m);

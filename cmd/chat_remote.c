@@ -1,0 +1,617 @@
+/* chat_remote.c - the answers of zse-chat --url: a server that speaks OpenAI's API, over libcurl, streamed as server-sent events. */
+#include "cmd/chat.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <unistd.h>
+
+#include "cmd/cli.h"
+#include "libcommon/base/clock.h"
+#include "libcommon/base/file.h"
+#include "libcommon/base/json.h"
+#include "libcommon/hub/net.h"
+
+static const char prog[] = "zse-chat";
+
+struct remote {
+    const struct chat_options *o;
+    struct net net;
+    char *base;                 /* "http://host:8000/v1" */
+    char *model;
+    json_t *fields;             /* of every request: model, sampling, stream ... */
+};
+
+/* One request under way. */
+struct exchange {
+    struct remote *r;
+    struct answer *a;
+    CURL *easy;
+    struct curl_slist *headers;
+    char *body;
+    char *line; size_t n_line, line_room;       /* of the stream, not whole yet; where it is no stream: everything */
+    int is_stream, is_open, has_usage, thinking, asked_stop;
+    uint64_t start_ns;
+    struct err error;           /* code ERR_NONE: none */
+    char curl_error[CURL_ERROR_SIZE];
+};
+
+static int grow(char **text, size_t *size, size_t *room, const char *more, size_t n)
+{
+    if (*size + n + 1 > *room) {
+        size_t want = 2 * *room + n + 256;
+        char *p = realloc(*text, want);
+        if (!p)
+            return -1;
+        *text = p;
+        *room = want;
+    }
+    memcpy(*text + *size, more, n);
+    *size += n;
+    (*text)[*size] = '\0';
+    return 0;
+}
+
+/* ---- what comes ---- */
+
+static int is_plain(void)
+{
+    const char *no_color = getenv("NO_COLOR"), *term = getenv("TERM");
+    return (no_color && *no_color) || !term || strcmp(term, "dumb") == 0;
+}
+
+/* Thoughts are for people: on a terminal, apart from the answer. */
+static void show_thinking(struct exchange *x, int on)
+{
+    if (!x->a->stream || !isatty(STDOUT_FILENO) || x->thinking == on)
+        return;
+    x->thinking = on;
+    if (is_plain())
+        fputs(on ? "<think>\n" : "\n</think>\n", stdout);
+    else
+        fputs(on ? "\33[2m" : "\33[0m\n\n", stdout);
+}
+
+static void take_text(struct exchange *x, const char *text, size_t n, int thought)
+{
+    struct answer *a = x->a;
+    if (!n)
+        return;
+    if (!a->first_ns)
+        a->first_ns = clock_ns();
+    a->nomem |= thought ? grow(&a->reasoning, &a->reasoning_size, &a->reasoning_room, text, n) : grow(&a->text, &a->size, &a->room, text, n);
+    show_thinking(x, thought);
+    if (!a->stream || (thought && !isatty(STDOUT_FILENO)))
+        return;
+    chat_write(text, n);
+    cli_flush();
+}
+
+static void take_string(struct exchange *x, const json_t *o, const char *key, int thought)
+{
+    const json_t *v = json_object_get(o, key);
+    if (json_is_string(v))
+        take_text(x, json_string_value(v), json_string_length(v), thought);
+}
+
+static void take_usage(struct exchange *x, const json_t *usage)
+{
+    struct request_stats *s = &x->a->stats;
+    if (!json_is_object(usage))
+        return;
+    x->has_usage = x->a->has_usage = 1;
+    s->n_prompt = (int)json_integer_value(json_object_get(usage, "prompt_tokens"));
+    s->n_generated = (int)json_integer_value(json_object_get(usage, "completion_tokens"));
+    s->n_cached = (int)json_integer_value(json_object_get(json_object_get(usage, "prompt_tokens_details"), "cached_tokens"));
+}
+
+/* "message" of {"error": {"message": ...}}, {"error": "..."}, {"message": ...} or {"detail": "..."}.  NULL: none. */
+static const char *error_text(const json_t *j)
+{
+    const json_t *error = json_object_get(j, "error");
+    const char *text = json_string_value(json_is_object(error) ? json_object_get(error, "message") : error);
+    if (!text)
+        text = json_string_value(json_object_get(j, "message"));
+    return text ? text : json_string_value(json_object_get(j, "detail"));
+}
+
+/* One object of the stream, or the whole answer. */
+static void take_object(struct exchange *x, const json_t *j)
+{
+    const json_t *choice = json_array_get(json_object_get(j, "choices"), 0), *delta = json_object_get(choice, "delta");
+    const char *finish = json_string_value(json_object_get(choice, "finish_reason"));
+    if (json_object_get(j, "error") && !json_is_null(json_object_get(j, "error"))) {
+        const char *text = error_text(j);
+        err_set(&x->error, ERR_IO, "%s: %s", x->r->base, text ? text : "an error without a message");
+        return;
+    }
+    if (!delta)
+        delta = json_object_get(choice, "message");
+    take_string(x, delta, json_object_get(delta, "reasoning_content") ? "reasoning_content" : "reasoning", 1);
+    take_string(x, delta, "content", 0);
+    take_string(x, choice, "text", 0);                              /* --raw */
+    take_usage(x, json_object_get(j, "usage"));
+    if (!finish)
+        return;
+    snprintf(x->a->reason, sizeof x->a->reason, "%s", finish);
+    x->a->finish = strcmp(finish, "length") == 0 ? FINISH_LENGTH : FINISH_STOP;
+}
+
+/* "data: {...}", "data: [DONE]"; comments and other fields of the protocol say nothing here. */
+static void take_line(struct exchange *x, char *line, size_t n)
+{
+    while (n && (line[n - 1] == '\r' || line[n - 1] == '\n'))
+        line[--n] = '\0';
+    if (n < 5 || memcmp(line, "data:", 5) != 0)
+        return;
+    line += 5 + (line[5] == ' ');
+    if (strcmp(line, "[DONE]") == 0)
+        return;
+    json_t *j = json_loads(line, 0, NULL);
+    if (j)
+        take_object(x, j);
+    else
+        err_set(&x->error, ERR_FORMAT, "%s: the stream has a line that is no JSON: %.100s", x->r->base, line);
+    json_decref(j);
+}
+
+static size_t on_header(char *line, size_t size, size_t n, void *user)
+{
+    struct exchange *x = user;
+    n *= size;
+    if (n > 13 && strncasecmp(line, "content-type:", 13) == 0)
+        x->is_stream = memmem(line, n, "text/event-stream", 17) != NULL;
+    return n;
+}
+
+static size_t on_body(char *data, size_t size, size_t n, void *user)
+{
+    struct exchange *x = user;
+    size_t begin = 0;
+    n *= size;
+    if (x->n_line + n > 64u << 20 || grow(&x->line, &x->n_line, &x->line_room, data, n) != 0) {
+        err_set(&x->error, ERR_MEMORY, "%s: too much comes without an end of line", x->r->base);
+        return 0;
+    }
+    if (!x->is_stream)
+        return n;
+    for (char *end; x->error.code == ERR_NONE && (end = memchr(x->line + begin, '\n', x->n_line - begin));) {
+        *end = '\0';
+        take_line(x, x->line + begin, (size_t)(end - x->line) - begin);
+        begin = (size_t)(end - x->line) + 1;
+    }
+    memmove(x->line, x->line + begin, x->n_line - begin);
+    x->n_line -= begin;
+    return x->error.code == ERR_NONE && !ferror(stdout) ? n : 0;
+}
+
+/* ---- one exchange ---- */
+
+static int set_common(struct remote *r, CURL *h, struct curl_slist **headers, const char *url, char *curl_error, struct err *e)
+{
+    const struct net *n = &r->net;
+    char *key = NULL;
+    if (r->o->key && asprintf(&key, "Authorization: Bearer %s", r->o->key) < 0)
+        return err_nomem(e, "request");
+    *headers = n->slist_append(NULL, "Content-Type: application/json");
+    struct curl_slist *all = key && *headers ? n->slist_append(*headers, key) : *headers;
+    free(key);
+    if (!all)
+        return err_nomem(e, "request");
+    *headers = all;
+    n->easy_setopt(h, CURLOPT_URL, url);
+    n->easy_setopt(h, CURLOPT_HTTPHEADER, *headers);
+    n->easy_setopt(h, CURLOPT_USERAGENT, "zse-chat/" ZSE_VERSION);
+    n->easy_setopt(h, CURLOPT_NOSIGNAL, 1L);
+    n->easy_setopt(h, CURLOPT_CONNECTTIMEOUT, 15L);
+    n->easy_setopt(h, CURLOPT_TCP_KEEPALIVE, 1L);       /* a long prompt is computed in silence */
+    n->easy_setopt(h, CURLOPT_ERRORBUFFER, curl_error);
+    if (r->o->ca_file)
+        n->easy_setopt(h, CURLOPT_CAINFO, r->o->ca_file);
+    return 0;
+}
+
+static void exchange_close(struct exchange *x, CURLM *multi)
+{
+    const struct net *n = &x->r->net;
+    if (x->easy && multi)
+        n->multi_remove_handle(multi, x->easy);
+    if (x->easy)
+        n->easy_cleanup(x->easy);
+    n->slist_free_all(x->headers);
+    free(x->body);
+    free(x->line);
+    x->easy = NULL;
+    x->headers = NULL;
+    x->body = x->line = NULL;
+    x->is_open = 0;
+}
+
+/* prompt: an array of messages, or with --raw a string. */
+static int exchange_start(struct exchange *x, struct remote *r, CURLM *multi, struct answer *a, json_t *prompt, struct err *e)
+{
+    const struct net *n = &r->net;
+    json_t *body = json_copy(r->fields);
+    char *url = NULL;
+    int rc = -1;
+    *x = (struct exchange){ .r = r, .a = a, .start_ns = clock_ns() };
+    json_object_set(body, r->o->raw ? "prompt" : "messages", prompt);
+    x->body = json_dumps(body, JSON_COMPACT);
+    json_decref(body);
+    x->easy = n->easy_init();
+    if (!x->body || !x->easy || asprintf(&url, "%s/%s", r->base, r->o->raw ? "completions" : "chat/completions") < 0)
+        err_nomem(e, "request");
+    else if ((rc = set_common(r, x->easy, &x->headers, url, x->curl_error, e)) == 0) {
+        n->easy_setopt(x->easy, CURLOPT_POSTFIELDS, x->body);
+        n->easy_setopt(x->easy, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)strlen(x->body));
+        n->easy_setopt(x->easy, CURLOPT_HEADERFUNCTION, on_header);
+        n->easy_setopt(x->easy, CURLOPT_HEADERDATA, x);
+        n->easy_setopt(x->easy, CURLOPT_WRITEFUNCTION, on_body);
+        n->easy_setopt(x->easy, CURLOPT_WRITEDATA, x);
+        n->easy_setopt(x->easy, CURLOPT_PRIVATE, x);
+        rc = n->multi_add_handle(multi, x->easy) == CURLM_OK ? 0 : err_nomem(e, "request");
+    }
+    free(url);
+    x->is_open = rc == 0;
+    if (rc != 0)
+        exchange_close(x, NULL);
+    return rc;
+}
+
+static int explain_status(const char *base, long status, const char *body, size_t size, struct err *e)
+{
+    json_t *j = json_loadb(body ? body : "", size, 0, NULL);
+    const char *text = error_text(j);
+    if (text)
+        err_set(e, ERR_IO, "%s: %s (HTTP %ld)", base, text, status);
+    else if (status / 100 == 3)
+        err_set(e, ERR_IO, "%s: HTTP %ld: it sends requests elsewhere; give the address it leads to", base, status);
+    else
+        err_set(e, ERR_IO, "%s: HTTP %ld%s", base, status, status == 404 ? ": no API of OpenAI's kind at this address (it may end in /v1)" : status == 401 ? ": a key is needed (--key or ZSE_API_KEY)" : "");
+    json_decref(j);
+    return -1;
+}
+
+/* It has ended: the error, if there is one. */
+static void exchange_end(struct exchange *x, CURLcode rc)
+{
+    struct answer *a = x->a;
+    long status = 0;
+    x->r->net.easy_getinfo(x->easy, CURLINFO_RESPONSE_CODE, &status);
+    show_thinking(x, 0);
+    a->stats.decode_s = a->first_ns ? (double)(clock_ns() - a->first_ns) * 1e-9 : 0;
+    a->stats.first_token_s = a->first_ns ? (double)(a->first_ns - x->start_ns) * 1e-9 : 0;
+    if (x->error.code != ERR_NONE || x->asked_stop || ferror(stdout))
+        ;
+    else if (rc != CURLE_OK)
+        err_set(&x->error, ERR_IO, "%s: %s", x->r->base, *x->curl_error ? x->curl_error : x->r->net.easy_strerror(rc));
+    else if (status != 200)
+        explain_status(x->r->base, status, x->line, x->n_line, &x->error);
+    else if (!x->is_stream) {
+        json_t *j = js_parse("answer", x->line ? x->line : "", x->n_line, &x->error);
+        if (j)
+            take_object(x, j);
+        else
+            err_prefix(&x->error, "%s", x->r->base);
+        json_decref(j);
+    }
+    if (x->error.code == ERR_NONE && !x->asked_stop && !ferror(stdout) && a->finish == FINISH_NONE)
+        err_set(&x->error, ERR_IO, "%s: the stream ended before the answer did", x->r->base);
+    if (x->asked_stop)
+        a->finish = FINISH_CANCELLED;
+}
+
+/* Ended exchanges; a started one is x[i].is_open until then. */
+static void collect(struct remote *r, CURLM *multi)
+{
+    CURLMsg *m;
+    int left;
+    while ((m = r->net.multi_info_read(multi, &left))) {
+        struct exchange *x;
+        CURLcode rc = m->data.result;
+        if (m->msg != CURLMSG_DONE)
+            continue;
+        r->net.easy_getinfo(m->easy_handle, CURLINFO_PRIVATE, &x);
+        exchange_end(x, rc);
+        exchange_close(x, multi);
+    }
+}
+
+int remote_answer(struct remote *r, json_t *prompt, struct answer *a, const volatile sig_atomic_t *stop, struct err *e)
+{
+    struct exchange x;
+    CURLM *multi = r->net.multi_init();
+    int running, rc = multi ? exchange_start(&x, r, multi, a, prompt, e) : err_nomem(e, "request");
+    while (rc == 0 && x.is_open) {
+        r->net.multi_perform(multi, &running);
+        collect(r, multi);
+        if (x.is_open && stop && *stop) {
+            x.asked_stop = 1;
+            exchange_end(&x, CURLE_OK);
+            exchange_close(&x, multi);
+        } else if (x.is_open) {
+            r->net.multi_poll(multi, NULL, 0, 100, NULL);
+        }
+    }
+    if (multi)
+        r->net.multi_cleanup(multi);
+    if (rc == 0 && x.error.code != ERR_NONE) {
+        *e = x.error;
+        rc = -1;
+    }
+    if (rc == 0 && a->nomem)
+        rc = err_nomem(e, "answer");
+    return rc;
+}
+
+/* ---- the server ---- */
+
+static size_t on_list(char *data, size_t size, size_t n, void *user)
+{
+    struct exchange *x = user;
+    n *= size;
+    return x->n_line + n > 16u << 20 || grow(&x->line, &x->n_line, &x->line_room, data, n) != 0 ? 0 : n;
+}
+
+/* The first model of /v1/models. */
+static int ask_model(struct remote *r, struct err *e)
+{
+    struct exchange x = { .r = r };
+    const struct net *n = &r->net;
+    char *url = NULL;
+    long status = 0;
+    int rc = -1;
+    x.easy = n->easy_init();
+    if (!x.easy || asprintf(&url, "%s/models", r->base) < 0) {
+        err_nomem(e, "request");
+    } else if ((rc = set_common(r, x.easy, &x.headers, url, x.curl_error, e)) == 0) {
+        n->easy_setopt(x.easy, CURLOPT_WRITEFUNCTION, on_list);
+        n->easy_setopt(x.easy, CURLOPT_WRITEDATA, &x);
+        CURLcode c = n->easy_perform(x.easy);
+        n->easy_getinfo(x.easy, CURLINFO_RESPONSE_CODE, &status);
+        if (c != CURLE_OK)
+            rc = err_set(e, ERR_IO, "%s: %s", r->base, *x.curl_error ? x.curl_error : n->easy_strerror(c));
+        else if (status != 200)
+            rc = explain_status(r->base, status, x.line, x.n_line, e);
+    }
+    json_t *j = rc == 0 ? json_loadb(x.line ? x.line : "", x.n_line, 0, NULL) : NULL;
+    const char *id = json_string_value(json_object_get(json_array_get(json_object_get(j, "data"), 0), "id"));
+    if (rc == 0 && !id)
+        rc = err_set(e, ERR_FORMAT, "%s: it lists no model: -m says which", r->base);
+    else if (rc == 0 && !(r->model = strdup(id)))
+        rc = err_nomem(e, "model");
+    json_decref(j);
+    free(url);
+    exchange_close(&x, NULL);
+    return rc;
+}
+
+/* --json-schema, --grammar, --regex: what servers call them. */
+static int add_shape(struct remote *r, struct err *e)
+{
+    const struct chat_options *o = r->o;
+    size_t size;
+    if (o->regex)
+        json_object_set_new(r->fields, "regex", json_string(o->regex));
+    if (o->grammar_file) {
+        char *text = file_read(o->grammar_file, 16 << 20, &size, e);
+        if (!text)
+            return -1;
+        json_t *v = json_stringn(text, size);
+        free(text);
+        if (!v)
+            return err_set(e, ERR_FORMAT, "%s: not UTF-8", o->grammar_file);
+        json_object_set_new(r->fields, "grammar", v);
+    }
+    if (o->schema_file) {
+        json_t *schema = js_load(o->schema_file, 16 << 20, e);
+        if (!schema)
+            return -1;
+        json_object_set_new(r->fields, "response_format",
+                            json_pack("{s:s, s:{s:s, s:b, s:o}}", "type", "json_schema", "json_schema", "name", "answer", "strict", 1, "schema", schema));
+    }
+    return 0;
+}
+
+void remote_close(struct remote *r)
+{
+    if (!r)
+        return;
+    json_decref(r->fields);
+    free(r->base);
+    free(r->model);
+    free(r);
+}
+
+struct remote *remote_open(const struct chat_options *o, struct err *e)
+{
+    struct remote *r = calloc(1, sizeof *r);
+    size_t n = strlen(o->url), scheme = strncasecmp(o->url, "https://", 8) == 0 ? 8 : 7;
+    if (!r) {
+        err_nomem(e, "connection");
+        return NULL;
+    }
+    r->o = o;
+    while (n && o->url[n - 1] == '/')
+        n--;
+    int bare = n > scheme && !memchr(o->url + scheme, '/', n - scheme);
+    int rc = asprintf(&r->base, "%.*s%s", (int)n, o->url, bare ? "/v1" : "") < 0 ? err_nomem(e, "URL") : net_open(&r->net, e);
+    if (rc == 0 && o->model)
+        rc = (r->model = strdup(o->model)) ? 0 : err_nomem(e, "model");
+    else if (rc == 0)
+        rc = ask_model(r, e);
+    if (rc == 0 && !(r->fields = json_pack("{s:s, s:b, s:{s:b}}", "model", r->model, "stream", 1, "stream_options", "include_usage", 1)))
+        rc = err_set(e, ERR_FORMAT, "-m: the name is not UTF-8");
+    if (rc == 0)
+        rc = chat_options_fields(o, r->fields, e);
+    if (rc == 0)
+        rc = add_shape(r, e);
+    if (rc == 0)
+        return r;
+    remote_close(r);
+    return NULL;
+}
+
+const char *remote_model(const struct remote *r) { return r->model; }
+const char *remote_url(const struct remote *r) { return r->base; }
+
+/* ---- one prompt, or a file of them ---- */
+
+/* The question as messages, with --raw as a string. */
+static json_t *question(const struct chat_options *o, const char *text, size_t size, struct err *e)
+{
+    json_t *message = chat_message("user", text, size), *system = o->system ? chat_message("system", o->system, strlen(o->system)) : NULL, *list;
+    if (!message || (o->system && !system)) {
+        json_decref(message);
+        json_decref(system);
+        err_set(e, ERR_FORMAT, "the prompt is not UTF-8");
+        return NULL;
+    }
+    if (o->raw) {
+        json_decref(message);
+        return json_stringn(text, size);
+    }
+    list = json_array();
+    if (system)
+        json_array_append_new(list, system);
+    json_array_append_new(list, message);
+    return list;
+}
+
+static json_t *reply_json(const struct remote *r, const struct answer *a)
+{
+    const struct request_stats *s = &a->stats;
+    json_t *j = json_pack("{s:s%, s:s, s:s, s:{s:f, s:f}}", "text", a->text ? a->text : "", a->size, "finish_reason", a->reason, "model", r->model,
+                          "timings", "first_token_s", s->first_token_s, "decode_s", s->decode_s);
+    if (a->reasoning)
+        json_object_set_new(j, "reasoning", json_stringn(a->reasoning, a->reasoning_size));
+    if (a->has_usage)
+        json_object_set_new(j, "usage", json_pack("{s:i, s:i, s:i, s:i}", "prompt_tokens", s->n_prompt, "completion_tokens", s->n_generated,
+                                                  "total_tokens", s->n_prompt + s->n_generated, "cached_tokens", s->n_cached));
+    return j;
+}
+
+static void note_cut(const struct chat_options *o, const struct answer *a)
+{
+    if ((o->schema_file || o->grammar_file || o->regex) && a->finish == FINISH_LENGTH)
+        cli_note(prog, "the answer was cut off: it is not complete");
+}
+
+static int once(struct remote *r, const struct chat_options *o, struct err *e)
+{
+    struct answer a = { .stream = !o->json };
+    size_t size;
+    char *text = chat_get_prompt(o, &size, e);
+    json_t *prompt = text ? question(o, text, size, e) : NULL;
+    int rc = prompt ? remote_answer(r, prompt, &a, NULL, e) : -1;
+    if (rc == 0 && o->json)
+        chat_print_json(reply_json(r, &a));
+    else if (!o->json && prompt && (rc == 0 || a.size) && (a.size == 0 || a.text[a.size - 1] != '\n'))
+        putchar('\n');
+    if (rc == 0)
+        note_cut(o, &a);
+    answer_release(&a);
+    json_decref(prompt);
+    free(text);
+    return rc;
+}
+
+struct line { struct exchange x; struct answer answer; json_t *prompt; struct err refused; int started; };
+
+static void print_line(const struct remote *r, const struct chat_options *o, struct line *l, int number)
+{
+    if (l->refused.code == ERR_NONE && l->x.error.code != ERR_NONE)
+        l->refused = l->x.error;
+    else if (l->refused.code == ERR_NONE && l->answer.nomem)
+        err_nomem(&l->refused, "answer");
+    if (l->refused.code != ERR_NONE) {
+        cli_note(prog, "%s: line %d: %s", o->batch, number, l->refused.msg);
+        if (o->json)
+            chat_print_json(json_pack("{s:s}", "error", l->refused.msg));
+        else
+            printf("error: %s\n", l->refused.msg);
+    } else if (o->json) {
+        chat_print_json(reply_json(r, &l->answer));
+    } else {
+        chat_print_escaped(l->answer.text ? l->answer.text : "", l->answer.size);
+    }
+    if (l->refused.code == ERR_NONE)
+        note_cut(o, &l->answer);
+    cli_flush();
+    answer_release(&l->answer);
+}
+
+/* --parallel requests at once; answers in the order of the lines. */
+static int run_lines(struct remote *r, const struct chat_options *o, struct line *lines, int n, struct err *e)
+{
+    CURLM *multi = r->net.multi_init();
+    int started = 0, printed = 0, active = 0, n_refused = 0, running;
+    if (!multi)
+        return err_nomem(e, "connections");
+    while (printed < n && !ferror(stdout)) {
+        for (; started < n && active < o->parallel; started++) {
+            struct line *l = &lines[started];
+            if (l->refused.code == ERR_NONE && exchange_start(&l->x, r, multi, &l->answer, l->prompt, &l->refused) == 0)
+                active++;
+        }
+        r->net.multi_perform(multi, &running);
+        collect(r, multi);
+        active = 0;
+        for (int i = printed; i < started; i++)
+            active += lines[i].x.is_open;
+        for (; printed < started && !lines[printed].x.is_open; printed++) {
+            print_line(r, o, &lines[printed], printed + 1);
+            n_refused += lines[printed].refused.code != ERR_NONE;
+        }
+        if (active)
+            r->net.multi_poll(multi, NULL, 0, 200, NULL);
+    }
+    for (int i = 0; i < n; i++)
+        if (lines[i].x.is_open)
+            exchange_close(&lines[i].x, multi);
+    r->net.multi_cleanup(multi);
+    return n_refused ? err_set(e, ERR_LIMIT, "%s: %d of %d prompts have no answer", o->batch, n_refused, n) : 0;
+}
+
+static int batch(struct remote *r, const struct chat_options *o, struct err *e)
+{
+    int is_stdin = strcmp(o->batch, "-") == 0, n = 0, rc = -1;
+    size_t size;
+    FILE *f = is_stdin ? stdin : fopen(o->batch, "r");
+    if (!f)
+        return err_sys(e, "%s", o->batch);
+    char *text = chat_read_all(f, o->batch, &size, e), *p = text;
+    for (size_t i = 0; text && i < size; i++)
+        n += text[i] == '\n' || i == size - 1;
+    struct line *lines = calloc((size_t)n + 1, sizeof *lines);
+    if (!lines)
+        err_nomem(e, "prompts");
+    for (int i = 0; lines && text && i < n; i++) {
+        size_t length = strcspn(p, "\n");
+        lines[i].prompt = question(o, p, length, &lines[i].refused);
+        p += length + 1;
+    }
+    if (lines && text)
+        rc = run_lines(r, o, lines, n, e);
+    for (int i = 0; lines && i < n; i++) {
+        json_decref(lines[i].prompt);
+        answer_release(&lines[i].answer);
+    }
+    free(lines);
+    free(text);
+    if (!is_stdin)
+        fclose(f);
+    return rc;
+}
+
+int remote_run(struct remote *r, const struct chat_options *o)
+{
+    struct err e;
+    if ((o->batch ? batch(r, o, &e) : once(r, o, &e)) == 0)
+        return cli_finish(prog);
+    cli_flush();
+    return cli_fail(prog, &e);
+}

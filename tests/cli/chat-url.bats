@@ -1,0 +1,168 @@
+# chat-url.bats - zse-chat --url: our own server, and one that behaves as others do and breaks.
+bats_require_minimum_version 1.5.0
+
+setup_file() {
+  cd "$BATS_TEST_DIRNAME/../.." || exit 1
+  export T=$BATS_FILE_TMPDIR ZSE_HOME=$BATS_FILE_TMPDIR/home
+  zse-convert models/tiny -o "$T/tiny.zse" --quality fast >/dev/null
+  mkfifo "$T/a" "$T/b"
+  zse-serve "$T/tiny.zse" --port 0 --quiet >"$T/a" 2>"$T/a.err" 3>&- &
+  echo $! >"$T/pids"
+  python3 -B tests/serve/fake.py >"$T/b" 2>"$T/b.err" 3>&- &
+  echo $! >>"$T/pids"
+  read -r _ _ URL <"$T/a"
+  read -r FAKE <"$T/b"
+  export URL FAKE
+  curl -sf --retry 20 --retry-delay 0 --retry-max-time 20 --retry-all-errors "$URL/health" >/dev/null
+}
+teardown_file() {
+  local p
+  while read -r p; do kill "$p"; done <"$T/pids"
+}
+setup() {
+  cd "$BATS_TEST_DIRNAME/../.." || exit 1
+  unset ZSE_API_KEY http_proxy HTTP_PROXY all_proxy ALL_PROXY
+}
+ours() { run --separate-stderr zse-chat --url "$URL" "$@"; }
+fake() { run --separate-stderr zse-chat --url "$FAKE" "$@"; }
+
+@test "our server: the same answers as here, piped, as JSON, raw, many" {
+  ours --temp 0 -p 'What is 2+2?'
+  [ "$status" = 0 ] && [ "$output" = "2 + 2 = 4" ] && [ -z "$stderr" ] || { echo "$output $stderr"; return 1; }
+  [ "$(echo 'What is 2+2?' | zse-chat --url "$URL/v1/" tiny --temp 0)" = "2 + 2 = 4" ]
+  ours -m tiny --temp 0 -p 'What is 2+2?' --json
+  [ "$(jq -c '[.text, .finish_reason, .model, .usage.prompt_tokens, .usage.completion_tokens, (.timings | keys)]' <<<"$output")" = '["2 + 2 = 4","stop","tiny",15,8,["decode_s","first_token_s"]]' ]
+  local raw='<|im_start|>user
+What is 2+2?<|im_end|>
+<|im_start|>assistant
+'
+  ours --raw --temp 0 -p "$raw" --stop '<|im_end|>'
+  [ "$output" = "$(zse-chat "$T/tiny.zse" --raw --temp 0 -p "$raw" --stop '<|im_end|>')" ]
+  printf 'What is 2+2?\nWhat is the capital of France?\nWhat is 2+2?\n' >"$T/questions"
+  ours --temp 0 --batch "$T/questions" --parallel 2
+  [ "$output" = "$(zse-chat "$T/tiny.zse" --temp 0 --batch "$T/questions")" ] && [ "${#lines[@]}" = 3 ]
+  ours --temp 0 --batch "$T/questions" --json
+  [ "$(jq -r .text <<<"$output" | tail -n 1)" = "2 + 2 = 4" ]
+}
+
+@test "our server: shapes, sampling and limits arrive" {
+  ours --seed 5 --temp 1.5 -n 20 -p hi
+  [ "$output" = "$(zse-chat "$T/tiny.zse" --seed 5 --temp 1.5 -n 20 -p hi)" ] || { echo "$output"; return 1; }
+  ours --regex '[0-9]{3}' -p hi
+  [[ $output =~ ^[0-9]{3}$ ]]
+  echo '{"type":"object","properties":{"a":{"enum":["x"]}},"required":["a"],"additionalProperties":false}' >"$T/schema"
+  ours --json-schema "$T/schema" -p hi
+  [ "$(jq -c . <<<"$output")" = '{"a":"x"}' ]
+  ours --logit-bias 999999=1 -p hi
+  [ "$status" = 1 ] && [ -z "$output" ] && [[ $stderr == *"logit_bias: token '999999'"*"(HTTP 400)"* ]]
+  ours -m nope -p hi
+  [ "$status" = 1 ] && [[ $stderr == *"model 'nope' is not loaded"*"(HTTP 404)"* ]]
+}
+
+@test "every flag that a request can say is in it; the others are refused" {
+  fake -m echo -p hi -s Be --temp 0.7 --top-k 3 --top-p 0.9 --min-p 0.1 --typical-p 0.8 --repeat-penalty 1.1 --repeat-last-n 4 --presence-penalty 0.1 \
+    --frequency-penalty -0.2 --logit-bias 5=-inf --seed 3 --stop a --stop b --ignore-eos --no-think -n 12
+  [ "$(jq -cS 'del(.messages, .model, .stream, .stream_options)' <<<"$output")" = "$(jq -cS . <<<'{"temperature":0.7,"top_k":3,"top_p":0.9,"min_p":0.1,"typical_p":0.8,"repetition_penalty":1.1,"repeat_last_n":4,"presence_penalty":0.1,"frequency_penalty":-0.2,"logit_bias":{"5":-100.0},"seed":3,"stop":["a","b"],"ignore_eos":true,"chat_template_kwargs":{"enable_thinking":false},"max_tokens":12}')" ] || { echo "$output"; return 1; }
+  [ "$(jq -c .messages <<<"$output")" = '[{"role":"system","content":"Be"},{"role":"user","content":"hi"}]' ]
+  fake -m echo -p hi -n 0
+  [ "$(jq -c 'keys' <<<"$output")" = '["messages","model","stream","stream_options"]' ]
+  for flag in '-q int8' '--threads 1' '--ctx 9' '--kv f16' '--kernels ref' '--device cpu' --exact '--max-memory 1GB' '--template LICENSE' --ids; do
+    # shellcheck disable=SC2086
+    fake $flag -p hi
+    [ "$status" = 2 ] && [[ $stderr == *"with --url the server decides that, a request cannot say it"* ]] || { echo "$flag: $stderr"; return 1; }
+  done
+  run --separate-stderr zse-chat --key x -p hi
+  [ "$status" = 2 ]
+  run --separate-stderr zse-chat --url localhost:8000 -p hi
+  [ "$status" = 2 ] && [[ $stderr == *"expected http://HOST:PORT"* ]]
+  fake -m a b -p hi
+  [ "$status" = 2 ] && [[ $stderr == *"-m names the model already"* ]]
+}
+
+@test "other servers: thoughts, pieces, no stream, keys" {
+  fake -p hi
+  [ "$status" = 0 ] && [ "$output" = 'Grüße, 世界!' ] && [ -z "$stderr" ]
+  fake -p hi --json
+  [ "$(jq -c '[.text, .reasoning, .finish_reason, .model, .usage]' <<<"$output")" = '["Grüße, 世界!","Let me see.","stop","plain",{"prompt_tokens":7,"completion_tokens":3,"total_tokens":10,"cached_tokens":2}]' ]
+  fake -m whole -p hi --json
+  [ "$(jq -c '[.text, .reasoning, has("usage")]' <<<"$output")" = '["All at once.","So.",false]' ]
+  fake -m locked -p hi
+  [ "$status" = 1 ] && [[ $stderr == *"wrong key (HTTP 401)"* ]]
+  fake -m locked --key sesame -p hi
+  [ "$status" = 0 ]
+  ZSE_API_KEY=sesame fake -m locked -p hi
+  [ "$status" = 0 ]
+}
+
+@test "what breaks says so in one sentence" {
+  fake -m cut -p hi
+  [ "$status" = 1 ] && [ "$output" = Well ] && [ "${#stderr_lines[@]}" = 1 ] && [[ $stderr == "zse-chat: $FAKE/v1: "* ]] || { echo "$output $stderr"; return 1; }
+  fake -m error -p hi
+  [ "$status" = 1 ] && [ "$output" = Well ] && [ "$stderr" = "zse-chat: $FAKE/v1: out of memory" ]
+  fake -m status -p hi
+  [ "$status" = 1 ] && [ -z "$output" ] && [ "$stderr" = "zse-chat: $FAKE/v1: I am a teapot (HTTP 418)" ]
+  fake -m html -p hi
+  [ "$status" = 1 ] && [ -z "$output" ] && [[ $stderr == "zse-chat: $FAKE/v1: answer: "* ]]
+  run --separate-stderr zse-chat --url "$FAKE/elsewhere" -p hi
+  [ "$status" = 1 ] && [[ $stderr == *"HTTP 404: no API of OpenAI's kind"* ]]
+  run --separate-stderr zse-chat --url http://127.0.0.1:9 -p hi
+  [ "$status" = 1 ] && [[ $stderr == *"http://127.0.0.1:9/v1: "*onnect* ]] && [ "${#stderr_lines[@]}" = 1 ]
+  printf 'a\n\377\n' >"$T/mixed"
+  fake --batch "$T/mixed"
+  [ "$status" = 1 ] && [ "${lines[0]}" = 'Grüße, 世界!' ] && [ "${lines[1]}" = 'error: the prompt is not UTF-8' ] && [[ $stderr == *"1 of 2 prompts have no answer"* ]]
+  if [ -w /dev/full ]; then
+    zse-chat --url "$FAKE" -p hi >/dev/full 2>"$T/full" && return 1
+    grep -q 'standard output: No space left' "$T/full"
+  fi
+}
+
+@test "a conversation: thoughts apart, what was said goes along, Ctrl-C ends the answer only" {
+  export NO_COLOR=1
+  tests/lib/talk zse-chat --url "$URL" --temp 0 <<'END'
+expect tiny at http
+expect >
+send What is 2+2?
+expect 2 \+ 2 = 4
+expect >
+send /stats
+expect server +http.*model tiny
+expect >
+ready
+key d
+end 0
+END
+  tests/lib/talk zse-chat --url "$FAKE" <<'END'
+expect plain at http
+expect >
+send hi
+expect <think>\r\nLet me see\.\r\n</think>\r\nGrüße, 世界!
+expect >
+ready
+key d
+end 0
+END
+  tests/lib/talk zse-chat --url "$FAKE" -m echo <<'END'
+expect echo at
+expect >
+send one
+expect "content": "one"
+expect >
+send two
+expect "assistant", "content": .*"content": "two"
+expect >
+ready
+key d
+end 0
+END
+  tests/lib/talk zse-chat --url "$FAKE" -m hang <<'END'
+expect hang at
+expect >
+send hi
+expect Well
+key c
+expect stopped
+expect >
+send /exit
+end 0
+END
+}
