@@ -16,6 +16,7 @@
 #include "libcommon/hub/net.h"
 
 static const char prog[] = "zse-chat";
+enum { MAX_TRIES = 20, MAX_WAIT_S = 60 };
 
 struct remote {
     const struct chat_options *o;
@@ -33,8 +34,9 @@ struct exchange {
     struct curl_slist *headers;
     char *body;
     char *line; size_t n_line, line_room;       /* of the stream, not whole yet; where it is no stream: everything */
-    int is_stream, is_open, has_usage, thinking, asked_stop;
-    uint64_t start_ns;
+    int is_stream, is_open, thinking, asked_stop;
+    int tries, retry_after_s;   /* retry_after_s -1: not said */
+    uint64_t start_ns, due_ns;  /* due_ns 0: it is under way */
     struct err error;           /* code ERR_NONE: none */
     char curl_error[CURL_ERROR_SIZE];
 };
@@ -102,7 +104,7 @@ static void take_usage(struct exchange *x, const json_t *usage)
     struct request_stats *s = &x->a->stats;
     if (!json_is_object(usage))
         return;
-    x->has_usage = x->a->has_usage = 1;
+    x->a->has_usage = 1;
     s->n_prompt = (int)json_integer_value(json_object_get(usage, "prompt_tokens"));
     s->n_generated = (int)json_integer_value(json_object_get(usage, "completion_tokens"));
     s->n_cached = (int)json_integer_value(json_object_get(json_object_get(usage, "prompt_tokens_details"), "cached_tokens"));
@@ -164,6 +166,8 @@ static size_t on_header(char *line, size_t size, size_t n, void *user)
     n *= size;
     if (n > 13 && strncasecmp(line, "content-type:", 13) == 0)
         x->is_stream = memmem(line, n, "text/event-stream", 17) != NULL;
+    else if (n > 12 && strncasecmp(line, "retry-after:", 12) == 0)
+        sscanf(line + 12, "%9d", &x->retry_after_s);
     return n;
 }
 
@@ -237,7 +241,7 @@ static int exchange_start(struct exchange *x, struct remote *r, CURLM *multi, st
     json_t *body = json_copy(r->fields);
     char *url = NULL;
     int rc = -1;
-    *x = (struct exchange){ .r = r, .a = a, .start_ns = clock_ns() };
+    *x = (struct exchange){ .r = r, .a = a, .retry_after_s = -1, .start_ns = clock_ns() };
     json_object_set(body, r->o->raw ? "prompt" : "messages", prompt);
     x->body = json_dumps(body, JSON_COMPACT);
     json_decref(body);
@@ -304,6 +308,31 @@ static void exchange_end(struct exchange *x, CURLcode rc)
         a->finish = FINISH_CANCELLED;
 }
 
+/* The server is full, or still opens its model, and says when it may be asked again. */
+static int wait_for_server(struct exchange *x, CURLM *multi)
+{
+    long status = 0;
+    x->r->net.easy_getinfo(x->easy, CURLINFO_RESPONSE_CODE, &status);
+    if ((status != 429 && status != 503) || x->retry_after_s < 0 || x->retry_after_s > MAX_WAIT_S || x->tries == MAX_TRIES || x->asked_stop)
+        return 0;
+    if (x->tries++ == 0)
+        cli_note(prog, "%s: HTTP %ld: it is asked again in %d s", x->r->base, status, x->retry_after_s);
+    x->r->net.multi_remove_handle(multi, x->easy);
+    x->due_ns = clock_ns() + (uint64_t)x->retry_after_s * 1000000000u + 1;
+    x->n_line = 0;
+    x->is_stream = 0;
+    x->retry_after_s = -1;
+    return 1;
+}
+
+static void start_due(struct exchange *x, CURLM *multi)
+{
+    if (!x->is_open || !x->due_ns || clock_ns() < x->due_ns)
+        return;
+    x->due_ns = 0;
+    x->r->net.multi_add_handle(multi, x->easy);
+}
+
 /* Ended exchanges; a started one is x[i].is_open until then. */
 static void collect(struct remote *r, CURLM *multi)
 {
@@ -315,6 +344,8 @@ static void collect(struct remote *r, CURLM *multi)
         if (m->msg != CURLMSG_DONE)
             continue;
         r->net.easy_getinfo(m->easy_handle, CURLINFO_PRIVATE, &x);
+        if (rc == CURLE_OK && wait_for_server(x, multi))
+            continue;
         exchange_end(x, rc);
         exchange_close(x, multi);
     }
@@ -326,6 +357,7 @@ int remote_answer(struct remote *r, json_t *prompt, struct answer *a, const vola
     CURLM *multi = r->net.multi_init();
     int running, rc = multi ? exchange_start(&x, r, multi, a, prompt, e) : err_nomem(e, "request");
     while (rc == 0 && x.is_open) {
+        start_due(&x, multi);
         r->net.multi_perform(multi, &running);
         collect(r, multi);
         if (x.is_open && stop && *stop) {
@@ -557,6 +589,8 @@ static int run_lines(struct remote *r, const struct chat_options *o, struct line
             if (l->refused.code == ERR_NONE && exchange_start(&l->x, r, multi, &l->answer, l->prompt, &l->refused) == 0)
                 active++;
         }
+        for (int i = printed; i < started; i++)
+            start_due(&lines[i].x, multi);
         r->net.multi_perform(multi, &running);
         collect(r, multi);
         active = 0;

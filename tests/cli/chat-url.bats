@@ -86,6 +86,11 @@ What is 2+2?<|im_end|>
   [ "$(jq -c '[.text, .reasoning, .finish_reason, .model, .usage]' <<<"$output")" = '["Grüße, 世界!","Let me see.","stop","plain",{"prompt_tokens":7,"completion_tokens":3,"total_tokens":10,"cached_tokens":2}]' ]
   fake -m whole -p hi --json
   [ "$(jq -c '[.text, .reasoning, has("usage")]' <<<"$output")" = '["All at once.","So.",false]' ]
+  fake -m busy -p hi
+  [ "$status" = 0 ] && [ "$output" = 'Grüße, 世界!' ] && [[ $stderr == *"HTTP 503: it is asked again in 0 s" ]] || { echo "$stderr"; return 1; }
+  printf 'a\nb\nc\n' >"$T/busy"
+  fake -m busy --batch "$T/busy" --parallel 2
+  [ "$status" = 0 ] && [ "$(sort -u <<<"$output")" = 'Grüße, 世界!' ] && [ "${#lines[@]}" = 3 ]
   fake -m locked -p hi
   [ "$status" = 1 ] && [[ $stderr == *"wrong key (HTTP 401)"* ]]
   fake -m locked --key sesame -p hi

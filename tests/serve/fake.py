@@ -2,7 +2,7 @@
 """fake.py - a server of OpenAI's API that answers as other servers do, and breaks as they do; the model's name says how.
 
 Prints its address.  plain: thoughts, words in pieces of a few bytes, CRLF, comments; whole: no stream although one was asked for; cut: the
-connection ends in the middle; error: an error inside of the stream; html: no JSON; hang: one word, then nothing; status: 418 with a text;
+connection ends in the middle; busy: 503 with Retry-After every second time; error: an error inside of the stream; html: no JSON; hang: one word, then nothing; status: 418 with a text;
 echo: the body of the request as the answer.  Without the key "sesame" it says 401 to the model `locked`."""
 import json, threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = 'HTTP/1.1'
+    busy = False
 
     def log_message(self, *_):
         pass
@@ -39,6 +40,13 @@ class Handler(BaseHTTPRequestHandler):
         model = body['model']
         if model == 'locked' and self.headers.get('Authorization') != 'Bearer sesame':
             return self.send(401, '{"error":{"message":"wrong key","type":"authentication_error"}}')
+        if model == 'busy':
+            Handler.busy = not Handler.busy
+            if Handler.busy:
+                self.send_response(503)
+                self.send_header('Retry-After', '0')
+                self.send_header('Content-Length', '0')
+                return self.end_headers()
         if model == 'status':
             return self.send(418, '{"error":"I am a teapot"}')
         if model == 'html':
