@@ -60,17 +60,17 @@ enum { OPT_URL = 290, OPT_KEY, OPT_BATCH = 300, OPT_PARALLEL, OPT_RAW, OPT_TEMPL
 
 /* Sampling options that are one number: how they are called, and what they may be. */
 static const struct number {
-    const char *name;
+    const char *name, *field;           /* of the option; in a request */
     int config;                         /* a model may suggest it */
     int is_int;
     size_t at;
     double min, max;
 } numbers[] = {
-#define REAL(name, config, field, min, max) { name, config, 0, offsetof(struct sampling, field), min, max }
-#define WHOLE(name, config, field, min, max) { name, config, 1, offsetof(struct sampling, field), min, max }
-    REAL("temp", 1, temperature, 0, 100), WHOLE("top-k", 1, top_k, 0, INT32_MAX), REAL("top-p", 1, top_p, 0, 1),
+#define REAL(name, config, field, min, max) { name, #field, config, 0, offsetof(struct sampling, field), min, max }
+#define WHOLE(name, field, config, member, min, max) { name, field, config, 1, offsetof(struct sampling, member), min, max }
+    REAL("temp", 1, temperature, 0, 100), WHOLE("top-k", "top_k", 1, top_k, 0, INT32_MAX), REAL("top-p", 1, top_p, 0, 1),
     REAL("min-p", 1, min_p, 0, 1), REAL("typical-p", 1, typical_p, 0, 1),
-    REAL("repeat-penalty", 1, repetition_penalty, 0.01, 100), WHOLE("repeat-last-n", 0, penalty_last_n, -1, INT32_MAX),
+    REAL("repeat-penalty", 1, repetition_penalty, 0.01, 100), WHOLE("repeat-last-n", "repeat_last_n", 0, penalty_last_n, -1, INT32_MAX),
     REAL("presence-penalty", 0, presence_penalty, -2, 2), REAL("frequency-penalty", 0, frequency_penalty, -2, 2),
 };
 enum { N_NUMBERS = sizeof numbers / sizeof *numbers, SEED_GIVEN = 1 << N_NUMBERS };
@@ -256,11 +256,8 @@ int chat_options_fields(const struct chat_options *o, json_t *body, struct err *
         const char *at = (const char *)&o->sampling + numbers[i].at;
         if (!(o->given & 1u << i))
             continue;
-        snprintf(key, sizeof key, "%s", numbers[i].config ? numbers[i].config : numbers[i].name);
-        for (char *p = key; *p; p++)
-            *p = *p == '-' ? '_' : *p;
         /* a float as the decimal number that was typed */
-        json_object_set_new(body, key, numbers[i].is_int ? json_integer(*(const int *)at) : json_real(round(*(const float *)at * 1e6) / 1e6));
+        json_object_set_new(body, numbers[i].field, numbers[i].is_int ? json_integer(*(const int *)at) : json_real(round(*(const float *)at * 1e6) / 1e6));
     }
     if (o->given & SEED_GIVEN)
         json_object_set_new(body, "seed", json_integer((json_int_t)o->sampling.seed));
