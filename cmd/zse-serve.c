@@ -136,6 +136,7 @@ static int run(struct serve_options *o)
     if (rc != 0)
         cli_fail(prog, &e);
     if (s && server_is_loading(s)) {            /* a conversion may take minutes, and nobody waits for it any more */
+        server_leave(s);
         fflush(stdout);
         _exit(rc ? CLI_FAILED : CLI_OK);
     }

@@ -21,6 +21,8 @@
 
 enum { LINE_ROOM = 65536, FIELD_MAX = 1024, PROMPT_MAX = 4096 };
 
+struct known_end;
+
 struct audit {
     char *folder, *path;
     uint64_t max_bytes;
@@ -30,6 +32,7 @@ struct audit {
     uint64_t end;                           /* of it, when this process last wrote */
     char hash[SHA256_HEX + 1];              /* of the line that ends there */
     struct sha256 *sha;
+    struct known_end *known;
     char *recent[AUDIT_RECENT]; uint64_t n_recent;      /* ring; the newest is n_recent - 1 */
     struct audit_stats stats;
     pthread_t packer; int packing, stopping, work;      /* the thread that compresses */
@@ -178,8 +181,29 @@ static int begin_file(const char *path, int *fd, struct sha256 *sha, char hash[S
     return 0;
 }
 
-/* The last hash of the newest rotated file, for a current file that is missing or empty. */
-static int last_hash(const char *folder, char hash[SHA256_HEX + 1], struct err *e)
+/* The end of a rotated file, so that it is not read again for every line that cannot be written. */
+struct known_end { char path[4096]; uint64_t size; char hash[SHA256_HEX + 1]; };
+
+/* The last hash of a compressed file: in one pass. */
+static int last_hash_packed(const char *path, char hash[SHA256_HEX + 1], struct err *e)
+{
+    gzFile z = gzopen(path, "re");
+    char *line = malloc(LINE_ROOM);
+    const char *hex;
+    const int rc = z && line ? 0 : err_sys(e, "%s", path);
+    while (rc == 0 && gzgets(z, line, LINE_ROOM)) {
+        const size_t n = strcspn(line, "\n");
+        if (audit_line_hash(line, n, &hex))
+            memcpy(hash, hex, SHA256_HEX);
+    }
+    free(line);
+    if (z)
+        gzclose(z);
+    return rc;
+}
+
+/* The last hash of the newest rotated file, for a current file that is missing or empty.  known: NULL, or what was found the last time. */
+static int last_hash(const char *folder, struct known_end *known, char hash[SHA256_HEX + 1], struct err *e)
 {
     struct audit_files f;
     strcpy(hash, AUDIT_ZEROS);
@@ -188,21 +212,23 @@ static int last_hash(const char *folder, char hash[SHA256_HEX + 1], struct err *
     int rc = 0, newest = f.n - 1;
     if (newest >= 0 && strcmp(strrchr(f.file[newest].path, '/') + 1, AUDIT_FILE) == 0)
         newest--;
-    if (newest >= 0) {
-        /* gzread also reads what is not compressed; the last hash is found in one pass */
-        const char *path = f.file[newest].path;
-        gzFile z = gzopen(path, "re");
-        char *line = malloc(LINE_ROOM);
-        const char *hex;
-        rc = z && line ? 0 : err_sys(e, "%s", path);
-        while (rc == 0 && gzgets(z, line, LINE_ROOM)) {
-            const size_t n = strcspn(line, "\n");
-            if (audit_line_hash(line, n, &hex))
-                memcpy(hash, hex, SHA256_HEX);
+    const struct audit_file *last = newest >= 0 ? &f.file[newest] : NULL;
+    if (last && known && strcmp(known->path, last->path) == 0 && known->size == last->size) {
+        memcpy(hash, known->hash, sizeof known->hash);
+    } else if (last) {
+        uint64_t end;
+        const int fd = last->gz ? -1 : open(last->path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+        if (last->gz)
+            rc = last_hash_packed(last->path, hash, e);
+        else
+            rc = fd < 0 ? err_sys(e, "%s", last->path) : audit_tail(fd, last->path, hash, &end, e);
+        if (fd >= 0)
+            close(fd);
+        if (rc == 0 && known) {
+            snprintf(known->path, sizeof known->path, "%s", last->path);
+            known->size = last->size;
+            memcpy(known->hash, hash, sizeof known->hash);
         }
-        free(line);
-        if (z)
-            gzclose(z);
     }
     audit_files_release(&f);
     return rc;
@@ -233,7 +259,7 @@ static int catch_up(struct audit *a, struct err *e)
     if (a->fd >= 0 && audit_tail(a->fd, a->path, a->hash, &end, e))
         return -1;
     if (end == 0) {                                             /* no line of ours yet */
-        if (last_hash(a->folder, a->hash, e))
+        if (last_hash(a->folder, a->known, a->hash, e))
             return -1;
         if (a->fd >= 0)
             close(a->fd);
@@ -443,6 +469,10 @@ struct audit *audit_open(const struct audit_options *o, struct err *e)
     pthread_cond_init(&a->wake, NULL);
     if (!(a->sha = sha256_open(e)))
         goto fail;
+    if (!(a->known = calloc(1, sizeof *a->known))) {
+        err_nomem(e, "the audit log");
+        goto fail;
+    }
     if (!(a->folder = strdup(o->folder)) || asprintf(&a->path, "%s/" AUDIT_FILE, o->folder) < 0) {
         a->path = NULL;
         err_nomem(e, "the audit log");
@@ -485,6 +515,7 @@ void audit_close(struct audit *a)
     pthread_cond_destroy(&a->wake);
     pthread_mutex_destroy(&a->mutex);
     sha256_close(a->sha);
+    free(a->known);
     free(a->folder);
     free(a->path);
     free(a);
@@ -510,24 +541,49 @@ int audit_recent(struct audit *a, int i, char **line)
 
 /* ---- clear ---- */
 
-static int count_lines(int fd, uint64_t *n, const char *path, struct err *e)
+/* Lines from *at on; *at moves to the end. */
+static int count_lines(int fd, off_t *at, uint64_t *n, const char *path, struct err *e)
 {
     char *buffer = malloc(1 << 16);
     ssize_t got = -1;
-    *n = 0;
     if (!buffer)
         return err_nomem(e, "the audit log");
-    for (off_t at = 0; (got = pread(fd, buffer, 1 << 16, at)) > 0; at += got)
+    for (; (got = pread(fd, buffer, 1 << 16, *at)) > 0; *at += got)
         for (char *p = buffer; (p = memchr(p, '\n', (size_t)(buffer + got - p))); p++)
             ++*n;
     free(buffer);
     return got < 0 ? err_sys(e, "%s", path) : 0;
 }
 
+/* The current file and its lines, counted before the lock holds up those who write: under it only what came meanwhile is left. */
+struct counted { int fd; struct stat st; off_t at; uint64_t lines; };
+
+static int count_ahead(struct counted *c, const char *path, struct err *e)
+{
+    *c = (struct counted){ .fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW) };
+    if (c->fd < 0)
+        return errno == ENOENT ? 0 : err_sys(e, "%s", path);
+    return fstat(c->fd, &c->st) ? err_sys(e, "%s", path) : count_lines(c->fd, &c->at, &c->lines, path, e);
+}
+
+/* The lines of the file that is the current one now. */
+static int count_rest(const struct counted *c, int fd, uint64_t *lines, const char *path, struct err *e)
+{
+    struct stat st;
+    off_t at = 0;
+    *lines = 0;
+    if (fstat(fd, &st))
+        return err_sys(e, "%s", path);
+    if (c->fd >= 0 && st.st_ino == c->st.st_ino && st.st_dev == c->st.st_dev) {
+        at = c->at;
+        *lines = c->lines;
+    }
+    return count_lines(fd, &at, lines, path, e);
+}
+
 int audit_clear(const char *folder, int all, uint64_t *dropped, struct err *e)
 {
     char path[4096], hash[SHA256_HEX + 1], after[SHA256_HEX + 1];
-    struct audit_files f = { 0 };
     struct sha256 *sha = NULL;
     uint64_t end = 0;
     int rc = -1, lock = -1, fd = -1;
@@ -536,23 +592,21 @@ int audit_clear(const char *folder, int all, uint64_t *dropped, struct err *e)
         return err_set(e, ERR_IO, "%s: the path is too long", folder);
     if (access(folder, F_OK) && errno == ENOENT)
         return 0;                           /* nothing was ever logged here */
-    if ((lock = audit_lock(folder, 1, e)) < 0 || !(sha = sha256_open(e)) || audit_files_list(&f, folder, e))
+    struct counted counted;
+    if (count_ahead(&counted, path, e) || (lock = audit_lock(folder, 1, e)) < 0 || !(sha = sha256_open(e)))
         goto done;
     if ((fd = open(path, O_RDWR | O_APPEND | O_CLOEXEC | O_NOFOLLOW)) < 0 && errno != ENOENT) {
         err_sys(e, "%s", path);
         goto done;
     }
-    if (fd >= 0 && (audit_tail(fd, path, hash, &end, e) || count_lines(fd, dropped, path, e)))
+    if (fd >= 0 && (audit_tail(fd, path, hash, &end, e) || count_rest(&counted, fd, dropped, path, e)))
         goto done;
-    if (last_hash(folder, after, e))
+    if (last_hash(folder, NULL, after, e))
         goto done;
     if (end == 0)
         strcpy(hash, after);
-    for (int i = 0; all && i < f.n; i++)
-        if (strcmp(f.file[i].path, path) != 0 && unlink(f.file[i].path) && errno != ENOENT) {
-            err_sys(e, "%s", f.file[i].path);
-            goto done;
-        }
+    if (all && audit_files_remove(folder, e))
+        goto done;
     /* another file under the same name: writers see that theirs is gone and open this one */
     if (fd >= 0) {
         close(fd);
@@ -568,7 +622,8 @@ done:
         close(fd);
     if (lock >= 0)
         close(lock);
+    if (counted.fd >= 0)
+        close(counted.fd);
     sha256_close(sha);
-    audit_files_release(&f);
     return rc;
 }

@@ -101,6 +101,25 @@ void audit_files_release(struct audit_files *f)
     *f = (struct audit_files){ 0 };
 }
 
+int audit_files_remove(const char *folder, struct err *e)
+{
+    static const char *const ends[] = { ".jsonl", ".jsonl.gz", ".jsonl.gz.tmp" };
+    DIR *d = opendir(folder);
+    int rc = 0;
+    if (!d)
+        return errno == ENOENT ? 0 : err_sys(e, "%s", folder);
+    for (struct dirent *x; rc == 0 && (x = readdir(d));) {
+        const size_t n = stem(x->d_name);
+        int ours = 0;
+        for (size_t i = 0; n && i < sizeof ends / sizeof *ends; i++)
+            ours |= strcmp(x->d_name + n, ends[i]) == 0;
+        if (ours && unlinkat(dirfd(d), x->d_name, 0) && errno != ENOENT)
+            rc = err_sys(e, "%s/%s", folder, x->d_name);
+    }
+    closedir(d);
+    return rc;
+}
+
 void audit_give(int fd, const char *path)
 {
     char folder[4096];

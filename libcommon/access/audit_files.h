@@ -19,6 +19,8 @@ struct audit_files { struct audit_file *file; int n; };        /* oldest first; 
 /* A rotated file of which only the compressed half is complete counts once. */
 int audit_files_list(struct audit_files *f, const char *folder, struct err *e);
 void audit_files_release(struct audit_files *f);
+/* Take away all that was rotated, also what a crash left of it. Under the lock. */
+int audit_files_remove(const char *folder, struct err *e);
 
 /* FOLDER/audit.lock, taken: a descriptor whose closing gives it back, or -1. */
 int audit_lock(const char *folder, int exclusive, struct err *e);

@@ -24,6 +24,7 @@ struct keys {
     sqlite3 *db;
     char *path;
     ino_t ino;                                      /* of the file that is open */
+    int patience_ms;
     struct known *known; int n_known, required;     /* as of the last refresh */
     int64_t seen;                                   /* PRAGMA data_version then; -1: never */
 };
@@ -39,11 +40,17 @@ static const char schema[] =
 
 /* ---- SQLite ---- */
 
+void keys_set_patience(struct keys *k, int ms)
+{
+    k->patience_ms = ms;
+    sqlite3_busy_timeout(k->db, ms);
+}
+
 static int sql_error(struct keys *k, struct err *e)
 {
     const int code = sqlite3_errcode(k->db);
     if (code == SQLITE_BUSY || code == SQLITE_LOCKED)
-        return err_set(e, ERR_IO, "%s: another program has held it locked for 5 seconds", k->path);
+        return err_set(e, ERR_IO, "%s: another program holds it locked", k->path);
     if (code == SQLITE_NOTADB || code == SQLITE_CORRUPT)
         return err_set(e, ERR_FORMAT, "%s: is damaged (%s); move it away to begin with an empty one: its keys are then worth nothing", k->path, sqlite3_errmsg(k->db));
     return err_set(e, ERR_IO, "%s: %s", k->path, sqlite3_errmsg(k->db));
@@ -92,7 +99,7 @@ static int open_file(struct keys *k, struct err *e)
         return -1;
     if (sqlite3_open_v2(k->path, &k->db, SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX, NULL) != SQLITE_OK)
         return k->db ? sql_error(k, e) : err_nomem(e, k->path);
-    sqlite3_busy_timeout(k->db, 5000);
+    keys_set_patience(k, k->patience_ms);
     /* One file, so that what is put in its place is whole (a write-ahead log would be laid over it); synchronous=FULL: a key that was shown is on
      * the disk. */
     return run(k, "PRAGMA journal_mode = DELETE; PRAGMA synchronous = FULL;", e) || run(k, schema, e) ? -1 : 0;
@@ -124,6 +131,7 @@ struct keys *keys_open(const char *folder, struct err *e)
         return NULL;
     }
     k->seen = -1;
+    k->patience_ms = 5000;
     if (mkdir(folder, 0700) && errno != EEXIST)
         err_sys(e, "%s", folder);
     else if (open_locked(k, e) == 0)
@@ -449,7 +457,7 @@ static int load(struct keys *k, struct err *e)
 /* Somebody put another file in its place. */
 static int reopen(struct keys *k, struct err *e)
 {
-    struct keys other = { .path = k->path };
+    struct keys other = { .path = k->path, .patience_ms = k->patience_ms };
     if (open_locked(&other, e)) {
         sqlite3_close(other.db);
         return -1;
@@ -473,7 +481,7 @@ int keys_refresh(struct keys *k, struct err *e)
     int rc = data_version(k, &version, e);
     if (rc == 0 && version != k->seen && (rc = load(k, e)) == 0)
         k->seen = version;
-    sqlite3_busy_timeout(k->db, 5000);
+    sqlite3_busy_timeout(k->db, k->patience_ms);
     return rc;
 }
 

@@ -35,6 +35,7 @@ struct keys;
 /* Makes the folder (mode 0700) and the file where they are missing. */
 struct keys *keys_open(const char *folder, struct err *e);
 void keys_close(struct keys *k);            /* NULL is fine */
+void keys_set_patience(struct keys *k, int ms);         /* how long a file that another program has locked is waited for (before: 5 seconds) */
 
 /* ---- for zse-apikey and the administration API ---- */
 /* info: name, expires_s, limit, scopes, models. key gets the text, the only time. The first key of a file makes keys required. */

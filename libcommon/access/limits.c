@@ -1,5 +1,6 @@
 #include "libcommon/access/limits.h"
 
+#include <arpa/inet.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -14,7 +15,7 @@
 #include "libcommon/access/window.h"
 #include "libcommon/base/clock.h"
 
-enum { N_SLOTS = 4096, BOOT_ID = 37 };
+enum { N_SLOTS = USAGE_SLOTS, BOOT_ID = 37 };
 #define MAGIC "zse-usage 1\n"
 #define TAKEN_AWAY UINT64_MAX               /* a slot whose key is gone: others may lie behind it */
 
@@ -126,21 +127,31 @@ static struct slot *find(struct usage *u, int64_t key)
     return NULL;
 }
 
+/* The first free slot of this key, else the one that was used longest ago. */
+static struct slot *place_for(struct usage *u, int64_t key)
+{
+    struct slot *oldest = NULL;
+    for (uint64_t i = 0; i < N_SLOTS; i++) {
+        struct slot *f = &u->t->slot[((uint64_t)key + i) % N_SLOTS];
+        const uint64_t k = atomic_load(&f->key);
+        if (k == 0 || k == TAKEN_AWAY)
+            return f;
+        if (!oldest || atomic_load(&f->last_used_ms) < atomic_load(&oldest->last_used_ms))
+            oldest = f;
+    }
+    return oldest;
+}
+
 static struct slot *find_or_take(struct usage *u, int64_t key)
 {
     struct slot *s = find(u, key);
     if (s)
         return s;
     flock(u->fd, LOCK_EX);
-    s = find(u, key);
-    for (uint64_t i = 0; !s && i < N_SLOTS; i++) {
-        struct slot *f = &u->t->slot[((uint64_t)key + i) % N_SLOTS];
-        const uint64_t k = atomic_load(&f->key);
-        if (k == 0 || k == TAKEN_AWAY) {
-            memset(f, 0, sizeof *f);
-            atomic_store(&f->key, (uint64_t)key);
-            s = f;
-        }
+    if (!(s = find(u, key))) {
+        s = place_for(u, key);
+        memset(s, 0, sizeof *s);
+        atomic_store(&s->key, (uint64_t)key);
     }
     flock(u->fd, LOCK_UN);
     return s;
@@ -199,8 +210,6 @@ static const struct verdict unlimited = { .allowed = 1, .unit = "/min" };
 struct verdict usage_admit(struct usage *u, int64_t key, const struct limit *l)
 {
     struct slot *s = find_or_take(u, key);
-    if (!s)
-        return unlimited;
     const uint32_t now = now_s();
     uint32_t oldest;
     /* first counted, then judged: two servers never both let the last one in */
@@ -271,6 +280,17 @@ void usage_drop(struct usage *u, int64_t key)
         atomic_store(&s->key, TAKEN_AWAY);
 }
 
+int usage_keys(const struct usage *u, int64_t ids[USAGE_SLOTS])
+{
+    int n = 0;
+    for (int i = 0; i < N_SLOTS; i++) {
+        const uint64_t k = atomic_load(&u->t->slot[i].key);
+        if (k != 0 && k != TAKEN_AWAY)
+            ids[n++] = (int64_t)k;
+    }
+    return n;
+}
+
 /* ---- addresses ---- */
 
 struct address { char name[48]; uint32_t used_s; window_bucket second[WINDOW_MINUTE]; };
@@ -288,9 +308,26 @@ struct address_limits *address_limits_open(int n, int requests_minute, struct er
 
 void address_limits_close(struct address_limits *a) { free(a); }
 
-/* One of the eight places where this address may be: a flood of addresses pushes out few others. */
-static struct address *place_of(struct address_limits *a, const char *address)
+/* What an address is counted by: itself, of IPv6 the first half, of IPv4 in IPv6 the IPv4. */
+static const char *counted_as(const char *address, char out[48])
 {
+    uint8_t b[16];
+    static const uint8_t mapped[12] = { 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff };
+    char text[48];
+    snprintf(text, sizeof text, "%.*s", (int)strcspn(address, "%"), address);       /* without the interface: "fe80::1%eth0" */
+    if (!strchr(text, ':') || inet_pton(AF_INET6, text, b) != 1)
+        return address;
+    if (memcmp(b, mapped, sizeof mapped) == 0)
+        return inet_ntop(AF_INET, b + 12, out, 48);
+    memset(b + 8, 0, 8);
+    return inet_ntop(AF_INET6, b, out, 48);
+}
+
+/* One of the eight places where this address may be: a flood of addresses pushes out few others.  NULL: it has none and takes none. */
+static struct address *place_of(struct address_limits *a, const char *given, int take)
+{
+    char text[48];
+    const char *address = counted_as(given, text);
     uint64_t h = 1469598103934665603u;      /* FNV-1a */
     for (const char *p = address; *p; p++)
         h = (h ^ (unsigned char)*p) * 1099511628211u;
@@ -302,22 +339,26 @@ static struct address *place_of(struct address_limits *a, const char *address)
         if (!oldest || x->used_s < oldest->used_s)
             oldest = x;
     }
+    if (!take)
+        return NULL;
     memset(oldest, 0, sizeof *oldest);
     snprintf(oldest->name, sizeof oldest->name, "%s", address);
     return oldest;
 }
 
-struct verdict address_admit(struct address_limits *a, const char *address)
+static struct verdict judge_address(struct address_limits *a, const char *address, int counts)
 {
     if (!a->limit)
         return unlimited;
-    struct address *x = place_of(a, address);
+    struct address *x = place_of(a, address, counts);
+    if (!x)
+        return unlimited;
     const uint32_t now = now_s();
     uint32_t oldest;
     x->used_s = now;
     const uint64_t used = window_sum(x->second, WINDOW_MINUTE, now, MINUTE_SPAN, &oldest);
     struct verdict v = judge("/min", a->limit, used, now, oldest, MINUTE_SPAN, 1);
-    if (v.allowed) {
+    if (v.allowed && counts) {
         window_add(x->second, WINDOW_MINUTE, now, 1);
         v.current++;
         v.remaining--;
@@ -325,3 +366,6 @@ struct verdict address_admit(struct address_limits *a, const char *address)
     }
     return v;
 }
+
+struct verdict address_admit(struct address_limits *a, const char *address) { return judge_address(a, address, 1); }
+struct verdict address_peek(struct address_limits *a, const char *address) { return judge_address(a, address, 0); }

@@ -31,8 +31,8 @@ struct usage;
 struct usage *usage_open(const char *folder, struct err *e);
 void usage_close(struct usage *u);          /* NULL is fine */
 
-enum { USAGE_MAX_KEYS = 4000 };
-/* Count a request of this key, unless a limit refuses it. A table that is full (more than USAGE_MAX_KEYS) allows and counts nothing. */
+enum { USAGE_MAX_KEYS = 4000, USAGE_SLOTS = 4096 };
+/* Count a request of this key, unless a limit refuses it. Where every slot has a key, the one that was used longest ago loses its counters. */
 struct verdict usage_admit(struct usage *u, int64_t key, const struct limit *l);
 /* Its tokens, when it has ended. */
 void usage_charge(struct usage *u, int64_t key, int64_t tokens);
@@ -42,12 +42,16 @@ struct usage_stats { uint64_t requests, tokens; int64_t last_used_ms; int64_t re
 void usage_read(struct usage *u, int64_t key, const struct limit *l, struct usage_stats *s);
 void usage_reset(struct usage *u, int64_t key);         /* the windows; totals stay */
 void usage_drop(struct usage *u, int64_t key);          /* of a key that is gone */
+/* Whose counters there are: how many, at most USAGE_SLOTS. */
+int usage_keys(const struct usage *u, int64_t ids[USAGE_SLOTS]);
 
 /* ---- addresses ---- */
-/* The last n addresses in memory; the one that was quiet longest makes room. One thread. */
+/* The last n addresses in memory; the one that was quiet longest makes room.  IPv6 counts by its first 64 bits: a host has all that follow
+ * (RFC 6177, RFC 4291 section 2.5.4). One thread. */
 struct address_limits;
 struct address_limits *address_limits_open(int n, int requests_minute, struct err *e);
 void address_limits_close(struct address_limits *a);
 struct verdict address_admit(struct address_limits *a, const char *address);
+struct verdict address_peek(struct address_limits *a, const char *address);     /* without counting */
 
 #endif

@@ -16,6 +16,22 @@
 
 /* ---- open and close ---- */
 
+/* Counters of keys that are gone make room: those that had some before the keys were read again, and are not among them.  Where zse-apikey dies between
+ * its two files, or a file of keys is replaced, nobody else takes them away. */
+static void sweep(struct guard *g)
+{
+    int64_t ids[USAGE_SLOTS];
+    struct key_info k;
+    struct err e;
+    const int n = usage_keys(g->usage, ids);
+    g->swept_ns = clock_ns();
+    if (n <= keys_known(g->keys) || keys_refresh(g->keys, &e) != 0)
+        return;
+    for (int i = 0; i < n; i++)
+        if (keys_check_id(g->keys, ids[i], &k) == KEY_UNKNOWN)
+            usage_drop(g->usage, ids[i]);
+}
+
 static int open_keys(struct server *s, struct err *e)
 {
     struct guard *g = &s->guard;
@@ -33,7 +49,11 @@ static int open_keys(struct server *s, struct err *e)
     if (keys_refresh(g->keys, e) != 0)
         return err_prefix(e, "the keys cannot be read");
     g->refreshed_ns = clock_ns();
-    return (g->usage = usage_open(s->o.home, e)) ? 0 : -1;
+    keys_set_patience(g->keys, 200);            /* the loop waits so long for another program's change */
+    if (!(g->usage = usage_open(s->o.home, e)))
+        return -1;
+    sweep(g);
+    return 0;
 }
 
 int guard_open(struct server *s, struct err *e)
@@ -159,6 +179,8 @@ static void refresh(struct server *s)
     if (bad && !g->trouble)
         server_log(s, "%s; the keys known so far stay good", e.msg);
     g->trouble = bad;
+    if (!bad && now - g->swept_ns > 60000000000u)
+        sweep(g);
 }
 
 /* The key as it was sent, or NULL. */
@@ -228,6 +250,34 @@ static int refuse(struct server *s, struct conn *c, int status, const char *code
     return 0;
 }
 
+/* ---- guesses ---- */
+
+/* The place of a key (0: the administrator's token) at the address that asks, and what stands there if it was good before. */
+static uint64_t *seen_at(struct server *s, struct conn *c, int64_t key, uint64_t *mark)
+{
+    char address[64];
+    uint64_t h = 1469598103934665603u ^ (uint64_t)key;          /* FNV-1a */
+    for (const char *p = client_address(s, c, address); *p; p++)
+        h = (h ^ (unsigned char)*p) * 1099511628211u;
+    *mark = h | 1;
+    return &s->guard.seen[h >> 32 & (SEEN - 1)];
+}
+
+/* A good key. 0 after a refusal: from an address with too many wrong ones only keys are taken that were good there before, so that a right guess
+ * looks like a wrong one, and a neighbour's guesses lock nobody out. */
+static int admit_guess(struct server *s, struct conn *c, int64_t key)
+{
+    char address[64];
+    uint64_t mark, *seen = seen_at(s, c, key, &mark);
+    const struct verdict v = address_peek(s->guard.refused, client_address(s, c, address));
+    if (!v.allowed && *seen != mark) {
+        limit_headers(c, &v);
+        return too_many(s, c, &v);
+    }
+    *seen = mark;
+    return 1;
+}
+
 static int admit_key(struct server *s, struct conn *c, const struct route *r, struct visit *v)
 {
     char scopes[32];
@@ -268,13 +318,13 @@ int guard_admits(struct server *s, struct conn *c, const struct route *r)
     }
     const char *key = given_key(s, c, query, sizeof query);
     if (is_admin_token(s, key))
-        return v->is_admin = 1;
+        return v->is_admin = admit_guess(s, c, 0);
     refresh(s);
     const int required = key_is_needed(g, c);
     const enum key_state state = key && g->keys ? keys_check(g->keys, key, &v->key) : KEY_UNKNOWN;
     v->has_key = state != KEY_UNKNOWN;
     if (state == KEY_GOOD)
-        return admit_key(s, c, r, v);
+        return admit_guess(s, c, v->key.id) && admit_key(s, c, r, v);
     if (required || (r->access == ACCESS_ADMIN && g->keys && state != KEY_UNKNOWN)) {
         if (!key)
             return refuse(s, c, 401, "missing_api_key", "API key required. Provide via X-API-Key header or Bearer token.");

@@ -14,7 +14,7 @@ struct server;
 struct conn;
 struct route;
 
-enum { REFUSALS_MINUTE = 60, ADDRESSES = 4096 };
+enum { REFUSALS_MINUTE = 60, ADDRESSES = 4096, SEEN = 1024 };
 
 struct visit {
     char id[40], client[64];            /* UUID; address */
@@ -34,6 +34,8 @@ struct guard {
     uint64_t refreshed_ns;
     int trouble;                        /* the last look at the keys failed, and that was said */
     struct report *report;              /* a question to the log that a thread is answering */
+    uint64_t swept_ns;                  /* when counters of keys that are gone were last looked for */
+    uint64_t seen[SEEN];                /* which key was good at which address, by a hash of both; 0: nothing */
 };
 
 /* Reads the keys. Refuses a key file that is there and cannot be read: it must not look like a server without keys. */

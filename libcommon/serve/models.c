@@ -411,6 +411,15 @@ void models_tick(struct server *s)
     }
 }
 
+void models_leave(struct server *s)
+{
+    for (struct hosted *h = s->models; h; h = h->next) {
+        worker_close(h->worker);
+        h->worker = NULL;
+        calls_drop(h);
+    }
+}
+
 /* Nothing of the loop runs any more. */
 void models_stop(struct server *s)
 {

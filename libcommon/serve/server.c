@@ -276,6 +276,13 @@ struct server *server_open(const struct server_options *o, struct err *e)
     return NULL;
 }
 
+void server_leave(struct server *s)
+{
+    loop_drop_all(s->loop);
+    calls_close(s);
+    models_leave(s);
+}
+
 void server_close(struct server *s)
 {
     if (!s)

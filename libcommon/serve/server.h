@@ -65,6 +65,8 @@ struct server;
 /* Listens on return. */
 struct server *server_open(const struct server_options *o, struct err *e);
 void server_close(struct server *s);                    /* NULL is fine */
+/* Instead, before the process ends at once: clients are let go, and their requests have their lines in the audit log. */
+void server_leave(struct server *s);
 int server_port(const struct server *s);                /* 0: no TCP */
 int server_is_loading(const struct server *s);          /* then server_close waits for the opener */
 /* Open in the background. name NULL: from the path. */

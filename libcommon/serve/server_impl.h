@@ -63,6 +63,7 @@ void models_opened(struct server *s);                           /* on_wake: what
 void models_tick(struct server *s);                             /* closes what has drained */
 int models_start(struct server *s, struct err *e);
 void models_stop(struct server *s);
+void models_leave(struct server *s);                            /* end the calls of those that are open; what is being opened stays */
 int models_n(const struct server *s, enum hosted_state state);
 char *models_default_id(const char *path);                      /* "tiny" of "models/tiny.zse"; malloc'd */
 void model_json(const struct hosted *h, struct buf *out);       /* an element of /v1/models */

@@ -24,6 +24,7 @@
 #include "libcommon/access/keys.h"
 #include "libcommon/access/limits.h"
 #include "libcommon/access/window.h"
+#include "libcommon/base/clock.h"
 
 static struct err e;
 static char folder[64];
@@ -159,6 +160,28 @@ static void damaged_counters_begin_anew(void **state)
     usage_close(u);
 }
 
+/* Keys come and go for years: their counters must not turn the limits of new ones off. */
+static void counters_of_dead_keys_make_room(void **state)
+{
+    (void)state;
+    static int64_t ids[USAGE_SLOTS];
+    const struct limit two = { .requests_minute = 2 };
+    struct usage_stats s;
+    struct usage *u = usage_open(folder, &e);
+    for (int64_t key = 1; key <= USAGE_SLOTS; key++)
+        assert_true(usage_admit(u, key, &two).allowed);
+    assert_int_equal(usage_keys(u, ids), USAGE_SLOTS);
+    assert_true(usage_admit(u, 100000, &two).allowed);      /* no slot is free */
+    assert_true(usage_admit(u, 100000, &two).allowed);
+    assert_false(usage_admit(u, 100000, &two).allowed);
+    assert_int_equal(usage_keys(u, ids), USAGE_SLOTS);
+    usage_drop(u, 4000);
+    assert_int_equal(usage_keys(u, ids), USAGE_SLOTS - 1);
+    usage_read(u, 4001, &two, &s);
+    assert_int_equal(s.requests_minute, 1);
+    usage_close(u);
+}
+
 static void addresses_have_windows_too(void **state)
 {
     (void)state;
@@ -172,6 +195,26 @@ static void addresses_have_windows_too(void **state)
         snprintf(name, sizeof name, "10.1.%d.%d", i / 256, i % 256);
         assert_true(address_admit(a, name).allowed);
     }
+    address_limits_close(a);
+}
+
+static void a_network_of_ipv6_is_one_address(void **state)
+{
+    (void)state;
+    struct address_limits *a = address_limits_open(64, 3, &e);
+    assert_true(address_peek(a, "2001:db8:1:2::1").allowed);
+    assert_true(address_admit(a, "2001:db8:1:2::1").allowed);
+    assert_true(address_admit(a, "2001:db8:1:2:aaaa::1").allowed);
+    assert_true(address_peek(a, "2001:DB8:1:2:ffff:ffff:ffff:ffff").allowed);
+    assert_true(address_admit(a, "2001:DB8:1:2:ffff:ffff:ffff:ffff").allowed);
+    assert_false(address_peek(a, "2001:db8:1:2:0:0:0:9").allowed);
+    assert_false(address_admit(a, "2001:db8:1:2:0:0:0:9").allowed);
+    assert_true(address_admit(a, "2001:db8:1:3::1").allowed);               /* another network */
+    for (int i = 0; i < 3; i++)
+        assert_true(address_admit(a, "::ffff:10.0.0.1").allowed);
+    assert_false(address_admit(a, "10.0.0.1").allowed);                     /* the same host */
+    assert_true(address_admit(a, "::ffff:10.0.0.2").allowed);
+    assert_true(address_admit(a, "unix").allowed);
     address_limits_close(a);
 }
 
@@ -287,6 +330,120 @@ static void a_locked_or_damaged_file_keeps_known_keys(void **state)
     assert_int_equal(keys_refresh(server, &e), -1);
     assert_int_equal(keys_check(server, text, &info), KEY_GOOD);
     keys_close(server);
+}
+
+/* The server does not stand still while somebody else writes. */
+static void a_locked_file_is_waited_for_as_long_as_asked(void **state)
+{
+    (void)state;
+    char text[KEY_TEXT + 1];
+    struct key_info info = { .name = "late", .scopes = SCOPE_CHAT };
+    sqlite3 *other;
+    struct keys *k = keys_open(folder, &e);
+    assert_int_equal(sqlite3_open(in_folder("keys.db"), &other), SQLITE_OK);
+    assert_int_equal(sqlite3_exec(other, "BEGIN EXCLUSIVE", NULL, NULL, NULL), SQLITE_OK);
+    keys_set_patience(k, 50);
+    const double before = clock_s();
+    assert_int_equal(keys_create(k, &info, text, &e), -1);
+    assert_non_null(strstr(e.msg, "locked"));
+    assert_true(clock_s() - before < 2);
+    assert_int_equal(sqlite3_exec(other, "ROLLBACK", NULL, NULL, NULL), SQLITE_OK);
+    assert_int_equal(keys_create(k, &info, text, &e), 0);
+    sqlite3_close(other);
+    keys_close(k);
+}
+
+/* A child makes keys and tells each when it has it, until it is killed in the middle. */
+static void a_key_that_was_shown_outlives_kill_9(void **state)
+{
+    (void)state;
+    enum { ROUNDS = 12 };
+    char text[KEY_TEXT + 1] = "";
+    int n_shown = 0;
+    for (int round = 0; round < ROUNDS; round++) {
+        int fd[2];
+        assert_int_equal(pipe(fd), 0);
+        const pid_t child = fork();
+        if (child == 0) {
+            struct keys *k = keys_open(folder, &e);
+            for (int i = 0; k; i++) {
+                struct key_info info = { .scopes = SCOPE_CHAT };
+                snprintf(info.name, sizeof info.name, "r%d-%d", round, i);
+                if (keys_create(k, &info, text, &e) || write(fd[1], text, KEY_TEXT) != KEY_TEXT)
+                    _exit(1);
+            }
+            _exit(1);
+        }
+        close(fd[1]);
+        static char shown[64][KEY_TEXT + 1];
+        const int stop_at = 1 + round % 3;
+        int n = 0;
+        while (n < 64 && read(fd[0], shown[n], KEY_TEXT) == KEY_TEXT)
+            if (++n == stop_at) {           /* the next one is being made */
+                nanosleep(&(struct timespec){ .tv_nsec = round * 300000 }, NULL);
+                kill(child, SIGKILL);
+            }
+        close(fd[0]);
+        int status;
+        assert_int_equal(waitpid(child, &status, 0), child);
+        assert_true(WIFSIGNALED(status));
+        struct key_info info;
+        struct keys *k = keys_open(folder, &e);
+        assert_non_null(k);
+        assert_int_equal(keys_refresh(k, &e), 0);
+        for (int i = 0; i < n; i++)
+            assert_int_equal(keys_check(k, shown[i], &info), KEY_GOOD);
+        n_shown += n;
+        assert_in_range(keys_known(k), n_shown, n_shown + round + 1);       /* one more a round: made, not yet shown */
+        keys_close(k);
+    }
+}
+
+static int rising(const void *a, const void *b)
+{
+    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* Does the time of a check tell whether a key is there, is the first or the last, or how much of it was guessed?  Medians of checks in turn. */
+static void a_check_takes_the_same_time(void **state)
+{
+    (void)state;
+    enum { KEYS = 64, KINDS = 5, N = 4001 };
+    static uint64_t took[KINDS][N];
+    char key[KEYS][KEY_TEXT + 1], kinds[KINDS][KEY_TEXT + 1];
+    struct key_info info;
+    struct keys *k = keys_open(folder, &e);
+    for (int i = 0; i < KEYS; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "k%d", i);
+        new_key(k, name, key[i]);
+    }
+    assert_int_equal(keys_refresh(k, &e), 0);
+    strcpy(kinds[0], key[0]);
+    strcpy(kinds[1], key[KEYS - 1]);
+    strcpy(kinds[2], key[0]);
+    kinds[2][KEY_TEXT - 1] ^= 1;            /* all but the last */
+    strcpy(kinds[3], key[0]);
+    kinds[3][4] ^= 1;                       /* the first of the secret */
+    memset(kinds[4], 'x', KEY_TEXT);
+    kinds[4][KEY_TEXT] = '\0';
+    for (int i = 0; i < N; i++)
+        for (int kind = 0; kind < KINDS; kind++) {
+            const int at = (kind + i) % KINDS;              /* each is first as often as the others */
+            const uint64_t before = clock_ns();
+            const enum key_state was = keys_check(k, kinds[at], &info);
+            took[at][i] = clock_ns() - before;
+            assert_int_equal(was == KEY_GOOD, at < 2);
+        }
+    for (int kind = 0; kind < KINDS; kind++)
+        qsort(took[kind], N, sizeof took[kind][0], rising);
+    for (int kind = 1; kind < KINDS; kind++) {
+        const double a = (double)took[0][N / 2], b = (double)took[kind][N / 2];
+        if (b < a * 0.9 - 100 || b > a * 1.1 + 100)         /* a good key is copied out: some tens of ns */
+            fail_msg("the first key takes %.0f ns, kind %d %.0f", a, kind, b);
+    }
+    keys_close(k);
 }
 
 static void scopes_and_models(void **state)
@@ -464,6 +621,88 @@ static void rotation_loses_nothing(void **state)
     assert_int_equal(audit_verify(folder, NULL, &c, &e), 0);
     assert_true(!c.broken && c.older_gone);
     free(seen);
+}
+
+static int n_names(const char *part)
+{
+    char command[256];
+    snprintf(command, sizeof command, "ls %s | grep -c -- '%s'", folder, part);
+    FILE *f = popen(command, "r");
+    int n = -1;
+    assert_int_equal(fscanf(f, "%d", &n), 1);
+    pclose(f);
+    return n;
+}
+
+static void make(const char *name)
+{
+    FILE *f = fopen(in_folder(name), "w");
+    assert_non_null(f);
+    fputs("rest\n", f);
+    fclose(f);
+}
+
+static void clearing_all_takes_what_a_crash_left(void **state)
+{
+    (void)state;
+    uint64_t dropped;
+    struct audit_check c;
+    struct audit *a = open_log(20000, 100);
+    for (int i = 0; i < 300; i++)
+        add_entry(a, i, 200, "/v1/x");
+    audit_close(a);
+    make("requests_20200101_000000.jsonl");                 /* beside its whole .gz: not taken away yet */
+    make("requests_20200101_000000.jsonl.gz");
+    make("requests_20200101_000001_002.jsonl.gz.tmp");      /* half of one */
+    make("requests_of_somebody.jsonl");
+    assert_in_range(n_names("requests_2"), 5, 20);
+    assert_int_equal(audit_clear(folder, 0, &dropped, &e), 0);
+    assert_in_range(n_names("requests_2"), 5, 20);
+    assert_int_equal(audit_clear(folder, 1, &dropped, &e), 0);
+    assert_int_equal(dropped, 1);                           /* the line that begins the file */
+    assert_int_equal(n_names("requests_2"), 0);
+    assert_int_equal(n_names("requests_of_somebody.jsonl"), 1);
+    assert_int_equal(audit_verify(folder, NULL, &c, &e), 0);
+    assert_false(c.broken);
+}
+
+/* The clock went back by years after a rotation, and the current file is missing: names and the chain go on. */
+static void a_clock_that_steps_breaks_no_chain(void **state)
+{
+    (void)state;
+    struct audit_check c;
+    struct audit_files f;
+    char head[SHA256_HEX + 1];
+    struct audit *a = open_log(20000, 100);
+    for (int i = 0; i < 20; i++)
+        add_entry(a, i, 200, "/v1/x");
+    audit_close(a);
+    assert_int_equal(audit_verify(folder, NULL, &c, &e), 0);
+    strcpy(head, c.head);
+    char from[256];
+    strcpy(from, in_folder(AUDIT_FILE));
+    assert_int_equal(rename(from, in_folder("requests_20991231_235959.jsonl")), 0);
+    for (int round = 0; round < 2; round++) {               /* its end is found in the plain file, then in the packed one */
+        a = open_log(20000, 100);
+        for (int i = 0; i < 100; i++)
+            add_entry(a, i, 200, "/v1/x");
+        audit_close(a);
+        assert_int_equal(audit_verify(folder, head, &c, &e), 0);
+        assert_true(!c.broken && c.found);
+        assert_int_equal(audit_files_list(&f, folder, &e), 0);
+        assert_in_range(f.n, 3, 20);
+        for (int i = 0; i + 1 < f.n; i++)
+            assert_true(f.file[i].gz && strstr(f.file[i].path, "/requests_20991231_235959"));
+        audit_files_release(&f);
+        if (round == 0)
+            assert_int_equal(audit_clear(folder, 1, &(uint64_t){ 0 }, &e), 0);
+        if (round == 0) {
+            strcpy(from, in_folder(AUDIT_FILE));
+            assert_int_equal(rename(from, in_folder("requests_20991231_235959.jsonl")), 0);
+            assert_int_equal(audit_verify(folder, NULL, &c, &e), 0);
+            strcpy(head, c.head);
+        }
+    }
 }
 
 static void processes_share_a_log(void **state)
@@ -654,6 +893,8 @@ int main(void)
 #define T(f) cmocka_unit_test_setup_teardown(f, make_folder, remove_folder)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(windows_slide), T(a_limit_holds_and_says_when), T(threads_never_exceed_a_limit), T(damaged_counters_begin_anew),
+        T(counters_of_dead_keys_make_room), cmocka_unit_test(a_network_of_ipv6_is_one_address), T(a_locked_file_is_waited_for_as_long_as_asked),
+        T(a_key_that_was_shown_outlives_kill_9), T(a_check_takes_the_same_time), T(clearing_all_takes_what_a_crash_left), T(a_clock_that_steps_breaks_no_chain),
         cmocka_unit_test(addresses_have_windows_too), T(keys_live_and_die), T(no_secret_is_stored), T(a_locked_or_damaged_file_keeps_known_keys),
         cmocka_unit_test(scopes_and_models), T(every_line_is_json_with_all_fields), T(verify_finds_every_change), T(rotation_loses_nothing), T(processes_share_a_log),
         T(half_a_line_is_ended), T(trouble_is_counted_and_passes), T(clearing_goes_on_beside_a_writer), T(queries), T(csv_is_safe),
