@@ -150,6 +150,52 @@ active_requests throughput_tok_s total_requests total_tokens" ]
   [ "$(zse-audit query -p /v1/chat -s 200 --json | jq -c '[.api_key_name, .model_id, .total_tokens > 10, .latency_ms > 0]')" = '["app","tiny",true,true]' ]
 }
 
+@test "keys: after sixty wrong ones a right guess looks like them, and who was there before goes on" {
+  local log=$BATS_TEST_TMPDIR/log URL PID known fresh
+  export ZSE_HOME=$BATS_TEST_TMPDIR/home
+  known=$(zse-apikey create known 2>/dev/null)
+  fresh=$(zse-apikey create fresh 2>/dev/null)
+  start "$log" "$T/tiny.zse" --port 0
+  wait_ready "$URL"
+  [ "$(status -H "X-API-Key: $known" "$URL/v1/models")" = 200 ]
+  [ "$(curl -s -o /dev/null -w '%{http_code}\n' -H 'X-API-Key: zse-wrong' "$URL/v1/models?[1-61]" | sort | uniq -c | xargs)" = "60 401 1 429" ]
+  [ "$(status -H "X-API-Key: $fresh" "$URL/v1/models")" = 429 ]
+  [ "$(status -H "Authorization: Bearer $(cat "$ZSE_HOME/admin.token")" "$URL/api/stats")" = 429 ]
+  [ "$(status -H "X-API-Key: $known" "$URL/v1/models")" = 200 ]
+  stop "$PID"
+}
+
+@test "keys: who asks once is not behind all that another key has asked" {
+  local log=$BATS_TEST_TMPDIR/log URL PID many one
+  export ZSE_HOME=$BATS_TEST_TMPDIR/home
+  many=$(zse-apikey create many 2>/dev/null)
+  one=$(zse-apikey create one 2>/dev/null)
+  start "$log" "$T/tiny.zse" --port 0 --max-seqs 1
+  wait_ready "$URL"
+  waiting() { curl -s -H "X-API-Key: $one" "$URL/api/stats/models" | jq '.models[0].waiting'; }
+  zse-apikey delete one && one=$(zse-apikey create one --scope chat,models 2>/dev/null)
+  OPENAI_API_KEY=$many zse-bench serve "$URL" --api tokens --model tiny -w 0 -p 8 -n 1500 -b 10 --requests 10 --ignore-eos >"$log.bench" 3>&- &
+  until [ "$(waiting)" = 9 ]; do :; done
+  [ "$(curl -s -H "X-API-Key: $one" "$URL/v1/completions" -d '{"prompt":"a","max_tokens":2}' | jq -r .usage.completion_tokens)" -gt 0 ]
+  [ "$(waiting)" -ge 6 ]
+  wait $!
+  grep -q '10 requests, 10 at once, 0 failed' "$log.bench"
+  stop "$PID"
+}
+
+@test "SIGTERM while a model is still loading: open requests have their lines in the log" {
+  local log=$BATS_TEST_TMPDIR/log URL PID
+  export ZSE_HOME=$BATS_TEST_TMPDIR/home
+  mkfifo "$BATS_TEST_TMPDIR/slow.gguf"                  # nobody ever writes into it
+  start "$log" "$T/tiny.zse" "$BATS_TEST_TMPDIR/slow.gguf" --port 0 --drain 0
+  until [ "$(curl -s "$URL/v1/models" | jq -r '.data[0].id')" = tiny ]; do :; done
+  curl -sN "$URL/v1/completions" -d '{"model":"tiny","prompt":"a","max_tokens":8000,"ignore_eos":true,"stream":true}' >"$log.stream" 3>&- &
+  until [ -s "$log.stream" ]; do :; done
+  stop "$PID"
+  [ "$(zse-audit query -p /v1/completions --json | jq -r .path)" = /v1/completions ]
+  [ "$(zse-audit verify --json | jq .intact)" = true ]
+}
+
 @test "the audit log: streams and clients that leave, a folder that cannot be written" {
   local log=$BATS_TEST_TMPDIR/log URL PID
   export ZSE_HOME=$BATS_TEST_TMPDIR/home
