@@ -20,6 +20,9 @@ struct planned {
 /* config: as on the hub.  ERR_FORMAT where it says too little to count. */
 int planned_open(struct planned *p, const char *name, const json_t *config, struct err *e);
 
+/* A config by name: of the registry, of a config.json, of a folder with one (or a GGUF or .zse file).  New reference; *title: what it is called, caller frees. */
+json_t *planned_config(const char *name, char **title, struct err *e);
+
 /* What the weights take as this type (a name that zse-convert knows, one type for all): *exact says to the byte what zse-convert writes from bf16 weights; else
  * parameters times bytes a weight. */
 int planned_weights(const struct planned *p, const char *name, const json_t *config, const char *type, struct plan_weights *w, int *exact, struct err *e);

@@ -1,56 +1,143 @@
 /* zse-hardware - what this machine has, what would make it faster, and which models it can run. */
 #include <getopt.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "cmd/cli.h"
 #include "cmd/hardware.h"
+#include "libcommon/plan/plan.h"
 
 static const char prog[] = "zse-hardware";
 static const char usage[] =
     "usage: zse-hardware [OPTIONS]\n"
-    "       zse-hardware check [OPTIONS]\n"
+    "       zse-hardware check|recommend [OPTIONS]\n"
+    "       zse-hardware capacity [OPTIONS] MODEL:TYPE...\n"
+    "       zse-hardware budget [OPTIONS] MODEL\n"
     "Show this machine as language models see it: processor, memory, limits of its control group, disks, GPUs.\n"
     "\n"
     "  check                      what would make it faster, with the command that does it\n"
+    "  recommend                  models that run in the memory that is available now, as which type, and how fast they would be\n"
+    "  capacity                   how many of these models fit together\n"
+    "  budget                     what lies on each GPU of a pipeline, and how many tokens fit beside it\n"
+    "MODEL is a name of the registry (zse-info models list), a size like 7B, a config.json or a folder with one.\n"
     "\n"
     "      --json                 a JSON object instead of text\n"
     "      --measure              measure memory, arithmetic and page cache, too (about a second)\n"
     "      --file FILE            with --measure: the file whose disk is read; its own pages are dropped first\n"
-    "      --threads N            with --measure: threads (default: one for each processor)\n"
+    "      --threads N            measure with so many threads (default: one for each processor)\n"
     "      --root DIR             read proc and sys below this folder instead of /: another machine's, or a container's host's\n"
+    "\n"
+    "      --vram SIZE            recommend, capacity: a memory of this size, like 8 or 8GB (default: what is available here now)\n"
+    "      --model NAME           recommend: only this model\n"
+    "      --mode NAME            recommend: auto, min_memory, balanced, max_speed (default: max_speed)\n"
+    "      --context N            tokens of context to plan for (default: 4096; budget: as many as fit)\n"
+    "      --no-speed             recommend: measure nothing, predict no speed\n"
+    "      --all                  recommend: architectures that do not run here, too\n"
+    "\n"
+    "      --pp LIST              budget: layers of each GPU, like 20,21,20, or one number: GPUs that share evenly (default: 1)\n"
+    "      --quant bf16|int8|int4   budget: type of attention, dense and shared MLPs (default: int8)\n"
+    "      --kv fp8|bf16          budget: type of keys and values (default: fp8)\n"
+    "      --experts int4|int8    budget: experts lie on the GPU, too (default: in the machine's memory)\n"
+    "      --divisor N            budget: with --experts: those of 1/N of the layers at a time, 0: of one layer (default: 1)\n"
+    "      --vram-mb N            budget: MiB of each GPU (default: what NVML says is free)\n"
+    "      --headroom-mb N        budget: MiB to be left free (default: 500)\n"
+    "      --mem-fraction X       budget: use no more than this part of each GPU (default: 1)\n"
+    "      --max-total-tokens N   budget: no more tokens than this\n"
+    "      --quiet                budget: no summary on standard error\n"
     "\n"
     "  -h, --help                 show this help\n"
     "  -V, --version              show the version\n";
 
-enum { OPT_JSON = 300, OPT_MEASURE, OPT_FILE, OPT_THREADS, OPT_ROOT };
+enum {
+    OPT_JSON = 300, OPT_MEASURE, OPT_FILE, OPT_THREADS, OPT_ROOT, OPT_VRAM, OPT_MODEL, OPT_MODE, OPT_CONTEXT, OPT_NO_SPEED, OPT_ALL, OPT_PP, OPT_QUANT, OPT_KV, OPT_EXPERTS,
+    OPT_DIVISOR, OPT_VRAM_MB, OPT_HEADROOM, OPT_FRACTION, OPT_MAX_TOKENS, OPT_QUIET,
+};
 
 static const struct option options[] = {
     { "json", no_argument, NULL, OPT_JSON }, { "measure", no_argument, NULL, OPT_MEASURE }, { "file", required_argument, NULL, OPT_FILE },
-    { "threads", required_argument, NULL, OPT_THREADS }, { "root", required_argument, NULL, OPT_ROOT },
+    { "threads", required_argument, NULL, OPT_THREADS }, { "root", required_argument, NULL, OPT_ROOT }, { "vram", required_argument, NULL, OPT_VRAM },
+    { "model", required_argument, NULL, OPT_MODEL }, { "mode", required_argument, NULL, OPT_MODE }, { "context", required_argument, NULL, OPT_CONTEXT },
+    { "no-speed", no_argument, NULL, OPT_NO_SPEED }, { "all", no_argument, NULL, OPT_ALL }, { "pp", required_argument, NULL, OPT_PP },
+    { "quant", required_argument, NULL, OPT_QUANT }, { "kv", required_argument, NULL, OPT_KV }, { "experts", required_argument, NULL, OPT_EXPERTS },
+    { "divisor", required_argument, NULL, OPT_DIVISOR }, { "vram-mb", required_argument, NULL, OPT_VRAM_MB }, { "headroom-mb", required_argument, NULL, OPT_HEADROOM },
+    { "mem-fraction", required_argument, NULL, OPT_FRACTION }, { "max-total-tokens", required_argument, NULL, OPT_MAX_TOKENS }, { "quiet", no_argument, NULL, OPT_QUIET },
     { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
 };
+
+/* Which commands know an option; "" is none, and every option that is not here goes with all. */
+static const struct { int option; const char *commands; } known[] = {
+    { OPT_MEASURE, "" }, { OPT_FILE, "" }, { OPT_THREADS, " recommend" }, { OPT_VRAM, "recommend capacity" }, { OPT_MODEL, "recommend" }, { OPT_MODE, "recommend" },
+    { OPT_CONTEXT, "recommend capacity budget" }, { OPT_NO_SPEED, "recommend" }, { OPT_ALL, "recommend" }, { OPT_PP, "budget" }, { OPT_QUANT, "budget" }, { OPT_KV, "budget" },
+    { OPT_EXPERTS, "budget" }, { OPT_DIVISOR, "budget" }, { OPT_VRAM_MB, "budget" }, { OPT_HEADROOM, "budget" }, { OPT_FRACTION, "budget" }, { OPT_MAX_TOKENS, "budget" },
+    { OPT_QUIET, "budget" },
+};
+
+static int whole(const char *name, const char *arg, long long min, long long max, int *out)
+{
+    long long v;
+    if (cli_parse_int(prog, name, arg, min, max, &v) != 0)
+        return CLI_USAGE;
+    *out = (int)v;
+    return 0;
+}
 
 /* One option: 0 or the exit code of wrong usage. */
 static int take(struct hardware_options *o, int c, const char *arg)
 {
-    long long n;
+    char text[64];
     switch (c) {
     case OPT_JSON: o->json = 1; return 0;
     case OPT_MEASURE: o->measure = 1; return 0;
     case OPT_FILE: o->file = arg; return 0;
     case OPT_ROOT: o->root = arg; return 0;
-    case OPT_THREADS:
-        if (cli_parse_int(prog, "--threads", arg, 1, 1024, &n) != 0)
-            return CLI_USAGE;
-        o->threads = (int)n;
-        return 0;
+    case OPT_THREADS: return whole("--threads", arg, 1, 1024, &o->threads);
+    case OPT_VRAM:
+        snprintf(text, sizeof text, strspn(arg, "0123456789.") == strlen(arg) && *arg ? "%sGB" : "%s", arg);        /* "8" are gigabytes */
+        return cli_parse_size(prog, "--vram", text, &o->vram);
+    case OPT_MODEL: o->model = arg; return 0;
+    case OPT_MODE:
+        o->mode = plan_mode_find(arg);
+        return o->mode >= 0 ? 0 : cli_wrong(prog, "--mode: '%s', expected auto, min_memory, balanced or max_speed", arg);
+    case OPT_CONTEXT: return whole("--context", arg, 1, 1 << 28, &o->context);
+    case OPT_NO_SPEED: o->no_speed = 1; return 0;
+    case OPT_ALL: o->all = 1; return 0;
+    case OPT_PP: o->pp = arg; return 0;
+    case OPT_QUANT: o->quant = arg; return 0;
+    case OPT_KV: o->kv = arg; return 0;
+    case OPT_EXPERTS: o->experts = arg; return 0;
+    case OPT_DIVISOR: return whole("--divisor", arg, 0, 1024, &o->divisor);
+    case OPT_VRAM_MB: return cli_parse_float(prog, "--vram-mb", arg, 1, 1e9, &o->vram_mb);
+    case OPT_HEADROOM: return cli_parse_float(prog, "--headroom-mb", arg, 0, 1e9, &o->headroom_mb);
+    case OPT_FRACTION: return cli_parse_float(prog, "--mem-fraction", arg, 0.01, 1, &o->fraction);
+    case OPT_MAX_TOKENS: return cli_parse_float(prog, "--max-total-tokens", arg, 1, 1e12, &o->max_tokens);
+    case OPT_QUIET: o->quiet = 1; return 0;
     default: return cli_usage(usage);
     }
 }
 
+/* An option that this command does not know: its name, else NULL. */
+static const char *misplaced(const unsigned char *given, const char *command)
+{
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        const char *at = *command ? strstr(known[i].commands, command) : NULL;
+        if (!given[known[i].option - OPT_JSON] || at || (!*command && (!*known[i].commands || *known[i].commands == ' ')))
+            continue;
+        for (const struct option *p = options; p->name; p++)
+            if (p->val == known[i].option)
+                return p->name;
+    }
+    return NULL;
+}
+
+static const struct { const char *name; int (*run)(const struct hardware_options *o); int least, most; /* names after it */ } commands[] = {
+    { "", hardware_show, 0, 0 }, { "check", hardware_check, 0, 0 }, { "recommend", hardware_recommend, 0, 0 }, { "capacity", hardware_capacity, 1, 64 },
+    { "budget", hardware_budget, 1, 1 },
+};
+
 int main(int argc, char **argv)
 {
-    struct hardware_options o = { 0 };
+    struct hardware_options o = { .mode = PLAN_MAX_SPEED, .divisor = 1, .headroom_mb = 500, .fraction = 1 };
+    unsigned char given[OPT_QUIET - OPT_JSON + 1] = { 0 };
     int c, rc;
     while ((c = getopt_long(argc, argv, "hV", options, NULL)) != -1) {
         if (c == 'h')
@@ -59,17 +146,25 @@ int main(int argc, char **argv)
             return cli_version(prog);
         if ((rc = take(&o, c, optarg)) != 0)
             return rc;
+        given[c - OPT_JSON] = 1;
     }
-    const char *command = optind < argc ? argv[optind++] : "";
-    if (optind < argc)
-        return cli_wrong(prog, "'%s': expected nothing after %s", argv[optind], *command ? command : "the options");
-    if ((o.file || o.threads) && !o.measure)
-        return cli_wrong(prog, "%s goes with --measure", o.file ? "--file" : "--threads");
-    if (o.measure && (o.root || *command))
-        return cli_wrong(prog, "--measure: %s", o.root ? "--root describes another machine" : "only without a command");
-    if (!*command)
-        return hardware_show(&o);
-    if (strcmp(command, "check") == 0)
-        return hardware_check(&o);
-    return cli_wrong(prog, "'%s' is no command: check", command);
+    const char *command = optind < argc ? argv[optind++] : "", *wrong = misplaced(given, command);
+    o.names = (const char *const *)argv + optind;
+    o.n_names = argc - optind;
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
+        if (strcmp(commands[i].name, command) != 0)
+            continue;
+        if (wrong)
+            return cli_wrong(prog, "--%s does not go with %s", wrong, *command ? command : "no command");
+        if (o.n_names > commands[i].most)
+            return cli_wrong(prog, "'%s': expected nothing after %s", o.names[commands[i].most], commands[i].most ? o.names[commands[i].most - 1] : *command ? command : "the options");
+        if (o.n_names < commands[i].least)
+            return cli_wrong(prog, "%s: which MODEL?", command);
+        if (!*command && (o.file || o.threads) && !o.measure)
+            return cli_wrong(prog, "%s goes with --measure", o.file ? "--file" : "--threads");
+        if (o.measure && o.root)
+            return cli_wrong(prog, "--measure: --root describes another machine");
+        return commands[i].run(&o);
+    }
+    return cli_wrong(prog, "'%s' is no command: check, recommend, capacity, budget", command);
 }

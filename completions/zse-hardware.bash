@@ -5,11 +5,24 @@ _zse_hardware() {
     --file) COMPREPLY=($(compgen -f -- "$cur")); return ;;
     --threads) COMPREPLY=(); return ;;
     --root) COMPREPLY=($(compgen -f -- "$cur")); return ;;
+    --vram) COMPREPLY=(); return ;;
+    --model) COMPREPLY=(); return ;;
+    --mode) COMPREPLY=($(compgen -W "memory balanced max" -- "$cur")); return ;;
+    --context) COMPREPLY=(); return ;;
+    --pp) COMPREPLY=(); return ;;
+    --quant) COMPREPLY=($(compgen -W "bf16 int8 int4" -- "$cur")); return ;;
+    --kv) COMPREPLY=($(compgen -W "fp8 bf16" -- "$cur")); return ;;
+    --experts) COMPREPLY=($(compgen -W "int4 int8" -- "$cur")); return ;;
+    --divisor) COMPREPLY=(); return ;;
+    --vram-mb) COMPREPLY=(); return ;;
+    --headroom-mb) COMPREPLY=(); return ;;
+    --mem-fraction) COMPREPLY=(); return ;;
+    --max-total-tokens) COMPREPLY=(); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--json --measure --file --threads --root --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--json --measure --file --threads --root --vram --model --mode --context --no-speed --all --pp --quant --kv --experts --divisor --vram-mb --headroom-mb --mem-fraction --max-total-tokens --quiet --help --version" -- "$cur")) ;;
     *) COMPREPLY=($(compgen -f -- "$cur"))
-       [ "$COMP_CWORD" != 1 ] || COMPREPLY+=($(compgen -W "check" -- "$cur"))
+       [ "$COMP_CWORD" != 1 ] || COMPREPLY+=($(compgen -W "check recommend capacity budget" -- "$cur"))
        ;;
   esac
 }

@@ -20,12 +20,31 @@ static const char *string(const json_t *o, const char *key)
     return s ? s : "";
 }
 
+/* "7B", "0.5b": the first name that ends in -7B; NULL for anything else. */
+static const json_t *of_size(const json_t *registry, const char *size)
+{
+    const size_t digits = strspn(size, "0123456789."), n = strlen(size);
+    const json_t *m;
+    size_t i;
+    if (digits == 0 || n != digits + 1 || (size[digits] != 'B' && size[digits] != 'b'))
+        return NULL;
+    json_array_foreach((json_t *)registry, i, m) {
+        const char *name = string(m, "name");
+        const size_t length = strlen(name);
+        if (length > n && name[length - n - 1] == '-' && strcasecmp(name + length - n, size) == 0)
+            return m;
+    }
+    return NULL;
+}
+
 const json_t *registry_find(const json_t *registry, const char *name, struct err *e)
 {
     const json_t *part = NULL, *m;
     char several[300] = "";
     size_t i;
     int n = 0;
+    if ((m = of_size(registry, name)))
+        return m;
     json_array_foreach((json_t *)registry, i, m) {
         if (strcasecmp(string(m, "id"), name) == 0 || strcasecmp(string(m, "name"), name) == 0)
             return m;

@@ -16,7 +16,8 @@
 
 /* New reference to the array. */
 json_t *registry_load(struct err *e);
-/* The model of this id or name, in any case of letters; a unique part of an id does, too.  Borrowed; NULL with *e (which lists the candidates). */
+/* The model of this id or name, in any case of letters; a unique part of an id does, too, and a size like
+ * "7B" is the first model whose name ends in it.  Borrowed; NULL with *e (which lists the candidates). */
 const json_t *registry_find(const json_t *registry, const char *name, struct err *e);
 
 /* By parameters: "tiny" < 1e9, "small" < 3e9, "medium" < 8e9, "large" < 13e9, "xlarge" < 34e9, "xxl". */

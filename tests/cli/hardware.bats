@@ -122,4 +122,68 @@ C
     run --separate-stderr zse-hardware $args
     [ "$status" = 2 ] && [ -z "$output" ] || { echo "$args: $status"; return 1; }
   done
+  for args in 'recommend x' 'recommend --mode fast' 'capacity' 'capacity --pp 3 7B' 'budget' 'budget 7B 8B' 'check --vram 8' '--context 5' 'budget 7B --vram-mb 100 --pp x' \
+      'budget 7B --vram-mb 100 --quant q4' 'budget 7B --vram-mb 100 --experts int4' 'recommend --measure'; do
+    # shellcheck disable=SC2086
+    run --separate-stderr zse-hardware $args
+    [ "$status" = 2 ] && [ -z "$output" ] || { echo "$args: $status"; return 1; }
+  done
+  run --separate-stderr zse-hardware capacity --vram 80 no-such:int4
+  [ "$status" = 1 ] && [[ "$stderr" == *"no model of the registry"* ]]
+  run --separate-stderr zse-hardware capacity --vram 80 7B:q4
+  [ "$status" = 1 ] && [[ "$stderr" == *"'q4' is no type"* ]]
+}
+
+@test "recommend: what fits, as which type" {
+  for case in '24 bf16' '9 int8' '8 nl4' '6 nl4' '17 bf16'; do
+    zse-hardware recommend --model 7B --vram "${case% *}" --mode auto --context 512 --no-speed --json >"$T/j"
+    jq -e --arg type "${case#* }" '.models | length == 1 and .[0].type == $type' "$T/j" || { echo "$case: $(cat "$T/j")"; return 1; }
+  done
+  zse-hardware recommend --model 7B --vram 24 --mode balanced --no-speed --json | jq -e '.models[0].type == "int8"'
+  zse-hardware recommend --model 7B --vram 24 --mode min_memory --no-speed --json | jq -e '.models[0].type == "nl4"'
+  zse-hardware recommend --model 7B --vram 2 --no-speed --json | jq -e '.models == []'
+  run --separate-stderr zse-hardware recommend --model 7B --vram 2 --no-speed
+  [ "$status" = 0 ] && [[ "$output" == *"does not fit"* ]]
+}
+
+@test "recommend keeps to a control group: 2 GB" {
+  canned 16000000 9000000
+  group 2000000000 100000000
+  zse-hardware recommend --root "$T/root" --json >"$T/j"
+  jq -e '.memory_is == "control group" and .memory_bytes == 1900000000 and (.models | length) > 3 and all(.models[]; .bytes <= 1900000000 * 0.9)' "$T/j"
+  zse-hardware recommend --root "$T/root" --json --all | jq -e '.models | length > 3'
+}
+
+@test "recommend predicts speeds: a smaller model is faster" {
+  if [ -n "${ASAN_OPTIONS:-}${TSAN_OPTIONS:-}" ]; then skip "sanitizers are slow"; fi
+  zse-hardware recommend --json >"$T/j"
+  jq -e '[.models[] | select(.name == "SmolLM2-135M" or .name == "SmolLM2-1.7B")] | length == 2 and .[0].decode_tokens_per_s > 3 * .[1].decode_tokens_per_s and
+    .[0].prefill_tokens_per_s > .[1].prefill_tokens_per_s' "$T/j"
+}
+
+@test "capacity: instances alone and together" {
+  zse-hardware capacity --vram 80GB 7B:int4 32B:int4 --json >"$T/j"
+  jq -e '.models[0].alone == 15 and .models[0].type == "int4" and .together.fits and .together.more == 10 and .together.of == "Qwen2.5-7B" and .together.bytes <= 80e9' "$T/j"
+  run --separate-stderr zse-hardware capacity --vram 20GB 7B:int4 32B:int4
+  [ "$status" = 0 ] && [[ "$output" == *"one of each take"*"too much"* ]]
+}
+
+@test "budget: a pipeline from a config.json, summary beside the JSON" {
+  cat >"$T/config.json" <<'J'
+{"model_type": "kimi_k2", "num_hidden_layers": 61, "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048, "n_routed_experts": 384,
+ "n_shared_experts": 1, "num_experts_per_tok": 8, "first_k_dense_replace": 1, "num_attention_heads": 64, "num_key_value_heads": 64, "q_lora_rank": 1536, "kv_lora_rank": 512,
+ "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "vocab_size": 163840, "max_position_embeddings": 262144, "tie_word_embeddings": false}
+J
+  run --separate-stderr zse-hardware budget "$T/config.json" --pp 20,21,20 --kv fp8 --quant int8 --vram-mb 16384 --headroom-mb 500 --context 262144
+  [ "$status" = 0 ] && [[ "$stderr" == *"3 GPUs of 16384 MiB"*"the least"* ]]
+  jq -e '(.ranks | map(.weights_mb | round)) == [5445, 3018, 5114] and .bottleneck == 0 and .context_length == 262144 and .max_total_tokens > 949000 and
+    .max_total_tokens < 951000 and .mem_fraction_static > 0.4 and .mem_fraction_static < 0.6' <<<"$output"
+  run --separate-stderr zse-hardware budget "$T/config.json" --pp 3 --vram-mb 16384 --quiet --max-total-tokens 5000
+  [ "$status" = 0 ] && [ -z "$stderr" ] && jq -e '(.ranks | map(.layers)) == [21, 20, 20] and .context_length == 5000' <<<"$output"
+  run --separate-stderr zse-hardware budget DeepSeek-V2-Lite --experts int4 --divisor 2 --vram-mb 16384 --quiet
+  jq -e '.ranks[0].experts_mb * 1048576 / 1e6 | round == 3827' <<<"$output"
+  run --separate-stderr zse-hardware budget "$T/config.json" --pp 3 --vram-mb 4000 --quiet
+  [ "$status" = 1 ] && jq -e '.fits == false and .context_length == 0' <<<"$output"
+  run --separate-stderr zse-hardware budget "$T/config.json" --pp 20,20 --vram-mb 16384
+  [ "$status" = 1 ] && [ -z "$output" ] && [[ "$stderr" == *"40 layers together: the model has 61"* ]]
 }
