@@ -37,6 +37,14 @@ static int exists(const struct builder *b, const char *name)
     return !b->s->shape || b->s->shape(b->s->user, name, &n, dim) == 0;
 }
 
+/* Does the source keep it with so many dimensions? */
+static int has_dims(const struct builder *b, const char *name, int n_dims)
+{
+    int n;
+    int64_t dim[4];
+    return b->s->shape && b->s->shape(b->s->user, name, &n, dim) == 0 && n == n_dims;
+}
+
 static void dims_text(char *out, size_t room, const int64_t *dim, int n)
 {
     snprintf(out, room, "[");
@@ -220,11 +228,9 @@ static int add_mlp(struct builder *b, int layer)
 static int add_named_vector(struct builder *b, int layer, const char *ours, const char *stem, int64_t n)
 {
     char full[160];
-    int n_dims;
-    int64_t dim[4];
     path(b, full, sizeof full, layer, stem);
     const int64_t flat[2] = { 1, n };
-    const int as_row = b->s->shape(b->s->user, full, &n_dims, dim) == 0 && n_dims == 2;
+    const int as_row = has_dims(b, full, 2);
     const struct weight_spec t = { .rows = 1, .cols = n, .is_vector = 1, .role = ROLE_BIAS, .layer = layer, .expert = -1 };
     return add_as(b, ours, full, as_row ? flat : flat + 1, as_row ? 2 : 1, &t);
 }
@@ -278,12 +284,10 @@ static int add_moe(struct builder *b, int layer)
         return -1;
     if (m->shared_gate) {
         char full[168];
-        int n_dims;
-        int64_t dim[4];
         path(b, source, sizeof source, layer, b->n.shared_router);
         snprintf(full, sizeof full, "%s.weight", source);
         const int64_t want[2] = { 1, b->c->hidden_size };
-        const int flat = b->s->shape(b->s->user, full, &n_dims, dim) == 0 && n_dims == 1;       /* GGUF leaves the 1 out */
+        const int flat = has_dims(b, full, 1);          /* GGUF leaves the 1 out */
         const struct weight_spec t = { .rows = 1, .cols = b->c->hidden_size, .role = ROLE_SHARED_ROUTER, .layer = layer, .expert = -1 };
         if (add_as(b, "shared_router.weight", full, flat ? want + 1 : want, flat ? 1 : 2, &t) < 0)
             return -1;

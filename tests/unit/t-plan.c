@@ -6,11 +6,14 @@
 #include <cmocka.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "libcommon/base/json.h"
 #include "libcommon/convert/convert.h"
+#include "libcommon/import/source.h"
+#include "libcommon/model/model.h"
 #include "libcommon/plan/budget.h"
 #include "libcommon/plan/plan.h"
 #include "libcommon/plan/registry.h"
@@ -212,6 +215,42 @@ static void keys_and_values(void **state)
     assert_true(g.window == 512 && g.n_windowed == 26 - 26 / 6);
 }
 
+/* The planner's keys and values are the engine's, and its parameters those of the weights, for every model of the registry that runs. */
+static void same_as_the_engine(void **state)
+{
+    json_t *m;
+    size_t i;
+    int n = 0;
+    (void)state;
+    json_array_foreach(registry, i, m) {
+        const char *name = json_string_value(json_object_get(m, "name"));
+        const struct plan_shape s = shape_of(name);
+        struct plan_params p;
+        struct config c;
+        struct weight_spec *specs;
+        const struct weight_source all = { 0 };
+        struct err e;
+        int n_specs;
+        int64_t sum = 0;
+        json_t *normal = config_normalize(json_object_get(m, "config"), &e);
+        if (!normal || config_parse(&c, normal, &e) != 0)
+            fail_msg("%s: %s", name, e.msg);
+        for (int kv = KV_F32; kv <= KV_I8; kv++)
+            assert_int_equal(plan_kv_bytes(&s, (enum kv_type)kv, KV_BLOCK), config_kv_bytes(&c, (enum kv_type)kv));
+        if (weight_specs(&c, &all, &specs, &n_specs, &e) != 0)
+            fail_msg("%s: %s", name, e.msg);
+        for (int k = 0; k < n_specs; k++)
+            sum += specs[k].rows * specs[k].cols;
+        plan_count(&s, &p);
+        near(name, (double)p.total, (double)sum, 0.003);
+        free(specs);
+        config_release(&c);
+        json_decref(normal);
+        n++;
+    }
+    assert_true(n >= 19);
+}
+
 static void expert_buffers(void **state)
 {
     struct plan_shape s = shape_of("DeepSeek-V2-Lite");
@@ -389,7 +428,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(parameters), cmocka_unit_test(registry_is_whole), cmocka_unit_test(sizes_are_the_writers), cmocka_unit_test(rough_sizes),
-        cmocka_unit_test(keys_and_values), cmocka_unit_test(expert_buffers), cmocka_unit_test(ranks), cmocka_unit_test(modes), cmocka_unit_test(capacity),
+        cmocka_unit_test(keys_and_values), cmocka_unit_test(same_as_the_engine), cmocka_unit_test(expert_buffers), cmocka_unit_test(ranks), cmocka_unit_test(modes), cmocka_unit_test(capacity),
         cmocka_unit_test(placement), cmocka_unit_test(preflight), cmocka_unit_test(speed), cmocka_unit_test(bad_configs),
     };
     return cmocka_run_group_tests(tests, load, unload);
