@@ -187,12 +187,12 @@ active_requests throughput_tok_s total_requests total_tokens" ]
   local log=$BATS_TEST_TMPDIR/log URL PID
   export ZSE_HOME=$BATS_TEST_TMPDIR/home
   mkfifo "$BATS_TEST_TMPDIR/slow.gguf"                  # nobody ever writes into it
-  start "$log" "$T/tiny.zse" "$BATS_TEST_TMPDIR/slow.gguf" --port 0 --drain 0
-  until [ "$(curl -s "$URL/v1/models" | jq -r '.data[0].id')" = tiny ]; do :; done
-  curl -sN "$URL/v1/completions" -d '{"model":"tiny","prompt":"a","max_tokens":8000,"ignore_eos":true,"stream":true}' >"$log.stream" 3>&- &
-  until [ -s "$log.stream" ]; do :; done
+  start "$log" "$T/tiny.zse" --port 0 --drain 0
+  wait_ready "$URL"
+  admin "$URL/api/models/load" -d "{\"model_path\":\"$BATS_TEST_TMPDIR/slow.gguf\"}" 3>&- &
+  until [ "$(curl -s "$URL/v1/completions" -d '{"model":"slow","prompt":"a"}' | jq -r .error.code)" = model_loading ]; do :; done
   stop "$PID"
-  [ "$(zse-audit query -p /v1/completions --json | jq -r .path)" = /v1/completions ]
+  [ "$(zse-audit query -p /api/models/load --json | jq -r .path)" = /api/models/load ]
   [ "$(zse-audit verify --json | jq .intact)" = true ]
 }
 
