@@ -336,3 +336,22 @@ END
     [ "$status" = 2 ] && [ -z "$output" ] || { echo "$wrong: $status"; return 1; }
   done
 }
+
+@test "bench-vs serve: every row, with our own server in the place of llama.cpp's" {
+  command -v python3 >/dev/null || skip "no python3"
+  d=$BATS_TEST_TMPDIR/peer
+  mkdir "$d"
+  printf '#!/bin/sh\n' | tee "$d/llama-bench" >"$d/llama-completion"
+  # -m MODEL --port N -t N -np N -c N --no-webui
+  printf '#!/bin/sh\nexport ZSE_HOME=%s/home\nexec zse-serve "$2" --port "$4" --threads 1 --no-audit --quiet\n' "$d" >"$d/llama-server"
+  chmod +x "$d"/llama-*
+  cp "$MODEL" "$d/tiny.zse"
+  run --separate-stderr env B="${ZSE_BIN#"$PWD"/}" LLAMACPP="$d" ZSE_HOME="$d/ours" \
+    scripts/bench-vs serve --json --rounds 1 --zse "$d/tiny.zse" --gguf "$d/tiny.zse" --threads 1 --only streams_16,prompt_beside_8_ms,gap_p99_beside_8_ms,same_prefix_1500_ms
+  [ "$status" = 0 ] || { echo "$stderr"; cat build/bench-vs/*.log; return 1; }
+  check '[(r["what"], r["against"]) for r in j["rows"]] == [("streams_16", "llama.cpp"), ("streams_16", "zse-bench"), ("prompt_beside_8_ms", "llama.cpp"), ("gap_p99_beside_8_ms", "llama.cpp"), ("same_prefix_1500_ms", "llama.cpp")]' <<<"$output"
+  check 'all(r["ours"] > 0 and r["peer"] > 0 and r["n"] == 1 for r in j["rows"])' <<<"$output"
+  rm "$d/llama-server"
+  B=$ZSE_BIN LLAMACPP=$d run --separate-stderr scripts/bench-vs serve
+  [ "$status" = 77 ] && [[ "$stderr" == *"no llama-server"* ]]
+}
