@@ -196,6 +196,8 @@ static void say_calls(json_t *m)
     const json_t *calls = json_object_get(m, "tool_calls"), *call;
     struct buf text = { 0 };
     size_t i;
+    const int result = strcmp(role, "tool") == 0 || strcmp(role, "function") == 0;
+    buf_str(&text, result ? "Result of the function: " : "");
     buf_str(&text, json_string_value(json_object_get(m, "content")));
     json_array_foreach(calls, i, call) {
         const json_t *f = json_object_get(call, "function");
@@ -206,14 +208,12 @@ static void say_calls(json_t *m)
         free(line);
         json_decref(said);
     }
-    if (calls) {
-        json_object_del(m, "tool_calls");
-        json_object_set_new(m, "content", json_stringn(text.data ? text.data : "", text.size));
-    }
-    if (strcmp(role, "tool") == 0 || strcmp(role, "function") == 0) {
+    if (result)
         json_object_set_new(m, "role", json_string("user"));
-        json_object_set_new(m, "content", json_sprintf("Result of the function: %s", text.data ? text.data : ""));
-    }
+    if (calls || result)
+        json_object_set_new(m, "content", json_stringn(text.data ? text.data : "", text.size));
+    if (calls)
+        json_object_del(m, "tool_calls");
     buf_release(&text);
 }
 
