@@ -3,7 +3,7 @@
  *
  * Ownership: struct constraint is copied.  `state` belongs to the caller until engine_submit succeeds, then to the engine, which calls close once.
  * Where a request has n answers, each has a state of its own: the first takes `state`, the others take what fork makes of it.
- * All calls come from the thread that calls the engine.  Tokens come in order: every token of the answer, EOS included, goes through
+ * All calls come from the thread that calls the engine, but for mask, which may come from another thread of the engine while that one waits for it.  Tokens come in order: every token of the answer, EOS included, goes through
  * accept exactly once, and nothing of the prompt does. */
 #ifndef ZSE_ENGINE_CONSTRAINT_H
 #define ZSE_ENGINE_CONSTRAINT_H

@@ -100,6 +100,7 @@ void engine_close(struct engine *g)
 {
     if (!g)
         return;
+    masks_close(g->masks);
     for (int i = 0; i < g->n_running; i++)
         request_free(g, g->running[i]);
     for (int i = 0; i < g->waiting.n; i++)
@@ -143,7 +144,10 @@ int engine_step(struct engine *g, struct err *e)
         return 0;
     if (g->copy_failed)
         mine = g->copy_error;
-    if (g->copy_failed || g->backend->forward(g->b, &batch, g->logits, &mine) != 0) {
+    masks_begin(g, batch.n_items);
+    const int failed = g->copy_failed || g->backend->forward(g->b, &batch, g->logits, &mine) != 0;
+    masks_end(g);
+    if (failed) {
         g->copy_failed = 0;
         while (g->n_running > 0)
             request_finish_early(g, g->running[g->n_running - 1], FINISH_ERROR, &mine);

@@ -29,6 +29,7 @@ struct request {
     struct answer_text text;
     int32_t *stop_ids; int n_stop_ids;  /* stop strings that are one special token: these never appear in the text */
     struct constraint constraint; int constrained;      /* state is owned */
+    const uint32_t *allowed; int has_allowed;   /* its mask, as worked out beside this step; borrowed from the constraint */
     int32_t forced[FORCED_AT_ONCE]; int n_forced, at_forced;    /* still to come, where each needs logits of its own */
     float *pooled;                      /* [hidden_size] sum of hidden states so far; only with embed */
     enum embed embed;
@@ -69,6 +70,7 @@ struct engine {
     float *row;                         /* [vocab_size] one of them, for a sibling to change */
     float *hidden;                      /* [max_tokens, hidden_size] once a request asked for embed */
     int n_rows;                         /* of logits that were ever used */
+    struct masks *masks;                /* NULL: no step has needed one */
     struct pace pace;
     struct engine_limits limits;
     int copy_failed; struct err copy_error;
@@ -99,6 +101,11 @@ void plan_step(struct engine *g);
 int plan_batch(struct engine *g);
 void pace_learn(struct engine *g, uint64_t step_ns);
 int enters_prefixes(const struct engine *g, const struct request *r);
+
+/* ---- engine_masks.c ---- */
+void masks_begin(struct engine *g, int n_items);        /* the masks that the step of these items needs */
+void masks_end(struct engine *g);                       /* they are there */
+void masks_close(struct masks *m);                      /* NULL is fine */
 
 /* ---- engine_deliver.c ---- */
 void deliver_step(struct engine *g, int n_items);

@@ -35,6 +35,7 @@ static int add_token(struct engine *g, struct request *r, int32_t id, const stru
         ev.top = lp->top;
         ev.n_top = lp->n_top;
     }
+    r->has_allowed = 0;
     if (r->constrained && r->constraint.accept(r->constraint.state, id) != 0) {
         err_set(&e, ERR_FORMAT, "constraint: token %d is not allowed", (int)id);
         request_finish_early(g, r, FINISH_ERROR, &e);
@@ -100,7 +101,7 @@ static void choose(struct engine *g, struct request *r, float *logits)
         rc = logprobs_of(logits, g->vocab_size, id, &lp, &e);
     } else {
         if (r->constrained)
-            allowed.bits = r->constraint.mask(r->constraint.state);
+            allowed.bits = r->has_allowed ? r->allowed : r->constraint.mask(r->constraint.state);
         rc = sampler_pick(r->sampler, logits, allowed.bits ? &allowed : NULL, &id, r->n_logprobs >= 0 ? &lp : NULL, &e);
     }
     if (rc != 0)
