@@ -13,7 +13,7 @@
 
 #include "libcommon/base/file.h"
 
-enum { LEAST_PART = 512 << 10, MOST_PART = 32 << 20, SAVE_EVERY = 16 << 20, HASH_STEP = 1 << 20, HASH_A_TICK = 32 << 20 };
+enum { LEAST_PART = 512 << 10, MOST_PART = 32 << 20, MOST_UNSAVED = 16 << 20, HASH_STEP = 1 << 20, HASH_A_TICK = 32 << 20 };
 
 /* ---- ranges ---- */
 
@@ -423,7 +423,8 @@ static int tick(void *user)
         }
         uint64_t n = spans_bytes(&f->done);
         done += n;
-        if (n - f->saved_bytes >= SAVE_EVERY)
+        uint64_t unsaved = (uint64_t)f->size / 64 < MOST_UNSAVED ? (uint64_t)f->size / 64 : MOST_UNSAVED;
+        if (f->has_sha256 && n - f->saved_bytes > unsaved)
             save_ranges(f);
         (void)hash_more(f, HASH_A_TICK, &ignored);      /* finish_file will meet the same error */
     }

@@ -142,7 +142,8 @@ static int look_in_cache(const struct hub_name *name, const char *folder, const 
     }
     if (c.file) {
         *path = cache_path(snapshot, "%s", c.file);
-        sure = *name->pick != '\0';     /* without one, the repository may have safetensors or a better quantization */
+        /* Without a pick the repository may have safetensors, or a quantization that goes before: unless that was asked already. */
+        sure = *name->pick || cache_has(folder, commit, "model.safetensors") < 0;
     } else if (c.indexed ? has_shards(snapshot) : numbered_complete(snapshot, c.weights[0])) {
         *path = strdup(snapshot);
         sure = 1;
@@ -328,6 +329,8 @@ static int get_commit(struct fetch *f, const json_t *info, char **path, struct e
     for (int i = 0; rc == 0 && !c.file && i < CHOOSE_N_OPTIONAL; i++)
         if (cache_has(f->folder, f->commit, choose_optional[i]) == 0)
             cache_set_absent(f->folder, f->commit, choose_optional[i]);
+    if (rc == 0 && c.file && !*f->name->pick)
+        cache_set_absent(f->folder, f->commit, "model.safetensors");
     if (rc == 0)
         rc = cache_set_commit(f->folder, f->name->revision, f->commit, e);
     if (rc == 0 && !(*path = c.file ? cache_path(f->folder, "snapshots/%s/%s", f->commit, c.file) : cache_path(f->folder, "snapshots/%s", f->commit)))

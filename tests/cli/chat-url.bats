@@ -21,7 +21,7 @@ teardown_file() {
 }
 setup() {
   cd "$BATS_TEST_DIRNAME/../.." || exit 1
-  unset ZSE_API_KEY http_proxy HTTP_PROXY all_proxy ALL_PROXY
+  unset ZSE_API_KEY CURL_CA_BUNDLE SSL_CERT_FILE http_proxy HTTP_PROXY all_proxy ALL_PROXY
 }
 ours() { run --separate-stderr zse-chat --url "$URL" "$@"; }
 fake() { run --separate-stderr zse-chat --url "$FAKE" "$@"; }

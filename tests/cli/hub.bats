@@ -4,17 +4,20 @@ bats_require_minimum_version 1.5.0
 setup_file() {
   cd "$BATS_TEST_DIRNAME/../.." || exit 1
   export T=$BATS_FILE_TMPDIR
-  mkdir "$T/empty" "$T/bare" "$T/shards" "$T/strange"
+  mkdir "$T/empty" "$T/quants" "$T/bare" "$T/shards" "$T/strange"
   cp -r models/tiny "$T/tiny"
   zse-convert models/tiny -o "$T/bare/tiny-nl4.zse" -q nl4 --quality fast >/dev/null
   cp "$T/bare/tiny-nl4.zse" "$T/bare/tiny-other.zse"
+  cp "$T/bare/tiny-nl4.zse" "$T/quants/tiny-Q4_K_M.zse"
+  cp "$T/bare/tiny-nl4.zse" "$T/quants/tiny-Q8_0.zse"
+  : >"$T/tiny/NOTICE"
   split_model
   cp -r models/tiny/. "$T/strange"
   sed -i 's/"model_type": *"[^"]*"/"model_type": "abacus"/; s/"architectures".*\[[^]]*\]/"architectures": ["AbacusForCausalLM"]/' "$T/strange/config.json"
   echo '# nothing' >"$T/empty/README.md"
   mkfifo "$T/hub.pipe"
   python3 -B tests/hub/server.py test/tiny="$T/tiny" private/model="$T/tiny" gated/model="$T/tiny" test/bare="$T/bare" test/shards="$T/shards" \
-    test/strange="$T/strange" test/empty="$T/empty" >"$T/hub.pipe" 2>"$T/hub.err" 3>&- &
+    test/strange="$T/strange" test/empty="$T/empty" test/quants="$T/quants" >"$T/hub.pipe" 2>"$T/hub.err" 3>&- &
   echo $! >"$T/hub.pid"
   read -r HUB CDN <"$T/hub.pipe"
   export HUB CDN
@@ -53,7 +56,7 @@ P
 
 setup() {
   cd "$BATS_TEST_DIRNAME/../.." || exit 1
-  unset HF_TOKEN HUGGING_FACE_HUB_TOKEN HF_TOKEN_PATH HF_HUB_CACHE HUGGINGFACE_HUB_CACHE HF_HUB_OFFLINE TRANSFORMERS_OFFLINE http_proxy https_proxy HTTPS_PROXY ALL_PROXY all_proxy
+  unset HF_TOKEN HUGGING_FACE_HUB_TOKEN HF_TOKEN_PATH HF_HUB_CACHE HUGGINGFACE_HUB_CACHE HF_HUB_OFFLINE TRANSFORMERS_OFFLINE CURL_CA_BUNDLE SSL_CERT_FILE no_proxy NO_PROXY http_proxy https_proxy HTTPS_PROXY ALL_PROXY all_proxy
   export HF_ENDPOINT=$HUB HF_HOME=$BATS_TEST_TMPDIR/hf XDG_CACHE_HOME=$BATS_TEST_TMPDIR/cache
   REPO=$HF_HOME/hub/models--test--tiny
   COMMIT=a1b2c3d4e5f60718293a4b5c6d7e8f9001122334
@@ -63,12 +66,19 @@ fault() { curl -s "$HUB/_fault" -d "$1"; }
 requests() { curl -s "$HUB/_log"; }
 asked() { requests | grep -Eq "$1"; }
 never_asked() { if asked "$1"; then requests; return 1; fi; }
+# Until a command says yes, at most 30 s.
+await() {
+  local end=$((SECONDS + 30))
+  until "$@"; do [ $SECONDS -lt $end ] || return 1; sleep 0.05; done
+}
+held() { [ "$(requests | grep -c ' cdn$')" = 4 ]; }
+written_down() { [ -s "$(find "$REPO/blobs" -name '*.zse-ranges' 2>/dev/null)" ]; }
 convert() { run --separate-stderr zse-convert "${1:-test/tiny}" -o "$BATS_TEST_TMPDIR/m.zse" --quality fast; }
 answers() { [ "$(zse-chat "$1" --temp 0 -p 'What is 2+2?' 2>>"$BATS_TEST_TMPDIR/notes")" = "2 + 2 = 4" ]; }
 # The download is there under its names, and nothing is left of how it came.
 complete() {
   local f
-  for f in config.json generation_config.json tokenizer.json tokenizer_config.json model.safetensors; do
+  for f in NOTICE config.json generation_config.json tokenizer.json tokenizer_config.json model.safetensors; do
     cmp "$T/tiny/$f" "$REPO/snapshots/$COMMIT/$f" || return 1
     [[ $(readlink "$REPO/snapshots/$COMMIT/$f") == ../../blobs/* ]] || return 1
   done
@@ -220,30 +230,31 @@ complete() {
 @test "killed in the middle: the next run goes on where it was" {
   fault '{"file":"model.safetensors","kind":"hold","at":"cdn","times":4}'
   zse-convert test/tiny -o "$BATS_TEST_TMPDIR/m.zse" >"$BATS_TEST_TMPDIR/out" 2>&1 3>&- &
-  local pid=$! _
-  for _ in $(seq 200); do [ "$(requests | grep -c cdn)" = 4 ] && break; done
-  kill -TERM $pid
+  local pid=$!
+  await held
+  await written_down
+  kill -KILL $pid
   wait $pid || true
-  [ -n "$(find "$REPO/blobs" -name '*.zse-part')" ]
+  [ -n "$(find "$REPO/blobs" -name '*.zse-part')" ] && [ -s "$(find "$REPO/blobs" -name '*.zse-ranges')" ]
   curl -s "$HUB/_release" -d ''
   curl -s "$HUB/_reset" -d ''
   convert
   [ "$status" = 0 ] || { echo "$stderr"; return 1; }
   complete
+  never_asked 'model.safetensors bytes=0-'
 }
 
 @test "two programs download once" {
   fault '{"file":"model.safetensors","kind":"hold","at":"cdn","times":4}'
   zse-convert test/tiny -o "$BATS_TEST_TMPDIR/a.zse" --quality fast >"$BATS_TEST_TMPDIR/a" 2>&1 3>&- &
-  local a=$! b _
-  for _ in $(seq 200); do [ "$(requests | grep -c cdn)" = 4 ] && break; done
+  local a=$! b
+  await held
   zse-convert test/tiny -o "$BATS_TEST_TMPDIR/b.zse" --quality fast >"$BATS_TEST_TMPDIR/b" 2>&1 3>&- &
   b=$!
-  for _ in $(seq 200); do grep -q 'another program is downloading model.safetensors' "$BATS_TEST_TMPDIR/b" && break; done
+  await grep -q 'another program is downloading model.safetensors; waiting for it' "$BATS_TEST_TMPDIR/b"
   curl -s "$HUB/_release" -d ''
   wait $a
   wait $b
-  grep -q 'another program is downloading model.safetensors; waiting for it' "$BATS_TEST_TMPDIR/b"
   [ "$(requests | grep -c cdn)" = 4 ]
   cmp "$BATS_TEST_TMPDIR/a.zse" "$BATS_TEST_TMPDIR/b.zse"
   complete
@@ -285,4 +296,64 @@ complete() {
   [ "$status" = 1 ] && [[ $stderr == *"no such file or folder here, and: 'no-such' is not a name on the hub"* ]] || { echo "$stderr"; return 1; }
   run --separate-stderr zse-info models
   [ "$status" = 2 ]
+}
+
+@test "the Python tools use what we downloaded, and we what they did" {
+  [ -x "$B/venv/bin/python" ] && "$B/venv/bin/python" -c 'import huggingface_hub' || skip "no huggingface_hub package in build/venv (scripts/deps makes it)"
+  convert
+  [ "$status" = 0 ]
+  run "$B/venv/bin/python" tests/hub/python_tools.py use test/tiny "$T/tiny"
+  [ "$status" = 0 ] && [[ $output == ok* ]] || { echo "$output"; return 1; }
+  rm -rf "$HF_HOME"
+  run "$B/venv/bin/python" tests/hub/python_tools.py make test/shards
+  [ "$status" = 0 ] || { echo "$output"; return 1; }
+  curl -s "$HUB/_reset" -d ''
+  HF_HUB_OFFLINE=1 answers test/shards
+  [ -z "$(requests)" ]
+  answers test/shards
+  [ "$(requests | wc -l)" = 1 ]                 # does the commit have a file that they left out?
+  never_asked resolve
+  answers test/shards
+  [ "$(requests | wc -l)" = 1 ]
+}
+
+@test "a repository of single files: the usual one without asking twice, another by its quantization" {
+  answers test/quants
+  curl -s "$HUB/_reset" -d ''
+  answers test/quants
+  [ -z "$(requests)" ]
+  answers test/quants:q8_0
+  asked 'tiny-Q8_0.zse'
+  curl -s "$HUB/_reset" -d ''
+  answers test/quants:Q8_0
+  answers test/quants
+  [ -z "$(requests)" ]
+}
+
+@test "https: a certificate that is not trusted is refused, one that is named is not; the token goes there; a proxy" {
+  command -v openssl >/dev/null || skip "no openssl command"
+  local d=$BATS_TEST_TMPDIR plain=$HUB
+  openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout "$d/key" -out "$d/cert" -days 2 -subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1 2>/dev/null
+  mkfifo "$d/pipe"
+  python3 -B tests/hub/server.py --tls "$d/cert" "$d/key" private/model="$T/tiny" >"$d/pipe" 2>/dev/null 3>&- &
+  local server=$! url
+  read -r url _ <"$d/pipe"
+  export HF_TOKEN=hf_secret
+  HF_ENDPOINT=$url convert private/model
+  [ "$status" = 1 ] && [[ $stderr == *"$url: "*certificate* ]] || { echo "$stderr"; kill $server; return 1; }
+  HF_ENDPOINT=$url SSL_CERT_FILE=$d/cert convert private/model
+  kill $server
+  [ "$status" = 0 ] || { echo "$stderr"; return 1; }
+  rm -rf "$HF_HOME"
+  HF_ENDPOINT=http://hub.invalid http_proxy=$plain no_proxy=127.0.0.1 convert test/tiny
+  [ "$status" = 0 ] || { echo "$stderr"; return 1; }
+  asked 'HEAD .*config.json - no-token hub'     # plain http to another machine: no token
+}
+
+@test "a bar with rate and time on a terminal" {
+  fault '{"file":"model.safetensors","kind":"hold","at":"cdn","times":4}'
+  printf 'expect downloading test/tiny: 1.8 MB\nexpect test/tiny +[0-9]+ %% \[#+\.+\] .*B/s, left: [0-9.]+ s\nkey c\n' >"$BATS_TEST_TMPDIR/script"
+  run tests/lib/talk zse-convert test/tiny -o "$BATS_TEST_TMPDIR/m.zse" <"$BATS_TEST_TMPDIR/script"
+  [ "$status" = 0 ] || { echo "$output"; return 1; }
+  curl -s "$HUB/_release" -d ''
 }

@@ -3,7 +3,7 @@
 
 usage: server.py [--tls CERT KEY] ORG/NAME=FOLDER...
 Prints the address of the hub and of the second host that large files are redirected to, then serves until it is killed.
-Knows: GET /api/models/ID/revision/REV (and without revision), GET /api/models?search=, HEAD and GET /ID/resolve/REV/FILE, Range.
+Knows: GET /api/models/ID/revision/REV (and without revision), GET /api/models/ID/tree/REV, GET /api/models?search=, HEAD and GET /ID/resolve/REV/FILE, Range.
 POST /_fault {"file": NAME, "kind": KIND, "times": N, ...} breaks the next N answers about that file:
   status  {"code": 503, "headers": {...}}     instead of an answer (with "at": "api", "resolve" or "cdn": only there; "error": its text)
   cut     {"after": BYTES}                    the connection ends after so many bytes of the body
@@ -112,6 +112,8 @@ class Handler(BaseHTTPRequestHandler):
             words = query.get('search', [''])[0].lower()
             found = [self.info(r, False) for r in repos if words in r.lower()][:int(query.get('limit', ['10'])[0])]
             return self.answer(200, {'Content-Type': 'application/json'}, json.dumps(found).encode())
+        if '/tree/' in path:
+            return self.tree(path.removeprefix('/api/models/').partition('/tree/')[0])
         repo, _, revision = path.removeprefix('/api/models/').partition('/revision/')
         if repo == 'old/name':
             return self.answer(307, {'Location': f'/api/models/test/tiny/revision/{revision}?blobs=true'})
@@ -121,6 +123,14 @@ class Handler(BaseHTTPRequestHandler):
         if urllib.parse.unquote(revision or 'main') not in ('main', 'v1', COMMIT, 'refs/pr/1'):
             return self.answer(404, {'X-Error-Code': 'RevisionNotFound', 'X-Error-Message': f'Invalid rev id: {revision}'})
         self.answer(200, {'Content-Type': 'application/json'}, json.dumps(self.info(repo, True)).encode())
+
+    def tree(self, repo):
+        out = []
+        for entry in self.info(repo, True)['siblings']:
+            out.append({'type': 'file', 'path': entry['rfilename'], 'size': entry['size'], 'oid': entry['blobId']})
+            if 'lfs' in entry:
+                out[-1]['lfs'] = {'oid': entry['lfs']['sha256'], 'size': entry['size'], 'pointerSize': 130}
+        self.answer(200, {'Content-Type': 'application/json'}, json.dumps(out).encode())
 
     def info(self, repo, blobs):
         out = []

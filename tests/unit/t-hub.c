@@ -1,0 +1,183 @@
+/* t-hub.c - names, ranges, and which files of a repository are taken. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "libcommon/base/rng.h"
+#include "libcommon/hub/choose.h"
+#include "libcommon/hub/download.h"
+
+static void test_names(void **state)
+{
+    (void)state;
+    static const struct { const char *text, *repo, *revision, *pick; } good[] = {
+        { "org/name", "org/name", "main", "" },
+        { "Qwen/Qwen2.5-0.5B_x@v1.0", "Qwen/Qwen2.5-0.5B_x", "v1.0", "" },
+        { "a/b:Q4_K_M", "a/b", "main", "Q4_K_M" },
+        { "a/b@refs/pr/3:sub/m-Q8_0.gguf", "a/b", "refs/pr/3", "sub/m-Q8_0.gguf" },
+    };
+    static const char *const bad[] = { "", "name", "a/b/c", "/a/b", "a/", "/b", "./b", "../b", "a/b@", "a/b:", "a/b@../x", "a/b@x?y", "a/b:../x", "a/b:/etc/x", "a b/c",
+                                       "a/b--c", "a/b..c", "a/b.", "-a/b", "a/b@x//y", "a/b:x\\y", "https://x/y" };
+    struct hub_name n;
+    struct err e;
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        assert_int_equal(hub_parse_name(&n, good[i].text, &e), 0);
+        assert_string_equal(n.repo, good[i].repo);
+        assert_string_equal(n.revision, good[i].revision);
+        assert_string_equal(n.pick, good[i].pick);
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        if (hub_parse_name(&n, bad[i], &e) == 0)
+            fail_msg("'%s' was taken as %s @ %s : %s", bad[i], n.repo, n.revision, n.pick);
+    char long_name[1000];
+    memset(long_name, 'a', sizeof long_name);
+    memcpy(long_name, "a/b@", 4);
+    long_name[999] = '\0';
+    assert_int_equal(hub_parse_name(&n, long_name, &e), -1);
+}
+
+static void test_files_stay_inside(void **state)
+{
+    (void)state;
+    assert_true(cache_name_ok("a/b.json") && cache_name_ok(".gitattributes") && cache_name_ok("a..b"));
+    assert_false(cache_name_ok("") || cache_name_ok("/a") || cache_name_ok("a//b") || cache_name_ok("a/../b") || cache_name_ok("..") || cache_name_ok("a/.") || cache_name_ok("a\nb"));
+    assert_true(cache_etag_ok("0123abcd") && cache_etag_ok("a-1.b_2"));
+    assert_false(cache_etag_ok("") || cache_etag_ok("../x") || cache_etag_ok(".x") || cache_etag_ok("a/b") || cache_etag_ok("a b"));
+    assert_true(cache_commit_ok("0123456789abcdef0123456789abcdef01234567"));
+    assert_false(cache_commit_ok("short") || cache_commit_ok("0123456/89") || cache_commit_ok("..........."));
+}
+
+static void test_origins(void **state)
+{
+    (void)state;
+    assert_true(web_same_origin("https://hub.example/a", "https://hub.example"));
+    assert_true(web_same_origin("https://HUB.example:443/a?x", "https://hub.example"));
+    assert_true(web_same_origin("http://h:80/", "http://h"));
+    assert_false(web_same_origin("http://hub.example/a", "https://hub.example"));
+    assert_false(web_same_origin("https://hub.example:8443/a", "https://hub.example"));
+    assert_false(web_same_origin("https://hub.example.evil/a", "https://hub.example"));
+    assert_false(web_same_origin("https://hub.example@evil/a", "https://hub.example"));
+    assert_false(web_same_origin("ftp://h", "ftp://h"));
+    char *s = url_encode("a b/c+d%é", "/");
+    assert_string_equal(s, "a%20b/c%2Bd%25%C3%A9");
+    free(s);
+}
+
+/* Ranges in any order, overlapping: the same bytes as a map of them says, sorted and apart. */
+static void test_spans(void **state)
+{
+    (void)state;
+    enum { N = 200 };
+    struct rng rng = { 7 };
+    for (int round = 0; round < 200; round++) {
+        struct spans s = { 0 };
+        char map[N] = { 0 };
+        for (int k = 0; k < 30; k++) {
+            uint64_t from = rng_u64(&rng) % N, to = from + rng_u64(&rng) % 12;
+            to = to > N ? N : to;
+            assert_int_equal(spans_add(&s, from, to), 0);
+            if (to > from)
+                memset(map + from, 1, (size_t)(to - from));
+            uint64_t bytes = 0;
+            for (int i = 0; i < N; i++)
+                bytes += (uint64_t)map[i];
+            assert_int_equal(spans_bytes(&s), bytes);
+            for (int i = 0; i < s.n; i++) {
+                assert_true(s.v[i].from < s.v[i].to && (i == 0 || s.v[i - 1].to < s.v[i].from));
+                for (uint64_t b = s.v[i].from; b < s.v[i].to; b++)
+                    assert_true(map[b]);
+            }
+        }
+        free(s.v);
+    }
+}
+
+/* names: separated by blanks; want: small files | weights, or the beginning of the sentence. */
+static void check_choice(const char *names, const char *pick, const char *want)
+{
+    char copy[2000], got[2000] = "";
+    const char *list[100];
+    struct choice c;
+    struct err e;
+    int n = 0;
+    snprintf(copy, sizeof copy, "%s", names);
+    for (char *p = strtok(copy, " "); p; p = strtok(NULL, " "))
+        list[n++] = p;
+    if (choose(&c, "a/b", pick, list, n, &e) != 0) {
+        snprintf(got, sizeof got, "%.*s", (int)strlen(want), e.msg);
+    } else {
+        for (int i = 0; i < c.n_small; i++)
+            strcat(strcat(got, c.small[i]), " ");
+        strcat(got, "|");
+        for (int i = 0; i < c.n_weights; i++)
+            strcat(strcat(got, " "), c.weights[i]);
+        if (c.indexed)
+            strcat(got, " (index)");
+    }
+    choose_release(&c);
+    assert_string_equal(got, want);
+}
+
+static void test_choice(void **state)
+{
+    (void)state;
+    check_choice("config.json model.safetensors tokenizer.json flax_model.msgpack pytorch_model.bin onnx/model.onnx", "", "config.json tokenizer.json | model.safetensors");
+    check_choice("config.json model.safetensors model.safetensors.index.json model-00001-of-00002.safetensors", "", "config.json | model.safetensors");
+    check_choice("config.json model-00001-of-00002.safetensors model-00002-of-00002.safetensors model.safetensors.index.json consolidated.safetensors", "",
+                 "config.json model.safetensors.index.json | (index)");
+    check_choice("config.json consolidated.safetensors model-00001-of-00001.safetensors adapter_model.safetensors sub/x.safetensors", "", "config.json | model-00001-of-00001.safetensors");
+    check_choice("config.json weights.safetensors additional_chat_templates/tool_use.jinja chat_template.jinja", "",
+                 "config.json additional_chat_templates/tool_use.jinja chat_template.jinja | weights.safetensors");
+    check_choice("model.safetensors", "", "a/b: has safetensors but no config.json");
+    check_choice("README.md pytorch_model.bin", "", "a/b: has no safetensors and no GGUF file");
+    check_choice("m-Q2_K.gguf m-Q8_0.gguf m-Q4_K_M.gguf m-IQ4_XS.gguf", "", "| m-Q4_K_M.gguf");
+    check_choice("m-Q2_K.gguf m-Q8_0.gguf", "", "| m-Q8_0.gguf");
+    check_choice("m-Q2_K.gguf", "", "| m-Q2_K.gguf");
+    check_choice("m-Q2_K.gguf m-Q3_K_S.gguf", "", "a/b: which of m-Q2_K.gguf, m-Q3_K_S.gguf? Say a/b:FILE");
+    check_choice("m-Q4_K_M.gguf m-Q4_0.gguf", "q4_0", "| m-Q4_0.gguf");
+    check_choice("m-Q4_0.gguf m-Q4_0_4_4.gguf", "Q4_0", "| m-Q4_0.gguf");
+    check_choice("m.Q4_0.gguf config.json model.safetensors", "m.Q4_0.gguf", "| m.Q4_0.gguf");
+    check_choice("m-Q4_0.gguf n-Q4_0.gguf", "Q4_0", "a/b: 'Q4_0' names more than one of its files");
+    check_choice("m-Q4_0.gguf", "Q4", "a/b: 'Q4' names no GGUF or .zse file");
+}
+
+static void test_index(void **state)
+{
+    (void)state;
+    static const char *const names[] = { "config.json", CHOOSE_INDEX, "x-00001.safetensors", "x-00002.safetensors", "y.safetensors" };
+    static const struct { const char *text, *want; int n; } cases[] = {
+        { "{\"weight_map\":{\"a\":\"x-00001.safetensors\",\"b\":\"x-00002.safetensors\",\"c\":\"x-00001.safetensors\"}}", NULL, 2 },
+        { "{\"weight_map\":{\"a\":\"z.safetensors\"}}", "a/b: model.safetensors.index.json: tensor a is in z.safetensors", 0 },
+        { "{\"weight_map\":{\"a\":1}}", "a/b: model.safetensors.index.json: tensor a is in no file", 0 },
+        { "{\"weight_map\":[]}", "a/b: model.safetensors.index.json: weight_map: found an array", 0 },
+        { "[]", "a/b: model.safetensors.index.json: weight_map: found", 0 },
+        { "{", "model.safetensors.index.json: line 1", 0 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct choice c;
+        struct err e;
+        assert_int_equal(choose(&c, "a/b", "", names, 5, &e), 0);
+        int rc = choose_indexed(&c, "a/b", cases[i].text, strlen(cases[i].text), &e);
+        assert_int_equal(rc, cases[i].want ? -1 : 0);
+        if (cases[i].want)
+            assert_int_equal(strncmp(e.msg, cases[i].want, strlen(cases[i].want)), 0);
+        else
+            assert_int_equal(c.n_weights, cases[i].n);
+        choose_release(&c);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_names), cmocka_unit_test(test_files_stay_inside), cmocka_unit_test(test_origins), cmocka_unit_test(test_spans),
+        cmocka_unit_test(test_choice), cmocka_unit_test(test_index),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
