@@ -559,9 +559,28 @@ static int split(struct schema *s, struct member *m, int n, uint32_t *result)
 
 /* ---- one set of members without alternatives ---- */
 
+/* What is left of a member when its values need not be looked for in itself (own), and without the keywords that were split off: the branch has
+ * members for these, and what only tries two alternatives together must not hear of the others. */
+static json_t *left_of(struct schema *s, const struct member *m, int own)
+{
+    static const struct { unsigned done; const char *key[3]; } split[] = {
+        { DONE_ANY_OF, { "anyOf" } }, { DONE_ONE_OF, { "oneOf" } }, { DONE_IF, { "if", "then", "else" } }, { DONE_NOT, { "not" } },
+        { DONE_DEPENDENT, { "dependentRequired", "dependentSchemas", "dependencies" } },
+    };
+    if (!own && !(m->done & ~(unsigned)MEMBER_ALONE))
+        return m->s;
+    json_t *rest = json_copy(m->s);
+    if (own)
+        json_object_del(rest, "enum");
+    for (size_t i = 0; i < sizeof split / sizeof *split; i++)
+        for (size_t k = 0; k < 3 && m->done & split[i].done && split[i].key[k]; k++)
+            json_object_del(rest, split[i].key[k]);
+    return schema_keep(s, rest, m->s);
+}
+
 json_t *schema_enumerated(struct schema *s, const struct member *m, int n)
 {
-    json_t *from = NULL, *rest = NULL, *to, *v;
+    json_t *from = NULL, *to, *v;
     size_t k;
     int source = -1;
     for (int i = 0; i < n && !from; i++) {
@@ -576,18 +595,19 @@ json_t *schema_enumerated(struct schema *s, const struct member *m, int n)
     if (!from)
         return NULL;
     to = json_array();
-    if (json_object_get(m[source].s, "enum") && !json_object_get(m[source].s, "const")) {
-        rest = json_copy(m[source].s);              /* its values need not be looked for in itself */
-        json_object_del(rest, "enum");
-        rest = schema_keep(s, rest, m[source].s);
-    }
+    json_t **left = malloc(((size_t)n + 1) * sizeof *left);
+    if (!left)
+        schema_nomem(s);
+    for (int i = 0; left && i < n; i++)
+        left[i] = left_of(s, &m[i], i == source && json_object_get(m[i].s, "enum") && !json_object_get(m[i].s, "const"));
     json_array_foreach(from, k, v) {
-        int ok = 1;
+        int ok = left != NULL;
         for (int i = 0; i < n && ok > 0; i++)
-            ok = schema_valid(s, i == source && rest ? rest : m[i].s, v);
+            ok = schema_valid(s, left[i], v);
         if (ok > 0)
             json_array_append(to, v);
     }
+    free(left);
     json_decref(from);
     return to;
 }

@@ -5,6 +5,7 @@ import argparse
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 
@@ -330,6 +331,9 @@ refused = {}
 def wrong_walks(schema, answer):
     """Documents that the validator does not take."""
     bad = []
+    # a format that the validator has no code for is none to it: then oneOf and not see other alternatives than we do
+    if set(re.findall(r'"format": "([a-z-]+)"', json.dumps(schema))) & set(Schemas.FORMATS[:-1]) - set(jsonschema.Draft202012Validator.FORMAT_CHECKER.checkers):
+        schema = {}
     validator = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER)
     for text in answer["walks"]:
         if text is None:
@@ -415,6 +419,7 @@ reverse = [
     (obj(a=S, b=I, c=arr(B), required=["a"]), [{"a": "x"}, {"a": "é\"\\\n\U0001f600", "b": -5}, {"a": "", "c": [True, False]}, {"a": "\u0001", "b": 0, "c": []}], [{"b": 1}, {"a": 1}, {"a": "x", "d": 1}]),
     ({"type": "object", "additionalProperties": I}, [{}, {"x": 1}, {"y": 2, "x": 1}, {"é\n": 3}], [{"x": "1"}]),
     (obj(a=I, closed=False) | {"additionalProperties": S}, [{"a": 1}, {"a": 1, "aa": "x", "": "y", "b": ""}], [{"aa": "x"}, {"a": 1, "b": 2}]),
+    ({"oneOf": [{"type": "string"}, {"enum": ["a", "0", False, 5]}]}, ["b", False, 5], ["a", "0", True]),
     ({"enum": [1, "two", None, [1, {"a": 2}], 2.5]}, [1, "two", None, [1, {"a": 2}], 2.5], [2, "1", False, [], 2.25]),
     ({"type": "number", "minimum": -1, "maximum": 1}, [0, 1, -1, 0.5, -0.25, 0.333333], [1.5, -1.25, 2, 1.000001]),
     ({"type": "integer", "multipleOf": 7, "minimum": 10}, [14, 21, 700007], [7, 15, 0, -7]),

@@ -307,8 +307,89 @@ static void enforcing(void **state)
     json_decref(bad);
 }
 
+/* Reasoning may come before what a schema asks for, or has begun in the prompt. */
+static void thinking(void **state)
+{
+    static const char schema[] = "{\"type\":\"object\",\"properties\":{\"a\":{\"const\":1}},\"required\":[\"a\"]}", regex[] = "[0-9]+", rules[] = "root ::= \"yes\"";
+    static const struct { const char *format, *text; int begun, ok; } cases[] = {
+        { "hermes", "{\"a\": 1}", 0, 1 }, { "hermes", "<think>\nso { \"a\n</think>\n\n{\"a\": 1}", 0, 1 }, { "hermes", "well {\"a\": 1}", 0, 0 }, { "hermes", "<think>x</think> y", 0, 0 },
+        { "hermes", "hm </think>{\"a\": 1}", 1, 1 }, { "hermes", "{\"a\": 1}", 1, 0 }, { "seed-oss", "<seed:think>x</seed:think>{\"a\": 1}", 0, 1 },
+        { "gpt-oss", "<|channel|>analysis<|message|>x<|end|><|start|>assistant<|channel|>final<|message|>{\"a\": 1}", 0, 1 }, { "gpt-oss", "{\"a\": 1}", 0, 0 },
+    };
+    struct err e;
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const struct grammar_options o = { .thinker = tool_format_find(cases[i].format), .thinking = cases[i].begun };
+        struct grammar *g = grammar_compile_schema(vocab, schema, sizeof schema - 1, &o, &e);
+        assert_non_null(g);
+        struct matcher *m = matcher_open(g, &e);
+        int ok = matcher_accept_bytes(m, cases[i].text, strlen(cases[i].text)) == 0 && matcher_complete(m);
+        if (ok != cases[i].ok)
+            fail_msg("%s: %s is %s", cases[i].format, cases[i].text, ok ? "accepted" : "refused");
+        matcher_close(m);
+        grammar_close(g);
+    }
+    const struct grammar_options o = { .thinker = tool_format_find("hermes"), .thinking = 1 };
+    struct grammar *both[] = { grammar_compile_regex(vocab, regex, sizeof regex - 1, &o, &e), grammar_compile_gbnf(vocab, rules, sizeof rules - 1, &o, &e) };
+    static const char *const ends[] = { "a</think>42", "a</think>\nyes" };
+    for (int i = 0; i < 2; i++) {
+        struct matcher *m = matcher_open(both[i], &e);
+        assert_int_equal(matcher_accept_bytes(m, ends[i], strlen(ends[i])), 0);
+        assert_true(matcher_complete(m));
+        matcher_close(m);
+        grammar_close(both[i]);
+    }
+}
+
+/* An answer with or without calls, where text must satisfy a schema. */
+static void content(void **state)
+{
+    static const struct { const char *format, *text; int ok; } cases[] = {
+        { "hermes", "[1]", 1 }, { "hermes", "words", 0 }, { "hermes", "<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>", 1 }, { "json", "[1]", 1 },
+        { "json", "{\"name\": \"now\", \"arguments\": {}}", 1 }, { "json", "{\"name\": \"other\", \"arguments\": {}}", 0 }, { "functionary-3.2", "all\n[1]", 1 },
+    };
+    json_t *schema = json_pack("{s:s, s:{s:s}}", "type", "array", "items", "type", "integer");
+    struct err e;
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const struct tool_grammar_options o = { .tools = tools, .choice = TOOL_AUTO, .content = schema };
+        struct grammar *g = tool_grammar_compile(vocab, tool_format_find(cases[i].format), &o, &e);
+        assert_non_null(g);
+        struct matcher *m = matcher_open(g, &e);
+        int ok = matcher_accept_bytes(m, cases[i].text, strlen(cases[i].text)) == 0 && matcher_complete(m);
+        if (ok != cases[i].ok)
+            fail_msg("%s: %s is %s", cases[i].format, cases[i].text, ok ? "accepted" : "refused");
+        matcher_close(m);
+        grammar_close(g);
+    }
+    json_decref(schema);
+}
+
+static void count_arguments(void *user, const struct tool_event *ev) { *(int *)user += ev->kind == TOOL_ARGUMENTS; }
+
+/* Arguments in JSON come as they are written. */
+static void streaming(void **state)
+{
+    static const char *const formats[] = { "hermes", "llama3", "json", "mistral-args", "deepseek-v3.1", "kimi-k2", "functionary-3.1", "functionary-3.2", "gpt-oss" };
+    (void)state;
+    for (size_t f = 0; f < sizeof formats / sizeof *formats; f++)
+        for (size_t i = 0; i < sizeof samples / sizeof *samples; i++) {
+            if (strcmp(samples[i].format, formats[f]) != 0 || !strstr(samples[i].want, "call(get_weather)"))
+                continue;
+            int pieces = 0;
+            struct tool_parser_options o = { .tools = tools, .stream_arguments = 1, .on_event = count_arguments, .user = &pieces };
+            struct tool_parser *p = tool_parser_open(tool_format_find(formats[f]), &o, NULL);
+            for (const char *s = samples[i].text; *s; s++)
+                assert_int_equal(tool_parser_push(p, s, 1, NULL), 0);
+            assert_int_equal(tool_parser_finish(p, NULL), 0);
+            tool_parser_close(p);
+            if (pieces < 10)
+                fail_msg("%s: %d pieces of %s", formats[f], pieces, samples[i].text);
+        }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(reading), cmocka_unit_test(damage), cmocka_unit_test(detection), cmocka_unit_test(enforcing) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(thinking), cmocka_unit_test(content), cmocka_unit_test(streaming), cmocka_unit_test(reading), cmocka_unit_test(damage), cmocka_unit_test(detection), cmocka_unit_test(enforcing) };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -107,6 +107,8 @@ static const struct row rows[] = {
     { SCHEMA, "{\"type\":\"string\",\"format\":\"uuid\"}", "\"123e4567-e89b-12d3-a456-426614174000\"", "\"123e4567e89b12d3a456426614174000\"" },
     { SCHEMA, "{\"type\":\"string\",\"format\":\"no-such-format\"}", "\"anything\"", "1" },
     { SCHEMA, "{\"enum\":[1,\"two\",null,[1,{\"a\":true}]]}", "1~\"two\"~null~[1,{\"a\":true}]~[1, {\"a\": true}]", "2~\"1\"~[1]~[ 1,{\"a\":true}]" },
+    { SCHEMA, "{\"oneOf\":[{\"type\":\"string\"},{\"enum\":[\"a\",\"0\",false]}]}", "\"b\"|false", "\"a\"|\"0\"|true" },
+    { SCHEMA, "{\"oneOf\":[{\"enum\":[\"a\",true]},{\"type\":\"boolean\"}]}", "\"a\"|false", "true" },
     { SCHEMA, "{\"const\":\"a\\\"b\"}", "\"a\\\"b\"", "\"ab\"" },
     { SCHEMA, "{\"enum\":[1,2,3,\"x\"],\"type\":\"integer\",\"minimum\":2}", "2|3", "1|\"x\"" },
     { SCHEMA, "{\"type\":\"array\",\"items\":{\"type\":\"integer\"}}", "[]~[1]~[1,2]~[1, 2, 3]", "[1,]~[ 1]~[\"a\"]~[1,  2]" },
