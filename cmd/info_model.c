@@ -104,6 +104,10 @@ static json_t *zse_tensor(const struct info *i, const struct zfile_tensor *t)
     json_object_set_new(j, "role", json_string(role_of(t->name)));
     if (t->source_name)
         json_object_set_new(j, "source_name", json_string(t->source_name));
+    if (t->source_type) {
+        json_object_set_new(j, "source_type", json_string(t->source_type));
+        json_object_set_new(j, "grid_kept", json_boolean(t->grid_kept));
+    }
     if (t->tiled && !q->is_float) {
         json_object_set_new(j, "group_size", json_integer(q->scale == SCALE_NONE ? 0 : t->m.group_size));
         json_object_set_new(j, "act_group", json_integer(t->m.act_group));
@@ -388,7 +392,7 @@ static void add_folder(const struct info *i, json_t *d)
         shards = i->s->tensors[k].shard + 1 > shards ? i->s->tensors[k].shard + 1 : shards;
     json_object_set_new(d, "originals", names);
     json_object_set_new(d, "shards", json_integer(shards));
-    const json_t *q = js_get(i->config, "quantization_config");
+    const json_t *q = i->s->quantization ? i->s->quantization : js_get(i->config, "quantization_config");
     if (q)
         json_object_set(d, "quantization", (json_t *)q);
 }

@@ -162,8 +162,9 @@ static void print_tensors(const json_t *d)
     printf("%-40s %-8s %-20s %14s  %s\n", "tensor", "type", "shape", "bytes", "source");
     json_array_foreach(json_object_get(d, "tensors"), i, t) {
         shape_text(t, shape, sizeof shape);
-        printf("%-40s %-8s %-20s %14" PRId64 "%s%s\n", string_of(t, "name"), string_of(t, "type"), shape, int_of(t, "size_bytes"),
-               *string_of(t, "source_name") ? "  " : "", string_of(t, "source_name"));
+        const char *from = string_of(t, "source_type"), *grid = !*from ? "" : json_is_true(json_object_get(t, "grid_kept")) ? ": grid kept" : ": rounded anew";
+        printf("%-40s %-8s %-20s %14" PRId64 "%s%s%s%s%s\n", string_of(t, "name"), string_of(t, "type"), shape, int_of(t, "size_bytes"),
+               *string_of(t, "source_name") ? "  " : "", string_of(t, "source_name"), *from ? "  " : "", from, grid);
     }
 }
 

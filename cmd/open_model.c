@@ -266,6 +266,7 @@ static int convert(const char *prog, const char *source, const char *asked, cons
     convert_defaults(&o);
     if (convert_parse_type(&o.type, type, e) != 0)
         return -1;
+    o.keep_grid = 0;                    /* TYPE says so, or not */
     cli_note(prog, "converting %s once, to %s (%s)", asked, output, type);
     cli_progress_init(&to.progress);
     o.source = source;

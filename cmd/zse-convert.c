@@ -119,6 +119,7 @@ static int take(struct arguments *a, int c, char *arg)
     case 'o': a->o.output = arg; return 0;
     case 'q':
         a->type_given = 1;
+        a->o.keep_grid = 0;
         return convert_parse_type(&a->o.type, arg, &e) ? cli_wrong(prog, "-q: %s", e.msg) : 0;
     case 'g':             return parse_group(a, arg);
     case OPT_QUANT:       return add_parts(a, arg);
@@ -157,7 +158,7 @@ static int check(struct arguments *a, int argc, char **argv)
     if (a->o.output && strcmp(a->o.output, "-") == 0 && (a->json || a->tensors))
         return cli_wrong(prog, "-o -: standard output is the model, so --json and --tensors have no place");
     if (a->o.target_bytes && !a->type_given)
-        a->o.type = (struct convert_type){ CONVERT_FIT, 0 };
+        a->o.type = (struct convert_type){ CONVERT_FIT, 0 }, a->o.keep_grid = 0;
     if (a->o.type.kind == CONVERT_MIXED && !a->o.target_bytes)
         return cli_wrong(prog, "-q mixed: needs --target-memory");
     if (a->o.synthetic && (a->o.calibration || a->o.type.kind == CONVERT_MIXED))

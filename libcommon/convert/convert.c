@@ -23,7 +23,7 @@
 
 void convert_defaults(struct convert_options *o)
 {
-    *o = (struct convert_options){ .type = { CONVERT_TYPE, QT_NL4 }, .effort = CONVERT_GOOD };
+    *o = (struct convert_options){ .type = { CONVERT_TYPE, QT_NL4 }, .effort = CONVERT_GOOD, .keep_grid = 1 };
 }
 
 void convert_report_release(struct convert_report *r)
@@ -141,7 +141,7 @@ static uint64_t share_of(const struct source_tensor *t, const struct weight_spec
     double n = 1;
     for (int i = 0; i < t->n_dims; i++)
         n *= (double)t->dim[i];
-    return n > 0 ? (uint64_t)((double)t->size * ((double)s->rows * (double)s->cols / n) + 0.5) : 0;
+    return n > 0 ? (uint64_t)((double)source_bytes(t) * ((double)s->rows * (double)s->cols / n) + 0.5) : 0;
 }
 
 static int open_files(struct job *j, int *n_specs, struct err *e)
@@ -239,7 +239,7 @@ static void fill_report(struct job *j)
         t->act_group = p->make == MAKE_VECTOR ? 0 : p->m.act_group;
         t->bytes = p->m.size;
         int s = p->source->type;
-        r->n_requantized += p->make == MAKE_QUANT && s != GGML_F32 && s != GGML_F16 && s != GGML_BF16 && s != GGML_F64;
+        r->n_requantized += p->make == MAKE_QUANT && !plan_is_float(s);
         r->n_inexact += p->make == MAKE_NEAR && !t->exact;
     }
 }
@@ -253,6 +253,10 @@ static int begin_tensor(struct zwriter *w, const struct plan *p, struct err *e)
     const struct weight_spec *s = p->spec;
     const struct source_tensor *t = p->source;
     struct zfile_tensor z = { .name = s->name, .source_name = t->name, .map = s->map, .tiled = p->make != MAKE_VECTOR, .page = s->first_of_expert, .m = p->m };
+    if (!plan_is_float(t->type)) {
+        z.source_type = ggml_type_info(t->type)->name;
+        z.grid_kept = p->make == MAKE_COPY;
+    }
     z.n_dims = s->is_vector && s->rows == 1 ? 1 : 2;
     z.dim[0] = z.n_dims == 1 ? s->cols : s->rows;
     z.dim[1] = z.n_dims == 1 ? 0 : s->cols;

@@ -45,6 +45,7 @@ struct convert_options {
     const char *synthetic;              /* NULL, or the name of a model in whose shape random weights are made: source is not read */
     const json_t *config;               /* with synthetic (any name) and output NULL: plan bf16 weights in the shape of this config.json; borrowed */
     struct convert_type type;
+    int keep_grid;                      /* matrices of a quantized checkpoint (not of a GGUF) stay on their grid where a type holds it exactly; type is for the rest */
     int group_size;                     /* int4, int8: 32, 64, 128; -1: one scale a row (int8); 0: the type's default */
     const char *const *skip; int n_skip;        /* globs on the names of tensors (ours or the source's): kept as stored */
     struct { int set; struct convert_type type; } part[N_PARTS];        /* other types for parts of the model */
@@ -58,7 +59,7 @@ struct convert_options {
     void (*note)(void *user, const char *text);         /* warnings as they come up; may be NULL */
     void *note_user;
 };
-/* nl4, good, everything else as a zeroed struct. */
+/* nl4, good, grids kept, everything else as a zeroed struct. */
 void convert_defaults(struct convert_options *o);
 
 struct convert_tensor {
@@ -93,7 +94,7 @@ void convert_report_release(struct convert_report *r);
 /* 0, or -1 and the output as it was before.  ERR_CANCELLED when progress said stop.  r may be NULL; it is valid (and to be released) in any case. */
 int convert_run(const struct convert_options *o, struct convert_report *r, struct err *e);
 
-/* What `keep` makes of a source type: its own grid (exact = 1), or the smallest type that is next to exact. */
+/* What `keep` makes of a source type of a GGUF or of plain tensors: its own grid (exact = 1), or the smallest type that is next to exact. */
 enum qtype convert_keep_type(int source_type, int *group_size, int *exact);
 
 #endif

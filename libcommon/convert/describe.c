@@ -117,6 +117,8 @@ static json_t *provenance(const struct job *j, struct err *e)
         if (text && *text)
             json_object_set_new(p, fields[i][1], json_string(text));
     }
+    if (p && j->source->quantization)
+        json_object_set(p, "source_quantization", j->source->quantization);
     const struct gguf_str *s = j->source->gguf ? gguf_str(j->source->gguf, "general.name") : NULL;
     json_t *name = s ? json_stringn(s->s, s->n) : NULL;
     if (p && name)

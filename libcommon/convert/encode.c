@@ -6,6 +6,7 @@
 
 #include "libcommon/convert/big.h"
 #include "libcommon/convert/job.h"
+#include "libcommon/import/packed.h"
 #include "libcommon/quant/ggml.h"
 #include "libcommon/quant/half.h"
 #include "libcommon/quant/quantize.h"
@@ -125,7 +126,9 @@ static int encode_row(struct encoder *c, struct worker *w, uint8_t *tile, int64_
         add_row(s, w->x, w->decoded, m->cols);
         return 0;
     }
-    if (p->make == MAKE_COPY) {
+    if (p->make == MAKE_COPY && p->source->packed) {
+        packed_row(p->source->packed, m, row_map_at(&p->spec->map, row), &w->q);
+    } else if (p->make == MAKE_COPY) {
         const struct ggml_type_info *t = ggml_type_info(p->source->type);
         size_t row_bytes = (size_t)m->cols / (size_t)t->block * (size_t)t->block_bytes;
         ggml_to_qrow(p->source->type, p->source->data + (size_t)row_map_at(&p->spec->map, row) * row_bytes, m, &w->q);

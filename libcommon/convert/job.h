@@ -27,6 +27,7 @@ struct plan {
     enum make make;
     struct mat m;
     int input;              /* enum input, -1: none */
+    int exact, exact_group; /* our type that holds the source's grid exactly, and its group; -1: none */
     int fixed;              /* type chosen by --skip or --quant: mixed leaves it alone */
     uint64_t source_bytes;  /* the share of the source tensor */
     uint8_t *data;          /* ready-made bytes (best), owned, of big_alloc; NULL: made on the way out */
@@ -68,6 +69,7 @@ int plan_set(struct plan *p, enum qtype type, int group_size, struct err *e);
 /* After calibration: activation groups by what was scaled. */
 int plan_activations(struct job *j, struct err *e);
 enum convert_part plan_part(const struct weight_spec *s);
+int plan_is_float(int source_type);
 const char *plan_type_name(struct convert_type t);
 
 /* ---- fold.c: scaling channels into the layer before ---- */

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "libcommon/convert/job.h"
+#include "libcommon/import/packed.h"
 #include "libcommon/quant/ggml.h"
 
 static const struct { const char *name; struct convert_type type; } names[] = {
@@ -84,9 +85,29 @@ enum qtype convert_keep_type(int source_type, int *group_size, int *exact)
     }
 }
 
-static int is_float(int source_type)
+int plan_is_float(int source_type)
 {
     return source_type == GGML_F32 || source_type == GGML_F16 || source_type == GGML_BF16 || source_type == GGML_F64;
+}
+
+/* Rows of the source's codes are ours, or (what packed.h shows transposed) its columns are. */
+static void find_exact(struct plan *p)
+{
+    const struct source_tensor *t = p->source;
+    if (t->packed) {
+        p->exact = p->spec->map.transposed == 0 && t->n_dims == 2 ? packed_exact(t->packed, &p->exact_group) : -1;
+        return;
+    }
+    p->exact = ggml_exact_type(t->type, &p->exact_group);
+    if (!plan_is_float(t->type) && (p->spec->map.transposed || p->spec->cols % ggml_type_info(t->type)->block))
+        p->exact = -1;
+}
+
+/* Codes and scales as they are.  The channels of a GGUF's 128 are even enough for one activation scale; those of a checkpoint nobody scaled. */
+static int set_copy(struct plan *p, struct err *e)
+{
+    p->make = MAKE_COPY;
+    return mat_init(&p->m, (enum qtype)p->exact, p->exact_group, p->exact_group < 128 || p->source->packed ? 32 : 128, p->spec->rows, p->spec->cols, e);
 }
 
 static int default_group(enum qtype type)
@@ -98,19 +119,16 @@ int plan_set(struct plan *p, enum qtype type, int group_size, struct err *e)
 {
     const struct weight_spec *s = p->spec;
     const struct qtype_info *t = qtype_info(type);
-    int exact_group, exact = ggml_exact_type(p->source->type, &exact_group), user = group_size != 0;
+    const int user = group_size != 0;
     if (t->is_float) {
         p->make = MAKE_FLOAT;
         return mat_init(&p->m, type, 32, 0, s->rows, s->cols, e);
     }
     if (type == QT_I8 && group_size == -1)
         type = QT_I8R;
-    int may_copy = !s->map.transposed && exact >= 0 && !is_float(p->source->type) && (!user || group_size == exact_group) &&
-                   s->cols % ggml_type_info(p->source->type)->block == 0;
-    if (may_copy && (exact == (int)type || (type == QT_I4 && exact == QT_I4M))) {
-        p->make = MAKE_COPY;
-        return mat_init(&p->m, (enum qtype)exact, exact_group, exact_group < 128 ? 32 : 128, s->rows, s->cols, e);
-    }
+    if (p->exact >= 0 && !plan_is_float(p->source->type) && (!user || group_size == p->exact_group) &&
+        (p->exact == (int)type || (type == QT_I4 && (p->exact == QT_I4M || p->exact == QT_I4Z))))
+        return set_copy(p, e);
     p->make = MAKE_QUANT;
     if (!user || (t->group_sizes & (t->group_sizes - 1)) == 0 || type == QT_I8R)
         group_size = type == QT_I8R ? 32 : default_group(type);
@@ -121,13 +139,15 @@ static int set_keep(struct plan *p, struct err *e)
 {
     const struct weight_spec *s = p->spec;
     int group, exact, source = p->source->type;
+    if (p->exact >= 0 && !plan_is_float(source))
+        return set_copy(p, e);
     enum qtype type = convert_keep_type(source, &group, &exact);
     const struct qtype_info *t = qtype_info(type);
     if (t->is_float) {
         p->make = MAKE_FLOAT;
         return mat_init(&p->m, type, 32, 0, s->rows, s->cols, e);
     }
-    p->make = ggml_exact_type(source, &group) >= 0 && !s->map.transposed && s->cols % ggml_type_info(source)->block == 0 ? MAKE_COPY : MAKE_NEAR;
+    p->make = MAKE_NEAR;
     return mat_init(&p->m, type, group, group < 128 ? 32 : 128, s->rows, s->cols, e);
 }
 
@@ -178,10 +198,12 @@ static int plan_tensor(struct job *j, struct plan *p, struct convert_type type, 
         p->fixed = o->part[part].type.kind != CONVERT_MIXED;
         return set_type(j, p, o->part[part].type, e);
     }
+    if (o->keep_grid && p->source->packed && p->exact >= 0)
+        return set_keep(p, e);
     const int compressed = p->spec->role == ROLE_K_B || p->spec->role == ROLE_V_B;      /* read by every head of every token: 8 bits */
-    int ends = part == PART_EMBEDDINGS || part == PART_LM_HEAD || compressed, group;
+    int ends = part == PART_EMBEDDINGS || part == PART_LM_HEAD || compressed;
     if (ends && type.kind == CONVERT_TYPE && qtype_info(type.qtype)->bits < 8)      /* 8 bits, or the source's own grid where a type holds it */
-        return !is_float(p->source->type) && ggml_exact_type(p->source->type, &group) >= 0 ? set_keep(p, e) : plan_set(p, QT_I8, 0, e);
+        return !plan_is_float(p->source->type) && p->exact >= 0 ? set_keep(p, e) : plan_set(p, QT_I8, 0, e);
     return set_type(j, p, type, e);
 }
 
@@ -301,6 +323,8 @@ int plan_make(struct job *j, struct err *e)
         memcmp(&o->part[PART_LM_HEAD].type, &o->part[PART_EMBEDDINGS].type, sizeof o->part[0].type))
         return err_set(e, ERR_UNSUPPORTED, "%s: the head is the embedding, one type for both is needed", j->source->path);
     note_idle_globs(j);
+    for (int i = 0; i < j->n_plans; i++)
+        find_exact(&j->plans[i]);
     j->report->type = o->type;
     if (o->type.kind == CONVERT_FIT) {
         if (!o->target_bytes)

@@ -272,7 +272,8 @@ static int read_map(struct zfile_tensor *t, const json_t *j, struct err *e)
     int64_t pairs, dim[2];
     int n;
     if (js_string_or(j, "source", NULL, &t->source_name, e) < 0 || js_int_or(j, "pairs", 0, INT32_MAX, 0, &pairs, e) < 0 ||
-        js_bool_or(j, "transposed", 0, &t->map.transposed, e) < 0)
+        js_bool_or(j, "transposed", 0, &t->map.transposed, e) < 0 || js_string_or(j, "source_type", NULL, &t->source_type, e) < 0 ||
+        js_bool_or(j, "grid_kept", 0, &t->grid_kept, e) < 0)
         return -1;
     t->map.pairs = (int)pairs;
     if (!t->source_name)

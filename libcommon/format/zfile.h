@@ -47,6 +47,8 @@ static inline int64_t row_map_first(const struct row_map *m, int64_t i)
 struct zfile_tensor {
     const char *name;                   /* ours: "layers.3.q_proj.weight" */
     const char *source_name;            /* in the source: "model.layers.3.self_attn.q_proj.weight" */
+    const char *source_type;            /* "GPTQ", "Q4_0": the number format there, if it was a quantized one; else NULL */
+    int grid_kept;                      /* codes and scales are the source's own, nothing was rounded */
     struct row_map map;
     int n_dims;                         /* of our tensor: 1 or 2 */
     int64_t dim[2];                     /* outermost first */

@@ -151,6 +151,10 @@ static json_t *describe(const struct zwriter *w, const struct zfile_tensor *t, u
         json_object_set_new(j, "source", json_string(t->source_name));
         json_object_set_new(j, "source_shape", json_pack("[I,I]", (json_int_t)t->source_rows, (json_int_t)t->source_cols));
     }
+    if (t->source_type) {
+        json_object_set_new(j, "source_type", json_string(t->source_type));
+        json_object_set_new(j, "grid_kept", json_boolean(t->grid_kept));
+    }
     if (m->offset || m->run)
         json_object_set_new(j, "rows", json_pack("[I,I,I]", (json_int_t)m->offset, (json_int_t)m->run, (json_int_t)m->stride));
     if (m->pairs)

@@ -12,6 +12,7 @@
 
 #include "libcommon/base/json.h"
 #include "libcommon/import/gguf.h"
+#include "libcommon/import/packed.h"
 #include "libcommon/import/safetensors.h"
 #include "libcommon/quant/ggml.h"
 
@@ -143,6 +144,7 @@ static const char *shard_path(const struct source *s, const struct source_tensor
 static int sort_names(struct source *s, struct err *e)
 {
     struct inner *in = s->private_;
+    free(in->by_name);
     in->by_name = calloc((size_t)s->n_tensors + 1, sizeof *in->by_name);
     if (!in->by_name)
         return err_nomem(e, "tensor names");
@@ -415,7 +417,11 @@ static int open_folder(struct source *s, struct err *e)
     }
     if (source_file(s, "generation_config.json") && !(s->generation_config = parse_small(s, "generation_config.json", e)))
         return -1;
-    return s->kind == SOURCE_FOLDER ? open_tensors(s, e) : 0;
+    if (s->kind != SOURCE_FOLDER)
+        return 0;
+    if (open_tensors(s, e) < 0 || packed_index(s, e) < 0)
+        return -1;
+    return s->quantization ? sort_names(s, e) : 0;      /* the parts of matrices became one */
 }
 
 static int open_gguf(struct source *s, struct err *e)
@@ -483,8 +489,10 @@ void source_close(struct source *s)
     }
     free(s->files);
     if (!s->gguf) {
-        for (int i = 0; i < s->n_tensors; i++)
+        for (int i = 0; i < s->n_tensors; i++) {
             free((char *)s->tensors[i].name);
+            packed_free(s->tensors[i].packed);
+        }
         free(s->tensors);
     }
     for (int i = 0; in && i < in->n_shards; i++)
@@ -498,6 +506,7 @@ void source_close(struct source *s)
     gguf_close(s->gguf);
     json_decref(s->config);
     json_decref(s->generation_config);
+    json_decref(s->quantization);
     free(s->path);
     free(s);
 }
@@ -537,7 +546,10 @@ int source_read(const struct source *s, const struct source_tensor *t, int64_t r
     if (row < 0 || n < 0 || row > rows || n > rows - row)
         return err_set(e, ERR_SHAPE, "%s: tensor %s: rows %" PRId64 " to %" PRId64 " of %" PRId64, shard_path(s, t), t->name, row, row + n, rows);
     size_t row_bytes = (size_t)(cols / info->block) * (size_t)info->block_bytes;
-    ggml_decode(t->type, t->data + (size_t)row * row_bytes, out, n * cols);
+    if (t->packed)
+        packed_read(t->packed, row, n, out);
+    else
+        ggml_decode(t->type, t->data + (size_t)row * row_bytes, out, n * cols);
     if (!check_finite)
         return 0;
     for (int64_t i = 0; i < n * cols; i++)
@@ -547,13 +559,27 @@ int source_read(const struct source *s, const struct source_tensor *t, int64_t r
     return 0;
 }
 
-void source_drop(const struct source *s, const struct source_tensor *t)
+static void drop(const struct source_tensor *t)
 {
-    (void)s;
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     uintptr_t begin = ((uintptr_t)t->data + page - 1) / page * page, end = ((uintptr_t)t->data + t->size) / page * page;
     if (end > begin)
         madvise((void *)begin, end - begin, MADV_DONTNEED);     /* a clean file page: read again from the file if ever touched */
+}
+
+void source_drop(const struct source *s, const struct source_tensor *t)
+{
+    (void)s;
+    drop(t);
+    if (t->packed) {
+        drop(&t->packed->scale);
+        drop(&t->packed->zeros);
+    }
+}
+
+size_t source_bytes(const struct source_tensor *t)
+{
+    return t->packed ? packed_bytes(t->packed) : t->size;
 }
 
 /* ---- the key of the cache ---- */
@@ -613,6 +639,11 @@ int source_key(const struct source *s, char hex[33], struct err *e)
         hash_word(&h, (uint64_t)t->type);
         hash_bytes(&h, t->dim, sizeof t->dim);
         hash_sampled(&h, t->data, t->size);
+        const struct packed *p = t->packed;
+        const struct source_tensor *const parts[] = { p ? &p->scale : NULL, p ? &p->zeros : NULL, p ? &p->order : NULL };
+        for (int k = 0; p && k < 3; k++)
+            if (parts[k]->data)
+                hash_sampled(&h, parts[k]->data, parts[k]->size);
     }
     if (s->config && s->n_files == 0 && !s->gguf) {             /* a bare config.json */
         char *text = json_dumps(s->config, JSON_SORT_KEYS | JSON_COMPACT);

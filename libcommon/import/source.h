@@ -15,6 +15,8 @@
 
 enum source_kind { SOURCE_NONE, SOURCE_ZSE, SOURCE_GGUF, SOURCE_FOLDER, SOURCE_CONFIG, SOURCE_TOKENIZER };
 
+struct packed;
+
 struct source_tensor {
     const char *name;               /* borrowed from the source */
     int type;                       /* enum ggml_type, including the SRC_ numbers */
@@ -24,6 +26,7 @@ struct source_tensor {
     size_t size;
     int shard;                      /* index into the files, for messages */
     uint64_t offset;                /* of data in its file */
+    struct packed *packed;          /* packed.h: a matrix of a quantized checkpoint, data and size are those of its codes; NULL: a plain tensor */
 };
 
 struct source_file {                /* small originals to keep, byte for byte */
@@ -39,6 +42,7 @@ struct source {
     char *path;
     json_t *config;                 /* HF form in one spelling (see config_normalize); for a GGUF translated from its keys; NULL if there is none */
     json_t *generation_config;      /* NULL: none */
+    json_t *quantization;           /* quantization_config, taken out of config once it is understood; NULL: not quantized */
     int n_tensors;
     struct source_tensor *tensors;  /* in file order */
     int n_files;
@@ -61,6 +65,8 @@ int source_read(const struct source *s, const struct source_tensor *t, int64_t r
                 int check_finite, struct err *e);
 /* Tell the kernel that these bytes are not needed again (keeps memory small while converting). */
 void source_drop(const struct source *s, const struct source_tensor *t);
+/* Bytes in the source, with scales that lie elsewhere. */
+size_t source_bytes(const struct source_tensor *t);
 
 /* config.json in either spelling (rope_theta / rope_scaling / torch_dtype, or rope_parameters / dtype; nested text_config) to one:
  * rope_parameters {rope_theta, rope_type, ...} or, per layer type, {"full_attention": {...}, "sliding_attention": {...}}; dtype.  New reference. */

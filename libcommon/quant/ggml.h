@@ -17,6 +17,8 @@ enum ggml_type {
     GGML_IQ1_M = 29, GGML_BF16 = 30, GGML_TQ1_0 = 34, GGML_TQ2_0 = 35, GGML_MXFP4 = 39, GGML_NVFP4 = 40, GGML_Q1_0 = 41,
     /* safetensors only */
     SRC_F8_E4M3 = 1000, SRC_F8_E5M2 = 1001, SRC_BOOL = 1002, SRC_U8 = 1003, SRC_U16 = 1004, SRC_U32 = 1005, SRC_U64 = 1006, SRC_F8_E8M0 = 1007,
+    /* matrices of quantized checkpoints that lie in several tensors: import/packed.h decodes them, ggml_decode does not */
+    SRC_PACKED = 1100, SRC_GPTQ = SRC_PACKED, SRC_AWQ, SRC_CT_INT, SRC_CT_F8, SRC_F8_BLOCK, SRC_MXFP4_BLOCKS, SRC_BITNET,
 };
 
 struct ggml_type_info {

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Every oracle model with attention, dense and mixtures of experts, converted to f32 by zse-convert: logits within 1e-4 of the largest |logit| of what transformers
-answers, and the greedy ids equal up to the first gap below that error.  GGUF files too."""
+answers, and the greedy ids equal up to the first gap below that error.  GGUF files and checkpoints that come quantized too."""
 import os
 import sys
 import tempfile
@@ -13,6 +13,7 @@ hunyuan llama llama-linear-rope llama-odd llama-yarn llama3-rope mistral mpt nem
 qwen2-window qwen3 seed_oss smollm3 stablelm starcoder2""".split()
 MOE = """deepseek_v2 deepseek_v2_lite deepseek_v3 dots1 ernie4_5_moe glm4_moe gpt_oss granitemoe hunyuan_moe kimi_k2 llama4_text minimax_m2 mixtral olmoe
 qwen2_moe qwen3_moe""".split()
+QUANTIZED = "deepseek_v3-fp8 gpt_oss-mxfp4 kimi_k25-ct-int4 llama-awq llama-gptq".split()
 LIMIT = 1e-4
 temp = tempfile.TemporaryDirectory()
 
@@ -56,13 +57,14 @@ def guarded(name, *args):
 
 
 hf = os.path.join(ORACLES, "models", "hf")
+quantized = os.path.join(ORACLES, "models", "quantized")
 need(hf)
 print("# | model              | max error / max |logit| | greedy |")
 only = sys.argv[1:]
-for name in DENSE + MOE:
+for name in DENSE + MOE + QUANTIZED:
     if only and name not in only:
         continue
-    folder = os.path.join(hf, name)
+    folder = os.path.join(quantized if name in QUANTIZED else hf, name)
     guarded(name, folder, load(os.path.join(folder, "expected.json")), floats(os.path.join(folder, "logits.f32")))
 folder = os.path.join(ORACLES, "models", "gguf")
 for file in sorted(f for f in os.listdir(folder) if f.endswith(".gguf")):

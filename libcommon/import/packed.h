@@ -1,0 +1,53 @@
+/* packed.h - checkpoints that come quantized: tensors whose codes, scales and zero points lie in several tensors of a safetensors file.
+ *
+ * config.json's quantization_config says which kind: compressed-tensors (int4 packed, int8, fp8), fp8 with scales of blocks (DeepSeek) or of a tensor, MXFP4
+ * experts (gpt-oss), GPTQ, AWQ, BitNet.  packed_index() replaces the parts by one tensor with the name and shape that the matrix has where it is not
+ * quantized; its values are decoded row by row.  Which matrices are quantized is told by the tensors; lists of modules to leave out only repeat that.
+ *
+ * Where the codes lie and what they mean: the decoders of the libraries that write them (AutoGPTQ, AutoAWQ, compressed-tensors, transformers). */
+#ifndef ZSE_IMPORT_PACKED_H
+#define ZSE_IMPORT_PACKED_H
+
+#include <stdint.h>
+
+#include "libcommon/base/err.h"
+#include "libcommon/import/source.h"
+#include "libcommon/quant/tile.h"
+
+enum packed_layout {
+    PACKED_GPTQ,            /* words of 32 / bits neighbouring k, low bits first: [cols * bits / 32][rows]; zero points likewise along rows */
+    PACKED_AWQ,             /* words of 8 rows of 4 bits, in the order 0 2 4 6 1 3 5 7: [cols][rows / 8]; zero points likewise */
+    PACKED_WORDS,           /* compressed-tensors: words of 32 / bits neighbouring k: [rows][words]; zero points likewise, but along rows */
+    PACKED_I8,              /* [rows][cols] */
+    PACKED_F8,              /* [rows][cols] */
+    PACKED_MXFP4,           /* [experts][rows][cols / 32][16]: two a byte, low nibble first; seen as [experts][cols][rows], as the plain checkpoint has it */
+    PACKED_TERNARY,         /* four rows a byte, 2 bits each: rows r, r + rows/4, ...: [rows / 4][cols]; value code - 1, 3 stands for nothing */
+};
+
+/* value(row, k) = (code - zero) * scale, or / scale where `divide` says so.  The scale of (row, k) is element row / row_group * row_step +
+ * group * group_step, with group = order ? order[k] : k / col_group; the zero point has row and group alone. */
+struct packed {
+    enum packed_layout layout;
+    int bits, divide;
+    int64_t rows, cols;             /* outputs (of all experts), inputs */
+    int64_t expert_rows;            /* MXFP4: outputs of one expert */
+    int64_t row_group, col_group, row_step, group_step, n_groups;
+    int zero, zero_add;             /* the zero point where there is no tensor of them; what is added to those there */
+    struct source_tensor code, scale, zeros, order;     /* data NULL: none */
+};
+
+/* Understand s->config's quantization_config, move it to s->quantization, and join the parts of s->tensors.  Methods that nobody here knows are left to
+ * config_parse to refuse; what a known one says that is not understood, parts that are missing or do not fit, are refused by name. */
+int packed_index(struct source *s, struct err *e);
+void packed_free(struct packed *p);             /* NULL is fine */
+
+/* Rows [row, row + n) of the tensor as source.h sees it. */
+void packed_read(const struct packed *p, int64_t row, int64_t n, float *out);
+size_t packed_bytes(const struct packed *p);    /* of all parts */
+
+/* Our type that holds every value exactly, with its group size; -1: none.  Reads all scales. */
+int packed_exact(const struct packed *p, int *group_size);
+/* Row `row` (of rows, experts joined) as codes of that type. */
+void packed_row(const struct packed *p, const struct mat *m, int64_t row, struct qrow *q);
+
+#endif
