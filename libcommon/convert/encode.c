@@ -127,7 +127,9 @@ static int encode_row(struct encoder *c, struct worker *w, uint8_t *tile, int64_
         return 0;
     }
     if (p->make == MAKE_COPY && p->source->packed) {
-        packed_row(p->source->packed, m, row_map_at(&p->spec->map, row), &w->q);
+        const struct packed *from = p->source->packed;
+        const int64_t expert = p->spec->map.transposed ? row_map_first(&p->spec->map, row) / from->cols : 0;
+        packed_row(from, m, expert * from->expert_rows + row_map_at(&p->spec->map, row), &w->q);
     } else if (p->make == MAKE_COPY) {
         const struct ggml_type_info *t = ggml_type_info(p->source->type);
         size_t row_bytes = (size_t)m->cols / (size_t)t->block * (size_t)t->block_bytes;

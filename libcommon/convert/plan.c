@@ -95,7 +95,7 @@ static void find_exact(struct plan *p)
 {
     const struct source_tensor *t = p->source;
     if (t->packed) {
-        p->exact = p->spec->map.transposed == 0 && t->n_dims == 2 ? packed_exact(t->packed, &p->exact_group) : -1;
+        p->exact = p->spec->map.transposed == (t->n_dims == 3) && !p->spec->map.slice ? packed_exact(t->packed, &p->exact_group) : -1;
         return;
     }
     p->exact = ggml_exact_type(t->type, &p->exact_group);
@@ -198,8 +198,8 @@ static int plan_tensor(struct job *j, struct plan *p, struct convert_type type, 
         p->fixed = o->part[part].type.kind != CONVERT_MIXED;
         return set_type(j, p, o->part[part].type, e);
     }
-    if (o->keep_grid && p->source->packed && p->exact >= 0)
-        return set_keep(p, e);
+    if (o->keep_grid && p->source->packed && p->exact >= 0 && qtype_info((enum qtype)p->exact)->bits <= p->source->packed->bits + 2)
+        return set_keep(p, e);              /* not MXFP4, which our 8 bits would hold */
     const int compressed = p->spec->role == ROLE_K_B || p->spec->role == ROLE_V_B;      /* read by every head of every token: 8 bits */
     int ends = part == PART_EMBEDDINGS || part == PART_LM_HEAD || compressed;
     if (ends && type.kind == CONVERT_TYPE && qtype_info(type.qtype)->bits < 8)      /* 8 bits, or the source's own grid where a type holds it */

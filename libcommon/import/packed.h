@@ -47,7 +47,7 @@ size_t packed_bytes(const struct packed *p);    /* of all parts */
 
 /* Our type that holds every value exactly, with its group size; -1: none.  Reads all scales. */
 int packed_exact(const struct packed *p, int *group_size);
-/* Row `row` (of rows, experts joined) as codes of that type. */
+/* Row `row` (of rows, experts joined) as codes of that type; its values, if asked for, are finite. */
 void packed_row(const struct packed *p, const struct mat *m, int64_t row, struct qrow *q);
 
 #endif
