@@ -288,3 +288,17 @@ P
   run -2 zse-convert --synthetic Qwen2.5-0.5B -q mixed -m 1GB -o "$T/m.zse"
   [ ! -e "$T/m.zse" ]
 }
+
+@test "a checkpoint that comes quantized keeps its grid unless -q says otherwise" {
+  oracles=${ZSE_ORACLES:-../shared/oracles}/models/quantized
+  [ -d "$oracles" ] || skip "no oracles (set ZSE_ORACLES)"
+  run -0 --separate-stderr zse-convert "$oracles/llama-gptq" -o "$T/m.zse" --json
+  [ "$(jq -c '[.types[] | select(.source_type == "GPTQ")] | map([.type, .tensors, .exact])' <<<"$output")" = '[["i4z",21,true]]' ]
+  run -0 zse-info -t "$T/m.zse"
+  [[ "$output" == *"GPTQ: grid kept"* ]] && [[ "$output" != *"rounded anew"* ]]
+  [ "$(zse-info --json "$T/m.zse" | jq -r .provenance.source_quantization.quant_method)" = gptq ]
+  run -0 --separate-stderr zse-convert "$oracles/llama-gptq" -o "$T/m.zse" -q int8 --quality fast
+  [[ "$stderr" == *"rounded a second time"* ]]
+  run -0 zse-info -t "$T/m.zse"
+  [[ "$output" == *"GPTQ: rounded anew"* ]]
+}
