@@ -43,7 +43,7 @@ struct engine *engine_open(const struct model *m, const struct tokenizer *t, con
     if (t && tokenizer_vocab_size(t) < c->vocab_size)
         g->n_allowed = tokenizer_vocab_size(t);
     g->prefixes = !o->no_prefix_cache;
-    g->pace.median = 1;
+    pace_init(&g->pace);
     g->waiting.which = BY_TURN;
     g->deadlines.which = BY_DEADLINE;
     g->max_len = o->max_len > 0 ? o->max_len : default_len;

@@ -13,6 +13,7 @@ enum which { BY_TURN, BY_DEADLINE };
 
 enum {
     PROMPT_ROWS = 32,                   /* logits of prompt tokens that a step makes for prompt_logprobs */
+    PACE_STEPS = 128,
     FORCED_AT_ONCE = 64,                /* tokens that a constraint is asked for */
 };
 
@@ -47,8 +48,10 @@ struct queue { struct request **r; int n, room; enum which which; };
 /* Measured time of steps, to choose how many prompt tokens go beside answers. */
 struct pace {
     float *alone_ns;                    /* [max_seqs + 1] of a step in which so many requests decode and nothing else happens; 0: not known */
-    float median;                       /* of how many times as long steps are */
-    float token_ns;                     /* what a token of a prompt adds; 0: not known */
+    float ratio[PACE_STEPS], sorted[PACE_STEPS]; int at;    /* how many times as long the last steps were as without prompts; by size; the oldest */
+    float credit;                       /* long steps that may come */
+    float token_ns[2];                  /* what a token of a prompt adds to a step, to a long one; 0: not known */
+    int is_long, chunk;                 /* this step; tokens of prompts that it might have */
     int n_decoding, n_prompt;           /* of this step */
 };
 
@@ -99,6 +102,7 @@ int goes_before(const struct request *a, const struct request *b, enum which whi
 void plan_step(struct engine *g);
 /* items and batched from it; returns their number. */
 int plan_batch(struct engine *g);
+void pace_init(struct pace *p);
 void pace_learn(struct engine *g, uint64_t step_ns);
 int enters_prefixes(const struct engine *g, const struct request *r);
 
