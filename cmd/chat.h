@@ -18,7 +18,7 @@
 struct chat_options {
     const char *model, *prompt, *system, *batch, *template_file;        /* NULL: not given */
     const char *url, *key, *ca_file;    /* --url: a server answers; its key, else $ZSE_API_KEY; certificates to trust */
-    int raw, json, ids, ignore_eos, no_think;
+    int raw, json, ids, ignore_eos, no_think, plan;
     int parallel, max_tokens;           /* max_tokens 0: until the context is full */
     struct sampling sampling;
     unsigned given;                     /* bits: sampling options of the command line */

@@ -51,12 +51,13 @@ static const char usage[] =
     "\n"
     RUN_HELP
     MEMORY_HELP
+    "      --plan                 say what memory it would take and how fast it would be, and end; 1 if it does not fit\n"
     "\n"
     "  -h, --help                 show this help\n"
     "  -V, --version              show the version\n"
     "In a conversation: /help lists the commands, \\ at the end of a line continues it, Ctrl-C stops an answer.\n";
 
-enum { OPT_URL = 290, OPT_KEY, OPT_BATCH = 300, OPT_PARALLEL, OPT_RAW, OPT_TEMPLATE, OPT_NO_THINK, OPT_JSON, OPT_IDS, OPT_BIAS, OPT_SEED, OPT_STOP, OPT_IGNORE_EOS, OPT_SCHEMA, OPT_GRAMMAR, OPT_REGEX, OPT_SAMPLING };
+enum { OPT_URL = 290, OPT_KEY, OPT_BATCH = 300, OPT_PARALLEL, OPT_RAW, OPT_TEMPLATE, OPT_NO_THINK, OPT_JSON, OPT_IDS, OPT_BIAS, OPT_SEED, OPT_STOP, OPT_IGNORE_EOS, OPT_SCHEMA, OPT_GRAMMAR, OPT_REGEX, OPT_PLAN, OPT_SAMPLING };
 
 /* Sampling options that are one number: how they are called, and what they may be. */
 static const struct number {
@@ -80,7 +81,7 @@ static const struct option options[] = {
     { "prompt", required_argument, NULL, 'p' }, { "batch", required_argument, NULL, OPT_BATCH }, { "parallel", required_argument, NULL, OPT_PARALLEL },
     { "system", required_argument, NULL, 's' }, { "raw", no_argument, NULL, OPT_RAW }, { "template", required_argument, NULL, OPT_TEMPLATE },
     { "no-think", no_argument, NULL, OPT_NO_THINK }, { "json-schema", required_argument, NULL, OPT_SCHEMA },
-    { "grammar", required_argument, NULL, OPT_GRAMMAR }, { "regex", required_argument, NULL, OPT_REGEX }, { "json", no_argument, NULL, OPT_JSON }, { "ids", no_argument, NULL, OPT_IDS },
+    { "grammar", required_argument, NULL, OPT_GRAMMAR }, { "regex", required_argument, NULL, OPT_REGEX }, { "json", no_argument, NULL, OPT_JSON }, { "plan", no_argument, NULL, OPT_PLAN }, { "ids", no_argument, NULL, OPT_IDS },
     { "max-tokens", required_argument, NULL, 'n' }, { "temp", required_argument, NULL, OPT_SAMPLING }, { "top-k", required_argument, NULL, OPT_SAMPLING + 1 },
     { "top-p", required_argument, NULL, OPT_SAMPLING + 2 }, { "min-p", required_argument, NULL, OPT_SAMPLING + 3 }, { "typical-p", required_argument, NULL, OPT_SAMPLING + 4 },
     { "repeat-penalty", required_argument, NULL, OPT_SAMPLING + 5 }, { "repeat-last-n", required_argument, NULL, OPT_SAMPLING + 6 },
@@ -165,6 +166,7 @@ static int take(struct chat_options *o, int c, const char *arg)
     case OPT_REGEX: o->regex = arg; return 0;
     case OPT_JSON: o->json = 1; return 0;
     case OPT_IDS: o->ids = 1; return 0;
+    case OPT_PLAN: o->plan = 1; return 0;
     case OPT_BIAS: return parse_bias(o, arg);
     case OPT_SEED: return parse_seed(o, arg);
     case OPT_STOP: o->stop[o->n_stop++] = arg; return 0;

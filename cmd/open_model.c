@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "cmd/cli.h"
+#include "cmd/preflight.h"
 #include "cmd/hub.h"
 #include "gpu/gpu.h"
 #include "libcommon/base/clock.h"
@@ -88,6 +89,7 @@ int run_option(const char *prog, int c, const char *arg, struct run_options *r)
     case OPT_KERNELS: r->kernels = arg; return 0;
     case OPT_DEVICE: r->device = arg; return 0;
     case OPT_EXACT: r->exact = 1; return 0;
+    case OPT_FORCE: r->force = 1; return 0;
     case OPT_MAX_MEMORY:
         if (cli_parse_size(prog, "--max-memory", arg, &r->max_memory) != 0)
             return CLI_USAGE;
@@ -410,6 +412,7 @@ int open_model(const char *prog, const char *path, const struct run_options *r, 
 {
     memset(o, 0, sizeof *o);
     o->bounded = r->max_memory != 0;
+    o->prog = prog;
     if (!path)
         path = getenv("ZSE_MODEL");
     if (!path || !*path)
@@ -447,5 +450,7 @@ struct engine *open_engine(const struct opened_model *o, const struct run_option
                                        .max_seqs = max_seqs, .max_tokens = max_tokens, .exact = r->exact, .kernels = r->kernels, .no_prefix_cache = r->no_prefix_cache,
                                        .max_weights = (size_t)r->max_memory,
                                        .backend = r->gpu ? &backend_gpu : NULL, .device = r->gpu_index, .debug_sync = sync && *sync && strcmp(sync, "0") != 0 };
+    if (preflight_check(o->prog, o, r, max_seqs, eo.max_len, 0, e) != 0)
+        return NULL;
     return engine_open(o->model, o->tokenizer, &eo, e);
 }

@@ -24,13 +24,14 @@ struct run_options {
     int exact;
     int no_prefix_cache;            /* no option: zse-bench computes every prompt */
     const char *device;             /* --device; NULL: $ZSE_DEVICE, else auto */
+    int force;                      /* --force: open a model although memory does not suffice */
     int gpu, gpu_index;             /* what run_options_check made of it: on a GPU, and which */
 };
-enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, OPT_MAX_MEMORY };
+enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, OPT_FORCE, OPT_MAX_MEMORY };
 #define RUN_LONG_OPTIONS \
     { "quantize", required_argument, NULL, 'q' }, { "threads", required_argument, NULL, OPT_THREADS }, { "ctx", required_argument, NULL, OPT_CTX }, \
     { "kv", required_argument, NULL, OPT_KV }, { "kernels", required_argument, NULL, OPT_KERNELS }, { "device", required_argument, NULL, OPT_DEVICE }, \
-    { "exact", no_argument, NULL, OPT_EXACT }
+    { "exact", no_argument, NULL, OPT_EXACT }, { "force", no_argument, NULL, OPT_FORCE }
 #define RUN_HELP \
     "  -q, --quantize TYPE        type for a GGUF file or folder: nl4, int4, int8, nf4, bf16 ... (default: keep)\n" \
     "      --threads N            threads (default: one for each processor)\n" \
@@ -38,7 +39,8 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, 
     "      --kv f32|f16|i8        how keys and values are stored (default: f16)\n" \
     "      --exact                f32 activations and f32 keys and values\n" \
     "      --kernels NAME         CPU kernels: ref, avx2, avx512, amx (default: the fastest that run here)\n" \
-    "      --device DEVICE        where to compute: auto, cpu, cuda, cuda:N (default: auto)\n"
+    "      --device DEVICE        where to compute: auto, cpu, cuda, cuda:N (default: auto)\n" \
+    "      --force                open a model although there is too little memory for it\n"
 /* Of programs with one model; zse-serve bounds all of its models together. */
 #define MEMORY_LONG_OPTION { "max-memory", required_argument, NULL, OPT_MAX_MEMORY }
 #define MEMORY_HELP "      --max-memory SIZE      keep at most SIZE of the weights in memory, like 4GB: for models larger than RAM (default: all)\n"
@@ -51,7 +53,7 @@ int run_options_check(const char *prog, struct run_options *r);
 struct opened_model {
     struct model *model;
     struct tokenizer *tokenizer;    /* NULL: the file has none */
-    const char *name;               /* as it was asked for; borrowed */
+    const char *name, *prog;        /* as it was asked for, and by whom; borrowed */
     char *path;                     /* of the .zse that is used */
     const json_t *json;             /* zfile_json: borrowed from the model */
     int bounded;                    /* --max-memory: do not bring weights in early */
@@ -60,7 +62,7 @@ struct opened_model {
 /* path NULL: $ZSE_MODEL.  Notes about conversions go to stderr in the name of prog. */
 int open_model(const char *prog, const char *path, const struct run_options *r, struct opened_model *o, struct err *e);
 void close_model(struct opened_model *o);
-/* An engine for max_seqs sequences of max_len tokens (0: --ctx, else the default), max_tokens a step (0: default). */
+/* An engine for max_seqs sequences of max_len tokens (0: --ctx, else the default), max_tokens a step (0: default).  Refused if memory does not suffice. */
 struct engine *open_engine(const struct opened_model *o, const struct run_options *r, int max_seqs, int max_len, int max_tokens, struct err *e);
 /* The context that --ctx or the model gives. */
 int context_len(const struct opened_model *o, const struct run_options *r);

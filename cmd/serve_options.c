@@ -40,6 +40,7 @@ static const char usage[] =
     "      --quiet                no messages but errors\n"
     "\n"
     RUN_HELP
+    "      --plan                 say what memory each MODEL would take and how fast it would be, and end; 1 if one does not fit\n"
     "\n"
     "  -h, --help                 show this help\n"
     "  -V, --version              show the version\n"
@@ -47,7 +48,7 @@ static const char usage[] =
 
 enum {
     OPT_HOST = 300, OPT_PORT, OPT_SOCKET, OPT_CERT, OPT_KEY, OPT_NO_AUTH, OPT_PROXY, OPT_ORIGIN, OPT_ALLOW_HOST, OPT_NAME, OPT_SEQS, OPT_QUEUE, OPT_KV_BYTES,
-    OPT_QUERY_KEY, OPT_ANONYMOUS, OPT_AUDIT_FOLDER, OPT_AUDIT_SIZE, OPT_AUDIT_PROMPTS, OPT_NO_AUDIT, OPT_MEMORY, OPT_NO_PREFIX, OPT_TIMEOUT, OPT_DRAIN, OPT_CONNECTIONS, OPT_BODY, OPT_QUIET,
+    OPT_QUERY_KEY, OPT_ANONYMOUS, OPT_AUDIT_FOLDER, OPT_AUDIT_SIZE, OPT_AUDIT_PROMPTS, OPT_NO_AUDIT, OPT_MEMORY, OPT_NO_PREFIX, OPT_TIMEOUT, OPT_DRAIN, OPT_CONNECTIONS, OPT_BODY, OPT_QUIET, OPT_PLAN,
 };
 
 static const struct option options[] = {
@@ -62,6 +63,7 @@ static const struct option options[] = {
     { "max-memory", required_argument, NULL, OPT_MEMORY }, { "no-prefix-cache", no_argument, NULL, OPT_NO_PREFIX },
     { "timeout", required_argument, NULL, OPT_TIMEOUT }, { "drain", required_argument, NULL, OPT_DRAIN },
     { "max-connections", required_argument, NULL, OPT_CONNECTIONS }, { "max-body", required_argument, NULL, OPT_BODY }, { "quiet", no_argument, NULL, OPT_QUIET },
+    { "plan", no_argument, NULL, OPT_PLAN },
     RUN_LONG_OPTIONS, { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
 };
 
@@ -111,6 +113,7 @@ static int take(struct serve_options *o, int c, const char *arg)
         o->max_body = size;
         return 0;
     case OPT_QUIET: o->quiet = 1; return 0;
+    case OPT_PLAN: o->plan = 1; return 0;
     default: return run_option(prog, c, arg, &o->run);
     }
 }

@@ -13,6 +13,7 @@
 
 #include "cmd/chat.h"
 #include "cmd/cli.h"
+#include "cmd/preflight.h"
 #include "libcommon/base/clock.h"
 #include "libcommon/base/utf8.h"
 
@@ -206,13 +207,18 @@ static int run(struct chat_options *o, uint64_t main_ns)
 {
     struct opened_model m;
     struct err e;
-    int interactive = !o->prompt && !o->batch && isatty(STDIN_FILENO), rc;
+    int interactive = !o->plan && !o->prompt && !o->batch && isatty(STDIN_FILENO), rc;
     if (interactive && (o->raw || o->json || o->ids))
         return cli_wrong("zse-chat", "--raw, --json and --ids need a prompt: -p, --batch or standard input");
     if (o->url)
         return run_remote(o, interactive);
     if (open_model("zse-chat", o->model, &o->run, &m, &e) != 0)
         return cli_fail("zse-chat", &e);
+    if (o->plan) {
+        rc = preflight_plan("zse-chat", &m, &o->run, o->batch ? o->parallel : 1, context_len(&m, &o->run), 0, o->json);
+        close_model(&m);
+        return rc;
+    }
     struct chat_marks marks = { .main = main_ns, .mapped = m.mapped_ns, .opened = clock_ns() };
     if (chat_options_complete(o, &m, &e) != 0 || chat_grammar_open(o, &m, &e) != 0)
         rc = cli_fail("zse-chat", &e);

@@ -8,20 +8,23 @@
 
 #include "cmd/cli.h"
 #include "cmd/home.h"
+#include "cmd/preflight.h"
 #include "cmd/serve.h"
 #include "libcommon/base/json.h"
+#include "libcommon/hw/memory.h"
 #include "libcommon/serve/server.h"
 
 static const char prog[] = "zse-serve";
 
-/* A quarter of the machine's memory, for keys and values that nobody gave a size for. */
+/* A quarter of what this process may have, for keys and values that nobody gave a size for. */
 static uint64_t quarter_of_memory(void)
 {
-    long pages = sysconf(_SC_PHYS_PAGES), size = sysconf(_SC_PAGESIZE);
-    return pages > 0 && size > 0 ? (uint64_t)pages * (uint64_t)size / 4 : (uint64_t)1 << 31;
+    struct memory m;
+    struct err ignored;
+    return memory_read(&m, preflight_root(), &ignored) == 0 ? memory_most(&m) / 4 : (uint64_t)1 << 31;
 }
 
-/* Bytes of keys and values: as asked, else enough for max_seqs whole sequences, at most a quarter of the machine, at least one sequence. */
+/* Bytes of keys and values: as asked, else enough for max_seqs whole sequences, at most a quarter of memory, at least one sequence. */
 static uint64_t kv_bytes(const struct serve_options *o, const struct config *c, int max_len)
 {
     uint64_t block = config_kv_bytes(c, o->run.kv);
@@ -48,7 +51,7 @@ static int open_served(void *user, const char *path, struct served_model *m, str
     const json_t *type = js_get(js_get(opened->json, "quantization"), "type");
     *m = (struct served_model){ .model = opened->model, .tokenizer = opened->tokenizer, .json = opened->json, .max_len = max_len,
                                 .quantization = json_string_value(type), .file_bytes = opened->model->weight_bytes, .handle = opened };
-    if ((m->engine = engine_open(opened->model, opened->tokenizer, &eo, e)))
+    if (preflight_check(prog, opened, &o->run, o->max_seqs, max_len, eo.kv_bytes, e) == 0 && (m->engine = engine_open(opened->model, opened->tokenizer, &eo, e)))
         return 0;
     close_model(opened);
     free(opened);
@@ -98,6 +101,25 @@ static int load_models(const struct serve_options *o, struct server *s, struct e
         if (server_load(s, o->models[i], i < o->n_names ? o->names[i] : NULL, e) != 0)
             return err_prefix(e, "%s", o->models[i]);
     return 0;
+}
+
+/* --plan: each model in turn; nothing is served. */
+static int plan_models(const struct serve_options *o)
+{
+    const char *env = getenv("ZSE_MODEL"), *const *models = o->n_models ? o->models : &env;
+    int n = o->n_models ? o->n_models : env && *env ? 1 : 0, rc = CLI_OK;
+    if (n == 0)
+        return cli_wrong(prog, "--plan: which MODEL?");
+    for (int i = 0; i < n; i++) {
+        struct opened_model m;
+        struct err e;
+        if (open_model(prog, models[i], &o->run, &m, &e) != 0)
+            return cli_fail(prog, &e);
+        const int len = context_len(&m, &o->run), one = preflight_plan(prog, &m, &o->run, o->max_seqs, len, kv_bytes(o, &m.model->config, len), 0);
+        rc = one > rc ? one : rc;
+        close_model(&m);
+    }
+    return rc;
 }
 
 static int run(struct serve_options *o)
@@ -152,7 +174,7 @@ int main(int argc, char **argv)
     struct serve_options o;
     int rc = serve_options_parse(&o, argc, argv);
     if (rc < 0)
-        rc = run(&o);
+        rc = o.plan ? plan_models(&o) : run(&o);
     serve_options_release(&o);
     return rc;
 }

@@ -33,6 +33,7 @@ complete -c zse-bench -l kv -x -a 'f32 f16 i8' -d 'how keys and values are store
 complete -c zse-bench -l exact -d 'f32 activations and f32 keys and values'
 complete -c zse-bench -l kernels -x -a 'ref avx2 avx512 amx' -d 'CPU kernels ref, avx2, avx512, amx (default the fastest that run here)'
 complete -c zse-bench -l device -x -d 'where to compute auto, cpu, cuda, cudaN (default auto)'
+complete -c zse-bench -l force -d 'open a model although there is too little memory for it'
 complete -c zse-bench -l max-memory -x -d 'keep at most SIZE of the weights in memory, like 4GB for models larger than RAM (default all)'
 complete -c zse-bench -l help -s h -d 'show this help'
 complete -c zse-bench -l version -s V -d 'show the version'

@@ -35,6 +35,8 @@ complete -c zse-chat -l kv -x -a 'f32 f16 i8' -d 'how keys and values are stored
 complete -c zse-chat -l exact -d 'f32 activations and f32 keys and values'
 complete -c zse-chat -l kernels -x -a 'ref avx2 avx512 amx' -d 'CPU kernels ref, avx2, avx512, amx (default the fastest that run here)'
 complete -c zse-chat -l device -x -d 'where to compute auto, cpu, cuda, cudaN (default auto)'
+complete -c zse-chat -l force -d 'open a model although there is too little memory for it'
 complete -c zse-chat -l max-memory -x -d 'keep at most SIZE of the weights in memory, like 4GB for models larger than RAM (default all)'
+complete -c zse-chat -l plan -d 'say what memory it would take and how fast it would be, and end; 1 if it does not fit'
 complete -c zse-chat -l help -s h -d 'show this help'
 complete -c zse-chat -l version -s V -d 'show the version'

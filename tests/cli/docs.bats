@@ -87,6 +87,7 @@ keys() {
   zse-hardware capacity --json --vram 80 7B:int4 >"$t/zse-hardware.d"
   zse-hardware budget DeepSeek-V3 --vram-mb 90000 >"$t/zse-hardware.e" 2>/dev/null
   zse-chat "$t/m.zse" -p hi --json --ids >"$t/zse-chat.a"
+  zse-chat "$t/m.zse" --plan --json >"$t/zse-chat.b"
   zse-bench "$t/m.zse" --json -r 1 -p 8 -n 8 >"$t/zse-bench.a"
   zse-bench logits "$t/m.zse" --ids '1 2' -o "$t/logits" >"$t/zse-bench.b"
   zse-bench perplexity "$t/m.zse" LICENSE --windows 1 >"$t/zse-bench.c"
