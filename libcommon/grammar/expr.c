@@ -304,37 +304,56 @@ static uint32_t list_expr(struct exprs *s, uint8_t kind, uint8_t flags, const ui
     return intern(s, &(struct expr){ .kind = kind, .flags = flags, .a = s->n_lists - n, .b = n });
 }
 
-uint32_t expr_union(struct exprs *s, const uint32_t *v, uint32_t n)
+/* The parts of v, those of a `kind` among them taken apart, `unit` left out, in w (few if they fit; the caller frees any other): their number.
+ * NULL with failed set without memory. */
+static uint32_t *parts_of(struct exprs *s, uint8_t kind, uint32_t unit, const uint32_t *v, uint32_t n, uint32_t few[32], uint32_t *n_parts)
 {
-    uint32_t few[32], *w = few, m = 0, total = 0, r = EXPR_NONE;
-    if (s->failed)
-        return EXPR_NONE;
+    uint32_t *w = few, m = 0, total = 0;
     for (uint32_t i = 0; i < n; i++)
-        total += s->e[v[i]].kind == EXPR_UNION ? s->e[v[i]].b : 1;
+        total += s->e[v[i]].kind == kind ? s->e[v[i]].b : 1;
     if (total > 32 && !(w = malloc(total * sizeof *w))) {
         fail(s, 1);
-        return EXPR_NONE;
+        return NULL;
     }
-    s->work += total;
     for (uint32_t i = 0; i < n; i++) {
         const struct expr *x = &s->e[v[i]];
-        if (x->kind == EXPR_UNION) {
+        if (x->kind == kind) {
             memcpy(w + m, s->lists + x->a, x->b * sizeof *w);
             m += x->b;
-        } else if (v[i] != EXPR_NONE) {
+        } else if (v[i] != unit) {
             w[m++] = v[i];
         }
     }
-    m = merge_counted(s, w, m);
-    qsort(w, m, sizeof *w, by_number);
-    uint8_t flags = 0;
-    n = m;
-    m = 0;
+    *n_parts = m;
+    return w;
+}
+
+/* In order, each once; *any and *all: flags that one of them, or all, have. */
+static uint32_t sort_parts(const struct exprs *s, uint32_t *w, uint32_t n, uint8_t *any, uint8_t *all)
+{
+    uint32_t m = 0;
+    qsort(w, n, sizeof *w, by_number);
+    *any = 0;
+    *all = 0xff;
     for (uint32_t i = 0; i < n; i++)
         if (!m || w[m - 1] != w[i]) {
             w[m++] = w[i];
-            flags |= s->e[w[i]].flags & (EXPR_NULLABLE | EXPR_FILTERED);
+            *any |= s->e[w[i]].flags;
+            *all &= s->e[w[i]].flags;
         }
+    return m;
+}
+
+uint32_t expr_union(struct exprs *s, const uint32_t *v, uint32_t n)
+{
+    uint32_t few[32], m, r = EXPR_NONE;
+    uint8_t any, every;
+    uint32_t *w = s->failed ? NULL : parts_of(s, EXPR_UNION, EXPR_NONE, v, n, few, &m);
+    if (!w)
+        return EXPR_NONE;
+    s->work += m;
+    m = merge_counted(s, w, m);
+    m = sort_parts(s, w, m, &any, &every);
     int all = 0, epsilon = 0;
     for (uint32_t i = 0; i < m && w[i] <= EXPR_ALL; i++) {
         all |= w[i] == EXPR_ALL;
@@ -357,7 +376,7 @@ uint32_t expr_union(struct exprs *s, const uint32_t *v, uint32_t n)
     else if (m == 1)
         r = w[0];
     else if (m > 1)
-        r = list_expr(s, EXPR_UNION, flags, w, m);
+        r = list_expr(s, EXPR_UNION, any & (EXPR_NULLABLE | EXPR_FILTERED), w, m);
     if (w != few)
         free(w);
     return r;
@@ -397,43 +416,22 @@ uint32_t expr_repeat(struct exprs *s, uint32_t a, int32_t lo, int32_t hi)
 
 static uint32_t both_list(struct exprs *s, const uint32_t *v, uint32_t n)
 {
-    uint32_t few[32], *w = few, m = 0, total = 0, r;
-    if (s->failed)
+    uint32_t few[32], m, r;
+    uint8_t any, every;
+    uint32_t *w = s->failed ? NULL : parts_of(s, EXPR_BOTH, EXPR_ALL, v, n, few, &m);
+    if (!w)
         return EXPR_NONE;
-    for (uint32_t i = 0; i < n; i++)
-        total += s->e[v[i]].kind == EXPR_BOTH ? s->e[v[i]].b : 1;
-    if (total > 32 && !(w = malloc(total * sizeof *w))) {
-        fail(s, 1);
-        return EXPR_NONE;
-    }
-    for (uint32_t i = 0; i < n; i++) {
-        const struct expr *x = &s->e[v[i]];
-        if (x->kind == EXPR_BOTH) {
-            memcpy(w + m, s->lists + x->a, x->b * sizeof *w);
-            m += x->b;
-        } else if (v[i] != EXPR_ALL) {
-            w[m++] = v[i];
-        }
-    }
-    qsort(w, m, sizeof *w, by_number);
-    uint8_t flags = EXPR_NULLABLE;
-    n = m;
-    m = 0;
-    for (uint32_t i = 0; i < n; i++)
-        if (!m || w[m - 1] != w[i]) {
-            w[m++] = w[i];
-            flags &= s->e[w[i]].flags;
-        }
+    m = sort_parts(s, w, m, &any, &every);
     if (m && w[0] == EXPR_NONE)
         r = EXPR_NONE;
     else if (m > 1 && w[0] == EXPR_EPSILON)
-        r = flags & EXPR_NULLABLE ? EXPR_EPSILON : EXPR_NONE;
+        r = every & EXPR_NULLABLE ? EXPR_EPSILON : EXPR_NONE;
     else if (m == 0)
         r = EXPR_ALL;
     else if (m == 1)
         r = w[0];
     else
-        r = list_expr(s, EXPR_BOTH, (uint8_t)((flags & EXPR_NULLABLE) | EXPR_FILTERED), w, m);
+        r = list_expr(s, EXPR_BOTH, (uint8_t)((every & EXPR_NULLABLE) | EXPR_FILTERED), w, m);
     if (w != few)
         free(w);
     return r;
@@ -885,23 +883,12 @@ uint32_t expr_seq(struct exprs *s, uint32_t a, uint32_t b)
 
 uint32_t expr_any_of(struct exprs *s, const uint32_t *v, uint32_t n)
 {
-    uint32_t few[32], *w = n > 32 ? malloc(n * sizeof *w) : few, m = 0, r = EXPR_NONE;
+    uint32_t few[32], m, r = EXPR_NONE;
+    uint8_t any, every;
+    uint32_t *w = s->failed ? NULL : parts_of(s, EXPR_ANY_OF, EXPR_NONE, v, n, few, &m);
     if (!w)
-        fail(s, 1);
-    if (s->failed) {
-        if (w != few)
-            free(w);
         return EXPR_NONE;
-    }
-    for (uint32_t i = 0; i < n; i++)
-        if (v[i] != EXPR_NONE)
-            w[m++] = v[i];
-    qsort(w, m, sizeof *w, by_number);
-    n = m;
-    m = 0;
-    for (uint32_t i = 0; i < n; i++)
-        if (!m || w[m - 1] != w[i])
-            w[m++] = w[i];
+    m = sort_parts(s, w, m, &any, &every);
     if (m == 1)
         r = w[0];
     else if (m)
