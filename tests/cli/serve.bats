@@ -196,6 +196,31 @@ active_requests throughput_tok_s total_requests total_tokens" ]
   [ "$(zse-audit verify --json | jq .intact)" = true ]
 }
 
+@test "responses and messages are let in, counted and logged as chat is; a broken schema is the client's fault" {
+  local home=$BATS_TEST_TMPDIR/home key other one log=$BATS_TEST_TMPDIR/log URL PID body
+  export ZSE_HOME=$home
+  key=$(zse-apikey create app --rate-limit 6 2>/dev/null)
+  other=$(zse-apikey create other --scope embeddings 2>/dev/null)
+  start "$log" "$T/tiny.zse" --port 0
+  wait_ready "$URL"
+  body='{"max_tokens":20,"temperature":0,"messages":[{"role":"user","content":"What is 2+2?"}]}'
+  run curl -s -w ' %{http_code}' "$URL/v1/messages" -d "$body"
+  [[ $output == *'"type":"error"'*'"type":"authentication_error"'*' 401' ]]
+  [ "$(status -H "X-API-Key: $other" "$URL/v1/messages" -d "$body")" = 403 ]
+  [ "$(curl -s -H "X-API-Key: $key" -H 'anthropic-version: 2023-06-01' "$URL/v1/messages" -d "$body" | jq -c '[.content[0].text, .stop_reason]')" = '["2 + 2 = 4","end_turn"]' ]
+  [ "$(curl -s -H "X-API-Key: $key" "$URL/v1/messages/count_tokens" -d "${body/\"max_tokens\":20,\"temperature\":0,/}" | jq .input_tokens)" = 15 ]
+  [ "$(curl -s -H "Authorization: Bearer $key" "$URL/v1/responses" -d '{"input":"What is 2+2?","temperature":0}' | jq -r '.output[0].content[0].text')" = "2 + 2 = 4" ]
+  curl -sN -H "X-API-Key: $key" "$URL/v1/messages" -d "${body/\{/\{\"stream\":true,}" | grep -q '^event: message_stop'
+  run curl -s -w ' %{http_code}' -H "X-API-Key: $key" "$URL/v1/chat/completions" -d '{"messages":[{"role":"user","content":"x"}],"response_format":{"type":"json_schema","json_schema":{"name":"x","schema":{"properties":{"a":{"pattern":"("}}}}}}'
+  [[ $output == *'/properties/a/pattern'*'"param":"response_format"'*' 400' ]] || { echo "$output"; return 1; }
+  [ "$(status -H "X-API-Key: $key" "$URL/v1/responses" -d '{"input":"x","max_output_tokens":1}')" = 200 ]
+  [ "$(status -H "X-API-Key: $key" "$URL/v1/responses" -d '{"input":"x"}')" = 429 ]
+  one=$(zse-audit query -p /v1/responses --json | jq -s 'map(select(.completion_tokens == 1))[0].total_tokens')
+  [ "$(zse-apikey status app --json | jq -c '[.current, .tokens_minute]')" = "[6,$((3 * 23 + one))]" ]
+  stop "$PID"
+  [ "$(zse-audit query -p /v1/messages -s 200 --json | jq -sc 'map(select(.path == "/v1/messages")) | [length, (.[] | .total_tokens)]')" = '[2,23,23]' ]
+}
+
 @test "the audit log: streams and clients that leave, a folder that cannot be written" {
   local log=$BATS_TEST_TMPDIR/log URL PID
   export ZSE_HOME=$BATS_TEST_TMPDIR/home
