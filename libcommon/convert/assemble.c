@@ -50,6 +50,7 @@ struct weight_place weight_place(struct model *m, const struct weight_spec *w)
         { "down_proj", offsetof(struct layer, down), 0 }, { "attn_norm", offsetof(struct layer, attn_norm), 1 },
         { "attn_post_norm", offsetof(struct layer, attn_post_norm), 1 }, { "mlp_norm", offsetof(struct layer, mlp_norm), 1 },
         { "mlp_post_norm", offsetof(struct layer, mlp_post_norm), 1 }, { "q_norm", offsetof(struct layer, q_norm), 1 }, { "k_norm", offsetof(struct layer, k_norm), 1 },
+        { "attn_sub_norm", offsetof(struct layer, attn_sub_norm), 1 }, { "mlp_sub_norm", offsetof(struct layer, mlp_sub_norm), 1 },
         { "q_a_proj", offsetof(struct layer, q_a), 0 }, { "kv_a_proj", offsetof(struct layer, kv_a), 0 }, { "k_b_proj", offsetof(struct layer, k_b), 0 },
         { "v_b_proj", offsetof(struct layer, v_b), 0 }, { "q_a_norm", offsetof(struct layer, q_a_norm), 1 }, { "kv_norm", offsetof(struct layer, kv_norm), 1 },
         { "router", offsetof(struct layer, router), 0 }, { "shared_router", offsetof(struct layer, shared_router), 0 },

@@ -117,9 +117,9 @@ int fold_layer(struct job *j, int layer, float alpha, struct err *e)
     if (!parallel && l->strength[INPUT_MLP] && has(j, layer, ".mlp_norm.weight") && all_rounded(j, layer, mlp))
         if (fold_input(l, INPUT_MLP, c->hidden_size, alpha, e))
             return -1;
-    if (l->strength[INPUT_O] && c->clip_qkv == 0 && all_rounded(j, layer, 1u << ROLE_V | 1u << ROLE_O) && fold_o(j, l, alpha, e))
+    if (l->strength[INPUT_O] && c->clip_qkv == 0 && !has(j, layer, ".attn_sub_norm.weight") && all_rounded(j, layer, 1u << ROLE_V | 1u << ROLE_O) && fold_o(j, l, alpha, e))
         return -1;
-    int homogeneous = c->gated || c->act == ACT_RELU || c->act == ACT_RELU2;
+    int homogeneous = !has(j, layer, ".mlp_sub_norm.weight") && (c->gated || c->act == ACT_RELU || c->act == ACT_RELU2);
     if (l->strength[INPUT_DOWN] && homogeneous && all_rounded(j, layer, 1u << ROLE_UP | 1u << ROLE_DOWN))
         return fold_input(l, INPUT_DOWN, c->intermediate_size, alpha, e);
     return 0;

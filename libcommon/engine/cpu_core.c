@@ -522,6 +522,13 @@ static const float *pre_norm(struct core *k, const struct norm *norm, const floa
     return h;
 }
 
+/* bitnet: what o or down reads, in place. */
+static void sub_norm(struct core *k, const struct norm *norm, float *x, int n, int cols)
+{
+    if (norm->present)
+        rows_run(k, &(struct row_job){ .norm = norm, .x = x, .out = x, .n = n, .cols = cols });
+}
+
 /* x += l(in), through post if there is one; y is a buffer like x. */
 static void add_residual(struct core *k, const struct linear *l, const struct input *in, const struct norm *post, float *x, float *y, int n, const struct ahead *ahead)
 {
@@ -547,6 +554,7 @@ static int run_mlp(struct core *k, const struct layer *l, int index, const struc
     struct input down;
     core_linear(k, &(struct op){ .l = gated ? &l->gate : &l->up, .up = gated ? &l->up : NULL, .in = in, .out = k->mlp,
                                  .ldo = (size_t)size, .kind = OP_MLP }, 1, n, core_after(k, index, LOOP_UP));
+    sub_norm(k, &l->mlp_sub_norm, k->mlp, n, size);
     core_input(k, &down, slot, k->mlp, size, n, (const struct linear *[]){ &l->down }, 1);
     if (core_tapped(k, index, ROLE_DOWN, &down, n))
         return 1;
@@ -576,6 +584,7 @@ static int run_attention(struct core *k, const struct step *s, const struct laye
         { .l = &l->k, .in = &in, .out = k->key, .ldo = (size_t)kv_cols, .kind = OP_STORE, .limit = c->clip_qkv },
         { .l = &l->v, .in = &in, .out = k->value, .ldo = (size_t)kv_cols, .kind = OP_STORE, .limit = c->clip_qkv } }, 3, n, core_after(k, index, LOOP_QKV));
     attn_run(k, s, l, index);
+    sub_norm(k, &l->attn_sub_norm, k->att, n, q_cols);
     *out = k->att;
     *cols = q_cols;
     return 0;

@@ -61,6 +61,7 @@ cohere_names     = { LLAMA_TOP, LLAMA_ATTN, LLAMA_MLP, QK_NORMS, .attn_norm = "i
 phi_names        = { .embed = "embed_tokens", .final_norm = "final_layernorm", .head = "lm_head", .layer = "layers.", .attn_norm = "input_layernorm",
                      .q_norm = "self_attn.q_layernorm", .k_norm = "self_attn.k_layernorm", .q = "self_attn.q_proj", .k = "self_attn.k_proj",
                      .v = "self_attn.v_proj", .o = "self_attn.dense", .up = "mlp.fc1", .down = "mlp.fc2" },
+bitnet_names     = { LLAMA_TOP, TWO_NORMS, LLAMA_ATTN, LLAMA_MLP, .attn_sub_norm = "self_attn.attn_sub_norm", .mlp_sub_norm = "mlp.ffn_sub_norm" },
 phi3_names       = { LLAMA_TOP, TWO_NORMS, .qkv = "self_attn.qkv_proj", .o = "self_attn.o_proj", .gate_up = "mlp.gate_up_proj", .down = "mlp.down_proj" },
 stablelm_parallel_names = { LLAMA_TOP, LLAMA_ATTN, LLAMA_MLP, .attn_norm = "input_layernorm" },
 starcoder2_names = { LLAMA_TOP, TWO_NORMS, LLAMA_ATTN, .up = "mlp.c_fc", .down = "mlp.c_proj" },
@@ -482,6 +483,7 @@ static const struct arch archs[] = {
       .more = more_hunyuan },
     { ROW("glm4",         glm4_names,      151552, 4096, 13696, 40, 32, 2,  131072), ROPE(10000),   .eps = 1.5625e-7, .act = "silu", .head_dim = 128, .partial = 0.5,
       .rope_pairs = 1, .more = more_glm4 },
+    { ROW("bitnet",       bitnet_names,    128256, 2560, 6912,  30, 20, 5,  2048),   ROPE(500000),  .eps = 1e-5, .act = "relu2", .more = attention_bias_parse },
 };
 enum { N_ARCHS = sizeof archs / sizeof *archs };
 
@@ -501,7 +503,7 @@ const char *const *config_architectures(void)
     static const char *const names[] = {
         "llama", "mistral", "qwen2", "qwen3", "smollm3", "phi", "phi3", "gemma", "gemma2", "gemma3_text", "stablelm", "starcoder2", "olmo", "olmo2", "granite",
         "cohere", "cohere2", "gpt2", "gpt_neox", "gptj", "gpt_bigcode", "falcon", "mpt", "bloom", "opt", "nemotron", "exaone4", "ernie4_5", "seed_oss", "arcee",
-        "hunyuan_v1_dense", "glm4",
+        "hunyuan_v1_dense", "glm4", "bitnet",
         "mixtral", "olmoe", "granitemoe", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe", "dots1", "ernie4_5_moe",
         "hunyuan_v1_moe", "minimax_m2", "llama4_text", "gpt_oss", NULL,
     };

@@ -21,6 +21,7 @@ struct weight_names {
     const char *embed, *pos, *embed_norm, *embed_in, *embed_out, *final_norm, *head;
     const char *layer;                      /* "layers.": then the number and a dot */
     const char *attn_norm, *attn_post_norm, *mlp_norm, *mlp_post_norm, *q_norm, *k_norm;
+    const char *attn_sub_norm, *mlp_sub_norm;       /* bitnet: of what o and down read */
     const char *qkv;                        /* one matrix for q, k, v; q, k and v are then NULL */
     const char *q, *k, *v, *o;
     const char *gate_up;                    /* gate first */

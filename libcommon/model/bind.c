@@ -92,6 +92,8 @@ void model_norms(struct model *m)
         l->mlp_norm.present = n->mlp_norm != NULL;
         l->mlp_post_norm.present = n->mlp_post_norm != NULL;
         l->q_norm.present = l->k_norm.present = qk;
+        l->attn_sub_norm.present = n->attn_sub_norm != NULL;
+        l->mlp_sub_norm.present = n->mlp_sub_norm != NULL;
         l->q_a_norm.present = l->kv_norm.present = m->config.mixer[i] == MIXER_MLA;
     }
 }
@@ -155,6 +157,8 @@ static int bind_layer(struct binder *b, int i, struct layer *l)
     const struct { const char *name; const char *have; int64_t n; int bias; struct norm *to; } norms[] = {
         { "attn_norm", n->attn_norm, hidden, BIAS_NORM, &l->attn_norm }, { "attn_post_norm", n->attn_post_norm, hidden, BIAS_NORM, &l->attn_post_norm },
         { "mlp_norm", n->mlp_norm, hidden, BIAS_NORM, &l->mlp_norm }, { "mlp_post_norm", n->mlp_post_norm, hidden, BIAS_NORM, &l->mlp_post_norm },
+        { "attn_sub_norm", n->attn_sub_norm, (int64_t)c->n_heads * c->head_dim, 0, &l->attn_sub_norm },
+        { "mlp_sub_norm", n->mlp_sub_norm, c->intermediate_size, 0, &l->mlp_sub_norm },
         { "q_norm", none ? NULL : n->q_norm, (int64_t)(head ? 1 : c->n_heads) * c->head_dim, BIAS_QK_NORM, &l->q_norm },
         { "k_norm", none ? NULL : n->k_norm, (int64_t)(head ? 1 : c->n_kv_heads) * c->head_dim, BIAS_QK_NORM, &l->k_norm },
         { "q_a_norm", q_a ? n->q_a_norm : NULL, c->mla.q_rank, 0, &l->q_a_norm }, { "kv_norm", mla ? n->kv_norm : NULL, c->mla.kv_rank, 0, &l->kv_norm },

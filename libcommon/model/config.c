@@ -405,5 +405,7 @@ const char *config_beyond_dense(const struct config *c)
     for (int i = 0; i < c->n_layers; i++)
         if (c->chunk[i])
             return "chunked attention";
+    if (c->names->attn_sub_norm)
+        return "norms inside of attention and MLP";
     return c->sinks ? "attention sinks" : c->temperature_scale != 0 ? "queries scaled by their position" : c->qk_norm_roped ? "norms of q and k in some layers" : NULL;
 }

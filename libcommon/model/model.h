@@ -135,6 +135,7 @@ struct expert { struct linear gate, up, down; };
 
 struct layer {
     struct norm attn_norm, attn_post_norm, mlp_norm, mlp_post_norm, q_norm, k_norm;
+    struct norm attn_sub_norm, mlp_sub_norm;        /* [n_heads * head_dim], [intermediate_size]: of what o and down read */
     struct linear q, k, v, o;
     struct linear gate, up, down;   /* FF_MOE: the shared MLP */
     const float *sinks;             /* [n_heads] or NULL */

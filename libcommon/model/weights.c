@@ -218,6 +218,8 @@ static int add_mlp(struct builder *b, int layer)
         if (add_linear(b, layer, "up_proj", source, ROLE_UP, BIAS_UP, identity, 0) < 0)
             return -1;
     }
+    if (b->have->mlp_sub_norm && add_norm(b, layer, "mlp_sub_norm", b->have->mlp_sub_norm, b->have->mlp_sub_norm, ff, 0) < 0)
+        return -1;
     path(b, source, sizeof source, layer, b->n.down);
     return add_linear(b, layer, "down_proj", source, ROLE_DOWN, BIAS_DOWN, identity, 0);
 }
@@ -402,6 +404,8 @@ static int add_layer(struct builder *b, int i)
     if (b->c->mixer[i] == MIXER_MLA ? add_mla(b, i) < 0
                                     : add_qkv(b, i) < 0 || add_qk_norm(b, i, "q_norm", n->q_norm, b->c->n_heads) < 0 ||
                                           add_qk_norm(b, i, "k_norm", n->k_norm, b->c->n_kv_heads) < 0)
+        return -1;
+    if (have->attn_sub_norm && add_norm(b, i, "attn_sub_norm", have->attn_sub_norm, have->attn_sub_norm, (int64_t)b->c->n_heads * b->c->head_dim, 0) < 0)
         return -1;
     if ((b->c->sinks && add_named_vector(b, i, "sinks", n->sinks, b->c->n_heads) < 0) || add_linear(b, i, "o_proj", o, ROLE_O, BIAS_O, identity, 0) < 0 ||
         add_norm(b, i, "attn_post_norm", have->attn_post_norm, n->attn_post_norm, hidden, BIAS_NORM) < 0 ||

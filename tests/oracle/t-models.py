@@ -8,7 +8,7 @@ import tempfile
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from common import ORACLES, Tap, first_difference, floats, load, need, run
 
-DENSE = """arcee bloom cohere cohere2 ernie4_5 exaone4 falcon falcon-7b gemma gemma2 gemma3 glm4 gpt2 gpt_bigcode gpt_neox gptj granite
+DENSE = """arcee bitnet bloom cohere cohere2 ernie4_5 exaone4 falcon falcon-7b gemma gemma2 gemma3 glm4 gpt2 gpt_bigcode gpt_neox gptj granite
 hunyuan llama llama-linear-rope llama-odd llama-yarn llama3-rope mistral mpt nemotron olmo olmo2 opt phi phi3 phi3-longrope qwen2
 qwen2-window qwen3 seed_oss smollm3 stablelm starcoder2""".split()
 MOE = """deepseek_v2 deepseek_v2_lite deepseek_v3 dots1 ernie4_5_moe glm4_moe gpt_oss granitemoe hunyuan_moe kimi_k2 llama4_text minimax_m2 mixtral olmoe
