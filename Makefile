@@ -41,7 +41,7 @@ E       ?= $(B)/emulated
 EMULATED := $(patsubst %,$(E)/%.o,$(basename $(KERNELS) gpu/rt/emulated.cc)) $(patsubst %.c,$(B)/%.o,$(wildcard gpu/backend/*.c))
 
 PROGRAMS := $(patsubst cmd/%.c,%,$(wildcard cmd/zse-*.c))
-LIB   := $(filter-out $(if $(filter x86_64,$(ARCH)),,%_avx2.c %_avx512.c %_amx.c),$(wildcard libcommon/*/*.c)) $(if $(filter cuda,$(DEVICE)),$(wildcard gpu/backend/*.c),gpu/stub.c)
+LIB   := $(filter-out $(if $(filter x86_64,$(ARCH)),,%_avx2.c %_avxvnni.c %_avx512.c %_amx.c),$(wildcard libcommon/*/*.c)) $(if $(filter cuda,$(DEVICE)),$(wildcard gpu/backend/*.c),gpu/stub.c)
 CMD   := $(filter-out cmd/zse-%,$(wildcard cmd/*.c))
 UNIT  := $(patsubst %.c,$(B)/%,$(wildcard tests/unit/t-*.c))
 BINS  := $(addprefix $(B)/,$(PROGRAMS))
@@ -53,6 +53,7 @@ all: $(BINS)
 LINES   := $(if $(filter -g,$(CFLAGS)),-g1)
 AVX512  := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx512bf16 -mavx512vbmi -mfma -mf16c $(LINES)
 $(B)/%_avx2.o: SIMD := -mavx2 -mfma -mf16c $(LINES)
+$(B)/%_avxvnni.o: SIMD := -mavx2 -mfma -mf16c -mavxvnni $(LINES)
 $(B)/%_avx512.o: SIMD := $(AVX512)
 $(B)/%_amx.o: SIMD := -mamx-tile -mamx-int8
 $(B)/libcommon/kernels/%_amx.o: SIMD := $(AVX512) -mamx-tile -mamx-int8

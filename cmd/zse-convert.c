@@ -28,7 +28,7 @@ static const char usage[] =
     "      --calibration FILE     text that good and best run through the model (default: built in)\n"
     "      --synthetic NAME       no SRC: random weights in the shape of a known model (Qwen2.5-7B ...), to measure speed and memory\n"
     "      --threads N            threads (default: one for each processor)\n"
-    "      --kernels NAME         CPU kernels for the runs: ref, avx2, avx512, amx (default: the fastest that run here)\n"
+    "      --kernels NAME         CPU kernels for the runs: ref, avx2, avxvnni, avx512, amx (default: the fastest that run here)\n"
     "  -n, --dry-run              say what would be made of what, write nothing\n"
     "      --tensors              list every tensor\n"
     "      --json                 a JSON object instead of text\n"

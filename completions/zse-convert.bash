@@ -12,7 +12,7 @@ _zse_convert() {
     --calibration) COMPREPLY=($(compgen -f -- "$cur")); return ;;
     --synthetic) COMPREPLY=(); return ;;
     --threads) COMPREPLY=(); return ;;
-    --kernels) COMPREPLY=($(compgen -W "ref avx2 avx512 amx" -- "$cur")); return ;;
+    --kernels) COMPREPLY=($(compgen -W "ref avx2 avxvnni avx512 amx" -- "$cur")); return ;;
   esac
   case $cur in
     -*) COMPREPLY=($(compgen -W "--output --quantize --group-size --quant --skip --target-memory --quality --calibration --synthetic --threads --kernels --dry-run --tensors --json --force --help --version" -- "$cur")) ;;

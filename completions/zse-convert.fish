@@ -9,7 +9,7 @@ complete -c zse-convert -l quality -x -a 'fast good best' -d 'fast, good (defaul
 complete -c zse-convert -l calibration -r -d 'text that good and best run through the model (default built in)'
 complete -c zse-convert -l synthetic -x -d 'no SRC random weights in the shape of a known model (Qwen2.5-7B ...), to measure speed and memory'
 complete -c zse-convert -l threads -x -d 'threads (default one for each processor)'
-complete -c zse-convert -l kernels -x -a 'ref avx2 avx512 amx' -d 'CPU kernels for the runs ref, avx2, avx512, amx (default the fastest that run here)'
+complete -c zse-convert -l kernels -x -a 'ref avx2 avxvnni avx512 amx' -d 'CPU kernels for the runs ref, avx2, avxvnni, avx512, amx (default the fastest that run here)'
 complete -c zse-convert -l dry-run -s n -d 'say what would be made of what, write nothing'
 complete -c zse-convert -l tensors -d 'list every tensor'
 complete -c zse-convert -l json -d 'a JSON object instead of text'

@@ -25,7 +25,7 @@ _zse_serve() {
     --threads) COMPREPLY=(); return ;;
     --ctx) COMPREPLY=(); return ;;
     --kv) COMPREPLY=($(compgen -W "f32 f16 i8" -- "$cur")); return ;;
-    --kernels) COMPREPLY=($(compgen -W "ref avx2 avx512 amx" -- "$cur")); return ;;
+    --kernels) COMPREPLY=($(compgen -W "ref avx2 avxvnni avx512 amx" -- "$cur")); return ;;
     --device) COMPREPLY=(); return ;;
   esac
   case $cur in

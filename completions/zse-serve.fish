@@ -30,7 +30,7 @@ complete -c zse-serve -l threads -x -d 'threads (default one for each processor)
 complete -c zse-serve -l ctx -x -d 'context in tokens (default the models, at most 8192)'
 complete -c zse-serve -l kv -x -a 'f32 f16 i8' -d 'how keys and values are stored (default f16)'
 complete -c zse-serve -l exact -d 'f32 activations and f32 keys and values'
-complete -c zse-serve -l kernels -x -a 'ref avx2 avx512 amx' -d 'CPU kernels ref, avx2, avx512, amx (default the fastest that run here)'
+complete -c zse-serve -l kernels -x -a 'ref avx2 avxvnni avx512 amx' -d 'CPU kernels ref, avx2, avxvnni, avx512, amx (default the fastest that run here)'
 complete -c zse-serve -l device -x -d 'where to compute auto, cpu, cuda, cudaN (default auto)'
 complete -c zse-serve -l force -d 'open a model although there is too little memory for it'
 complete -c zse-serve -l plan -d 'say what memory each MODEL would take and how fast it would be, and end; 1 if one does not fit'

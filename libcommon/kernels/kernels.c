@@ -4,7 +4,7 @@
 
 static const struct kernels *const all[] = {
 #ifdef ZSE_X86
-    &kernels_amx, &kernels_avx512, &kernels_avx2,
+    &kernels_amx, &kernels_avx512, &kernels_avxvnni, &kernels_avx2,
 #endif
     &kernels_ref, NULL
 };

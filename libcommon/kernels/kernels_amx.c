@@ -20,10 +20,7 @@
 #include "libcommon/kernels/vec_avx512.inc"
 
 /* A block's lines, the panel and the sums must fit into the L1 cache.  The last two are of arch_prctl(2), newer than some systems' headers. */
-enum { BLOCK_K = 256, PAIR = 4, AMX_ROWS = 16, AMX_MIN = 24, XFEATURE_TILE_DATA = 18, ARCH_REQ_TILES = 0x1023 };
-
-typedef int8_t code_t;
-INLINE void widen_lines(int8_t *out, const uint8_t *in, int n_k) { (void)out, (void)in, (void)n_k; }
+enum { BLOCK_K = 256, MORE_BYTES = 64, AMX_ROWS = 16, AMX_MIN = 24, XFEATURE_TILE_DATA = 18, ARCH_REQ_TILES = 0x1023 };
 
 #include "libcommon/kernels/block.inc"
 
@@ -232,7 +229,7 @@ INLINE void amx_steps(const int n_steps, const int has_min, const struct amx_job
             group[u / (unsigned)n_steps % 4] = (struct amx_group){ s->scale + first * TILE_ROWS, s->min + first * TILE_ROWS, a_scale, a_sum + first * T, c };
             UNROLL for (int i = 0; i < n_steps; i++, u++) {
                 const int at = k + i * step;
-                const int8_t *line = s->lines + at * TILE_ROWS;
+                const int8_t *line = (const int8_t *)s->lines + at * TILE_ROWS;
                 amx_pair(u % 2, sums + (u - 2) % amx_slots(n_steps) * 512, (const int8_t *)act + at / 64 * 64 * T + at % 64, (size_t)T * 64, line, line + 64, n);
                 amx_share(n_steps, has_min, group, sums, u, late, T);
             }
@@ -292,7 +289,7 @@ static void amx_folded(const struct amx_job *j)
     for (int p = 0; p < j->panels; p++, act += l.size) {
         const float *a_scale = (const float *)(act + l.scale);
         for (int k = 0; k < j->n_k; k += act_group, a_scale += T, u++) {
-            const int8_t *a = (const int8_t *)act + k / 64 * 64 * T + k % 64, *high = j->s->lines + k * TILE_ROWS, *low = j->low + k * TILE_ROWS;
+            const int8_t *a = (const int8_t *)act + k / 64 * 64 * T + k % 64, *high = (const int8_t *)j->s->lines + k * TILE_ROWS, *low = j->low + k * TILE_ROWS;
             const struct amx_group *g = &group[(u - 2) % 4];
             group[u % 4] = (struct amx_group){ .a_scale = a_scale, .c = j->s->c + p * T * TILE_ROWS };
             amx_first(sums + (u - 1) % 2 * 1024, a, high, low);
@@ -321,7 +318,7 @@ static void amx_fold(const struct weights *w, struct scratch *s, int8_t *low, in
             vi scale = vi_load(s->scale + k / w->step * TILE_ROWS + 16 * r);
             scale = vi_and(scale, vi_set(0xffff));
             scale = vi_add(scale, vi_shl(scale, 16));
-            int8_t *line = s->lines + k * TILE_ROWS + 64 * r, *to = low + k * TILE_ROWS + 64 * r;
+            int8_t *line = (int8_t *)s->lines + k * TILE_ROWS + 64 * r, *to = low + k * TILE_ROWS + 64 * r;
             for (int i = 0; i < w->step / 4; i++, line += 128, to += 128) {
                 vi v = vi_load(line);
                 vi a = _mm512_mullo_epi16(_mm512_srai_epi16(_mm512_slli_epi16(v, 8), 8), scale), b = _mm512_mullo_epi16(_mm512_srai_epi16(v, 8), scale);

@@ -1,9 +1,11 @@
 /* kernels_avx2.c - AVX2, FMA and F16C.  The Makefile compiles *_avx2.c, and only them, with these instructions; nothing here runs
  * before supported() said yes.
  *
- * vpmaddubsw multiplies unsigned by signed bytes and saturates, so it is used on |weight| and activation * sign of weight, where a pair
- * reaches 2 * 127 * 127 at most.  That is three instructions on the multiplier ports for 32 products; many tokens use weights widened to
- * int16, once for all of them, and vpmaddwd, which is two. */
+ * vpmaddubsw multiplies unsigned by signed bytes, adds pairs and saturates at 16 bits.  Many tokens use it on weights of 4 bits: pairs reach
+ * 2 * 15 * 127, and 16 bits hold the sum of 32 k.  Linear codes of 4 bits are such weights; of others weight + 128 is cut into two halves, which takes
+ * four instructions for 32 products, as many as int16 and vpmaddwd, with half the loads.  The sums begin at -8 * sum of activations (for linear
+ * codes - 8, and for the upper half): the end fits into 16 bits then, and it does not matter that on the way they wrap.
+ * Few tokens use codes that are not linear as |weight| and activation * sign of weight, where a pair reaches 2 * 127 * 127 at most. */
 #include "libcommon/kernels/kernels.h"
 
 #include <cpuid.h>
@@ -18,248 +20,160 @@ static int supported(void)
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) && c & bit_F16C;
 }
 
-enum { BLOCK_K = 256, PANEL_MAX = 6, STREAM_MAX = 4, PAIR = 2, BIAS = 0 };
-typedef int16_t code_t;
+enum { BLOCK_K = 256, PANEL_MAX = 6, STREAM_MAX = 4, SEED_PER_STEP = 0, MORE_BYTES = BLOCK_K * TILE_ROWS };
 
-/* Lines of four k, one signed byte each, to lines of two: k 0 and 2, then k 1 and 3. */
-INLINE void widen_lines(int16_t *out, const uint8_t *in, int n_k)
+/* Two int16: vpmaddubsw adds k 0 and 1, and k 2 and 3, of each four. */
+INLINE int32_t seed_pair(const int8_t *code)
 {
-    for (int i = 0; i < n_k / 4; i++, in += 128, out += 128)
-        UNROLL for (int r = 0; r < 4; r++) {
-            __m256i v = _mm256_loadu_si256((const __m256i *)(const void *)(in + 32 * r));
-            _mm256_storeu_si256((__m256i *)(void *)(out + 16 * r), _mm256_srai_epi16(_mm256_slli_epi16(v, 8), 8));
-            _mm256_storeu_si256((__m256i *)(void *)(out + 64 + 16 * r), _mm256_srai_epi16(v, 8));
-        }
+    int32_t even = 0, odd = 0;
+    for (int i = 0; i < 32; i += 4)
+        even += code[i] + code[i + 1], odd += code[i + 2] + code[i + 3];
+    return (int32_t)((uint32_t)(-8 * odd) << 16 | (uint16_t)(-8 * even));
 }
+#define SEED(codes, sum) seed_pair(codes)
+#define FLOATS_SCRATCH avx2_floats_scratch
 
 #include "libcommon/kernels/acts.inc"
+#include "libcommon/kernels/tokens_ymm.inc"
 
-/* d [T] = dot products of 16 rows, T tokens, n lines of 2 k (a multiple of 8).  In assembly because compilers spill the 12 sums of T = 6. */
-#define LINE_TOKEN(T, j, t) \
-    "vpbroadcastd 4*(" #T "*" #j "+" #t ")(%[a]), %%ymm14\n" "vpmaddwd %%ymm14, %%ymm12, %%ymm15\n" "vpmaddwd %%ymm14, %%ymm13, %%ymm14\n" \
-    "vpaddd %%ymm15, %[x" #t "], %[x" #t "]\n" "vpaddd %%ymm14, %[y" #t "], %[y" #t "]\n"
-#define EACH_1(f, T, j) f(T, j, 0)
-#define EACH_2(f, T, j) EACH_1(f, T, j) f(T, j, 1)
-#define EACH_3(f, T, j) EACH_2(f, T, j) f(T, j, 2)
-#define EACH_4(f, T, j) EACH_3(f, T, j) f(T, j, 3)
-#define EACH_5(f, T, j) EACH_4(f, T, j) f(T, j, 4)
-#define EACH_6(f, T, j) EACH_5(f, T, j) f(T, j, 5)
-#define LINE(T, j) "vmovdqa 128*" #j "(%[w]), %%ymm12\n" "vmovdqa 128*" #j "+32(%[w]), %%ymm13\n" EACH_##T(LINE_TOKEN, T, j)
-#define ZERO(T, j, t) "vpxor %[x" #t "], %[x" #t "], %[x" #t "]\n" "vpxor %[y" #t "], %[y" #t "], %[y" #t "]\n"
-#define SUM(t) [x##t] "=&x"(d[t].a), [y##t] "=&x"(d[t].b)
-#define SUMS_3 SUM(0), SUM(1), SUM(2)
-#define SUMS_4 SUMS_3, SUM(3)
-#define SUMS_5 SUMS_4, SUM(4)
-#define SUMS_6 SUMS_5, SUM(5)
-#define DOT_LINES(T) \
-    __asm__ volatile(EACH_##T(ZERO, T, 0) ".p2align 5\n" "1:\n" LINE(T, 0) LINE(T, 1) LINE(T, 2) LINE(T, 3) \
-                     "add $512, %[w]\n" "add $16*" #T ", %[a]\n" "cmp %[end], %[w]\n" "jb 1b\n" \
-                     : SUMS_##T, [w] "+r"(w), [a] "+r"(a) : [end] "r"(w + 64 * n) : "xmm12", "xmm13", "xmm14", "xmm15", "cc", "memory")
+enum { NO_HALVES = 8, HALVES = 128 };                   /* of bias_of, for many tokens */
 
-INLINE void dot_lines(const int T, vi d[], const int16_t *w, const int16_t *a, int n)
+static int bias_of(const struct qtype_info *t, int few)
 {
-    switch (T) {
-    case 3: DOT_LINES(3); break;
-    case 4: DOT_LINES(4); break;
-    case 5: DOT_LINES(5); break;
-    default: DOT_LINES(6); break;
+    const int linear_4 = t->bits == 4 && t->value8[1] == t->value8[0] + 1 && t->value8[15] == t->value8[0] + 15;
+    return linear_4 ? (t->value8[0] ? NO_HALVES : 0) : few ? 0 : HALVES;
+}
+
+/* Weights + 128 to their halves: upper ones to lines, lower ones to more. */
+static void prepare(const struct weights *w, struct scratch *s, int n_k)
+{
+    for (int i = 0; w->bias == HALVES && i < n_k * TILE_ROWS; i += 64) {
+        vbytes v = vbytes_load(s->lines + i);
+        vbytes_store(s->lines + i, vbytes_and(vbytes_shr(v, 4), 15));
+        vbytes_store(s->more + i, vbytes_and(v, 15));
     }
 }
 
-/* One panel of T tokens through an unpacked block, 16 rows at a time: c [T][32] += weights * activations. */
-INLINE void dot_panel(const int T, const struct weights *w, const struct scratch *s, int n_groups, const struct act_panel *panel, float *c0)
+static const int32_t zeros[PANEL_MAX];
+
+/* x, y [T] = sums in 16 bits of 32 k of T tokens with 8 rows each: the lines at p and q.  In assembly because compilers spill the 12 sums of T = 6. */
+#define LINE_TOKEN(T, j, t) \
+    "vpbroadcastd 4*(" #T "*" #j "+" #t ")(%[a]), %%ymm14\n" "vpmaddubsw %%ymm14, %%ymm12, %%ymm15\n" "vpmaddubsw %%ymm14, %%ymm13, %%ymm14\n" \
+    "vpaddw %%ymm15, %[x" #t "], %[x" #t "]\n" "vpaddw %%ymm14, %[y" #t "], %[y" #t "]\n"
+#define LINE(T, j) "vmovdqa 128*" #j "(%[p]), %%ymm12\n" "vmovdqa 128*" #j "(%[q]), %%ymm13\n" EACH_##T(LINE_TOKEN, T, j)
+#define BEGIN(T, j, t) "vpbroadcastd 4*" #t "(%[sx]), %[x" #t "]\n" "vpbroadcastd 4*" #t "(%[sy]), %[y" #t "]\n"
+#define SUM(t) [x##t] "=&x"(x[t]), [y##t] "=&x"(y[t])
+#define DOT_32(T) \
+    __asm__ volatile(EACH_##T(BEGIN, T, 0) LINE(T, 0) LINE(T, 1) LINE(T, 2) LINE(T, 3) LINE(T, 4) LINE(T, 5) LINE(T, 6) LINE(T, 7) \
+                     : SUMS_##T : [p] "r"(p), [q] "r"(q), [a] "r"(a), [sx] "r"(seed_x), [sy] "r"(seed_y) : "xmm12", "xmm13", "xmm14", "xmm15", "memory")
+
+INLINE void dot_32(const int T, __m256i *x, __m256i *y, const uint8_t *p, const uint8_t *q, const int8_t *a, const int32_t *seed_x, const int32_t *seed_y)
 {
-    const int has_min = w->type->extra != EXTRA_NONE, is_int = has_int_scale(w->type), n_lines = w->step / 2;
-    for (int half = 0; half < 2; half++) {
+    switch (T) {
+    case 3: DOT_32(3); break;
+    case 4: DOT_32(4); break;
+    case 5: DOT_32(5); break;
+    default: DOT_32(6); break;
+    }
+}
+
+/* Linear codes of 4 bits. */
+INLINE void dot_lines(const int T, const struct weights *w, vi d[], const uint8_t *line, struct act_panel *a)
+{
+    const __m256i one = _mm256_set1_epi16(1);
+    UNROLL for (int t = 0; t < T; t++)
+        d[t] = vi_set(0);
+    for (int k = 0; k < w->step; k += 32, line += 32 * TILE_ROWS, a->code += 32 * T, a->seed += T) {
+        __m256i x[PANEL_MAX], y[PANEL_MAX];
+        const int32_t *seed = w->bias ? a->seed : zeros;
+        dot_32(T, x, y, line, line + 32, a->code, seed, seed);
+        UNROLL for (int t = 0; t < T; t++)
+            d[t] = vi_add(d[t], (vi){ _mm256_madd_epi16(x[t], one), _mm256_madd_epi16(y[t], one) });
+    }
+}
+
+/* A panel of weights in halves, 8 rows at a time: c [T][32] += weights * activations.  8-bit scales multiply the 16-bit sums as they are added up. */
+INLINE void dot_halves(const int T, const int is_int, const struct weights *w, const struct scratch *s, int n_groups, const struct act_panel *panel, float *c)
+{
+    const __m256i low_twice = _mm256_set_epi32(0x0d0c0d0c, 0x09080908, 0x05040504, 0x01000100, 0x0d0c0d0c, 0x09080908, 0x05040504, 0x01000100);
+    for (int row = 0; row < TILE_ROWS; row += 8, c += 8) {
         struct act_panel a = *panel;
-        const int16_t *line = s->lines + 32 * half, *code = a.code;
-        const float *scale = s->scale + 16 * half, *min = s->min + 16 * half;
-        float *c = c0 + 16 * half;
+        const uint8_t *high = s->lines + 4 * row, *low = s->more + 4 * row;
+        const float *scale = s->scale + row;
         for (int g = 0; g < n_groups; g++) {
-            vf inner[PANEL_MAX];                        /* bits of int32 if the scales are 8-bit */
+            __m256 inner[PANEL_MAX];
+            __m256i sum[PANEL_MAX];
             UNROLL for (int t = 0; t < T; t++)
-                inner[t] = vf_set(0);
-            for (int i = 0; i < w->n_steps; i++) {
-                vi d[PANEL_MAX];
-                dot_lines(T, d, line, code, n_lines);
-                line += 64 * n_lines;
-                code += 2 * T * n_lines;
-                const vf sv = vf_load(scale);
-                UNROLL for (int t = 0; t < T; t++) {
-                    if (is_int)
-                        inner[t] = vf_bits(add_int_scaled(w->type, vi_bits(inner[t]), d[t], vi_bits(sv)));
-                    else
-                        inner[t] = vf_fma(vf_from_i32(d[t]), sv, inner[t]);
-                    if (has_min)
-                        inner[t] = vf_fma(vf_load(min), vf_set(a.sum[t]), inner[t]);
+                inner[t] = _mm256_setzero_ps(), sum[t] = _mm256_setzero_si256();
+            for (int i = 0; i < w->n_steps; i++, scale += TILE_ROWS) {
+                const __m256 sv = _mm256_loadu_ps(scale);
+                const __m256i one = is_int ? _mm256_shuffle_epi8(_mm256_castps_si256(sv), low_twice) : _mm256_set1_epi16(1), sixteen = _mm256_slli_epi16(one, 4);
+                for (int k = 0; k < w->step; k += 32, high += 32 * TILE_ROWS, low += 32 * TILE_ROWS, a.code += 32 * T, a.seed += T) {
+                    __m256i x[PANEL_MAX], y[PANEL_MAX];
+                    dot_32(T, x, y, high, low, a.code, a.seed, zeros);
+                    UNROLL for (int t = 0; t < T; t++)
+                        sum[t] = _mm256_add_epi32(sum[t], _mm256_add_epi32(_mm256_madd_epi16(x[t], sixteen), _mm256_madd_epi16(y[t], one)));
                 }
-                scale += TILE_ROWS;
-                min += TILE_ROWS;
-                a.sum += T;
+                if (is_int)
+                    continue;
+                UNROLL for (int t = 0; t < T; t++) {
+                    inner[t] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[t]), sv, inner[t]);
+                    sum[t] = _mm256_setzero_si256();
+                }
             }
             UNROLL for (int t = 0; t < T; t++)
-                vf_store(c + 32 * t, vf_fma(is_int ? vf_from_i32(vi_bits(inner[t])) : inner[t], vf_set(a.scale[t]), vf_load(c + 32 * t)));
+                _mm256_storeu_ps(c + 32 * t, _mm256_fmadd_ps(is_int ? _mm256_cvtepi32_ps(sum[t]) : inner[t], _mm256_set1_ps(a.scale[t]), _mm256_loadu_ps(c + 32 * t)));
             a.scale += T;
         }
     }
 }
 
-/* n panels of T tokens from token t0 on. */
-#define DOT(T) \
-    static void dot_##T(const struct weights *w, const struct scratch *s, int n_groups, const struct act_block *b, int t0, int n, float *c) \
-    { \
-        for (int t = t0; t < t0 + n * T; t += T) { \
-            struct act_panel a = act_panel(b, t, T); \
-            dot_panel(T, w, s, n_groups, &a, c + t * TILE_ROWS); \
-        } \
-    }
-DOT(3) DOT(4) DOT(5) DOT(6)                             /* more than STREAM_MAX tokens never make panels of one or two */
-typedef void dot_fn(const struct weights *, const struct scratch *, int, const struct act_block *, int, int, float *);
-static dot_fn *const dots[] = { NULL, NULL, NULL, dot_3, dot_4, dot_5, dot_6 };
-
-/* c += a step of few tokens: 32 rows, lines of 4-bit (bits 4) or 8-bit codes as they lie in a tile. */
-INLINE void dot_step(const int T, const int bits, struct table table, const uint8_t *line, int step, const int8_t *code, vi d[][2])
+INLINE int dot_other(const int T, const struct weights *w, const struct scratch *s, int n_groups, const struct act_panel *a, float *c)
 {
-    UNROLL for (int q = 0; q < 4; q++) {                /* 8 rows at a time */
-        __m256i sum[STREAM_MAX];
-        UNROLL for (int t = 0; t < T; t++)
-            sum[t] = _mm256_setzero_si256();
-        const uint8_t *p = line + 32 * q;
-        const int8_t *c = code;
-        for (int k = 0; k < step; k += 8)
-            UNROLL for (int i = 0; i < 2; i++, c += 4 * T) {
-                const uint8_t *at = p + (bits == 4 ? 0 : 128 * i);
-                __m256i v = _mm256_load_si256((const __m256i *)(const void *)at);
-                if (bits == 4)
-                    v = _mm256_shuffle_epi8(table.t[0], _mm256_and_si256(i ? _mm256_srli_epi16(v, 4) : v, _mm256_set1_epi8(15)));
-                const __m256i size = _mm256_abs_epi8(v);
-                UNROLL for (int t = 0; t < T; t++) {
-                    int32_t four;
-                    memcpy(&four, c + 4 * t, 4);
-                    __m256i pairs = _mm256_maddubs_epi16(size, _mm256_sign_epi8(_mm256_set1_epi32(four), v));
-                    sum[t] = _mm256_add_epi32(sum[t], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-                }
-                if (i)
-                    p += bits == 4 ? 128 : 256;
-            }
-        UNROLL for (int t = 0; t < T; t++) {
-            if (q % 2)
-                d[t][q / 2].b = sum[t];
-            else
-                d[t][q / 2].a = sum[t];
-        }
-    }
+    if (w->bias != HALVES)
+        return 0;
+    if (has_int_scale(w->type))
+        dot_halves(T, 1, w, s, n_groups, a, c);
+    else
+        dot_halves(T, 0, w, s, n_groups, a, c);
+    return 1;
 }
 
-/* Few tokens straight from a tile: pure streaming.  Codes of other widths are unpacked group by group. */
-INLINE void dot_stream(const int T, const int bits, const struct qtype_info type, const struct weights *w, const uint8_t *tile, int k0, int n_k, struct act_panel a, float *c, uint8_t *lines)
+INLINE void dot_few(const int T, const int codes, const struct weights *w, __m256i table, const uint8_t *line, struct act_panel *a, vi d[][2])
 {
-    const struct mat *m = w->m;
-    const struct table table = table_load(w->table, w->bits);
-    const int n_steps = m->group_size > w->step ? m->group_size / w->step : 1, skip = m->group_size < w->step ? w->step / m->group_size : 1;
-    const int8_t *code = a.code;
-    const int is_int = has_int_scale(&type);
-    vf inner[STREAM_MAX][2] = { { { { 0 }, { 0 } } } };
-    vi whole[STREAM_MAX][2] = { { { { 0 }, { 0 } } } };         /* instead of inner */
-    int steps_left = w->n_steps, group = k0 / m->group_size;
-    const uint8_t *p = unit_at(m, tile, group);
-    for (const int end = (k0 + n_k) / m->group_size; group < end; ) {
-        const int n = skip > 1 ? skip : unit_n(m, group);
-        const uint8_t *unit = p;
-        p += areas(&type, n);
-        for (int g = 0; g < n; g += skip) {
-            vf s[2] = { vf_set(0), vf_set(0) }, x[2] = { vf_set(0), vf_set(0) };
-            vi si[2] = { vi_set(0), vi_set(0) };
-            if (is_int)
-                group_int_scales(&type, unit, n, g, si);
-            else
-                group_scales(&type, unit, n, g, s, x);
-            const uint8_t *line = p;
-            for (size_t i = 0; i < m->group_bytes * (size_t)skip; i += 512)
-                prefetch_512(p + i, w->ahead);
-            p += m->group_bytes * (size_t)skip;
-            if (bits == 0) {
-                unpack_group(w, lines, line, 0);
-                line = lines;
-            }
-            for (int i = 0; i < n_steps; i++) {
-                vi d[STREAM_MAX][2];
-                dot_step(T, bits == 4 ? 4 : 8, table, line, w->step, code, d);
-                line += w->step * (bits == 4 ? 16 : 32);
-                code += w->step * T;
-                UNROLL for (int t = 0; t < T; t++)
-                    UNROLL for (int r = 0; r < 2; r++) {
-                        if (is_int)
-                            whole[t][r] = add_int_scaled(&type, whole[t][r], d[t][r], si[r]);
+    const __m256i one = _mm256_set1_epi16(1), nibble = _mm256_set1_epi8(15);
+    const int linear = codes == LINEAR || codes == FROM_0, octets = OCTETS(T);
+    for (int o = 0; o < 4; o += octets) {
+        __m256i sum[2][STREAM_MAX], sum16[2][STREAM_MAX];
+        EACH_SUM(i, t)
+            sum[i][t] = _mm256_setzero_si256();
+        const uint8_t *p = line + 32 * o;
+        const int8_t *c = a->code;
+        for (int k = 0; k < w->step; k += 32) {
+            EACH_SUM(i, t)
+                sum16[i][t] = codes == LINEAR ? _mm256_set1_epi32(a->seed[k / 32 * T + t]) : _mm256_setzero_si256();
+            for (int j = 0; j < 32; j += 8, p += codes < BYTES ? 128 : 256)
+                UNROLL for (int i = 0; i < 2; i++, c += 4 * T)
+                    EACH_SUM(m, t) {
+                        __m256i v = few_codes(codes, p, m, i, nibble), b = four(c + 4 * t);
+                        if (codes == TABLE)
+                            v = _mm256_shuffle_epi8(table, v);
+                        if (linear)
+                            sum16[m][t] = _mm256_add_epi16(sum16[m][t], _mm256_maddubs_epi16(v, b));
                         else
-                            inner[t][r] = vf_fma(vf_from_i32(d[t][r]), s[r], inner[t][r]);
-                        if (type.extra != EXTRA_NONE)
-                            inner[t][r] = vf_fma(x[r], vf_set(a.sum[t]), inner[t][r]);
+                            sum[m][t] = _mm256_add_epi32(sum[m][t], _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_abs_epi8(v), _mm256_sign_epi8(b, v)), one));
                     }
-                a.sum += T;
-                if (--steps_left)
-                    continue;
-                UNROLL for (int t = 0; t < T; t++)
-                    UNROLL for (int r = 0; r < 2; r++) {
-                        vf_store(c + 32 * t + 16 * r, vf_fma(is_int ? vf_from_i32(whole[t][r]) : inner[t][r], vf_set(a.scale[t]), vf_load(c + 32 * t + 16 * r)));
-                        inner[t][r] = vf_set(0);
-                        whole[t][r] = vi_set(0);
-                    }
-                a.scale += T;
-                steps_left = w->n_steps;
-            }
+            if (linear)
+                EACH_SUM(i, t)
+                    sum[i][t] = _mm256_add_epi32(sum[i][t], _mm256_madd_epi16(sum16[i][t], one));
         }
-        group += n;
+        EACH_SUM(i, t)
+            vi_store_half(&d[t][(o + i) / 2], (o + i) % 2, sum[i][t]);
     }
+    a->code += w->step * T;
+    a->seed += w->step / 32 * T;
 }
 
-/* What the most used types are is known when these are compiled: S is nl4, F is i4, i8; X is any. */
-#define STREAM_S(T, bits) dot_stream(T, bits, (struct qtype_info){ .scale = SCALE_S8 }, w, tile, k0, n_k, a, c, lines)
-#define STREAM_F(T, bits) dot_stream(T, bits, (struct qtype_info){ .scale = SCALE_F16 }, w, tile, k0, n_k, a, c, lines)
-#define STREAM_X(T, bits) dot_stream(T, bits, *w->type, w, tile, k0, n_k, a, c, lines)
-#define STREAM(name, T, bits, kind) \
-    static void name##_##T(const struct weights *w, const uint8_t *tile, int k0, int n_k, struct act_panel a, float *c, uint8_t *lines) { (void)lines, kind(T, bits); }
-#define STREAMS(T) \
-    STREAM(stream_nl4, T, 4, STREAM_S) STREAM(stream_i4, T, 4, STREAM_F) STREAM(stream_4, T, 4, STREAM_X) \
-    STREAM(stream_i8, T, 8, STREAM_F) STREAM(stream_8, T, 8, STREAM_X) STREAM(stream_x, T, 0, STREAM_X)
-STREAMS(1) STREAMS(2) STREAMS(3) STREAMS(4)
-
-#define FOUR(name) { name##_1, name##_2, name##_3, name##_4 }
-typedef void stream_fn(const struct weights *, const uint8_t *, int, int, struct act_panel, float *, uint8_t *);
-static stream_fn *const stream_nl4[] = FOUR(stream_nl4), *const stream_i4[] = FOUR(stream_i4), *const stream_4[] = FOUR(stream_4),
-                 *const stream_i8[] = FOUR(stream_i8), *const stream_8[] = FOUR(stream_8), *const stream_x[] = FOUR(stream_x);
-
-static stream_fn *stream_of(const struct qtype_info *t, int n_tokens)
-{
-    stream_fn *const *s = t->type == QT_NL4 ? stream_nl4 : t->type == QT_I4 ? stream_i4 : t->type == QT_I8 ? stream_i8 : t->bits == 4 ? stream_4 : t->bits == 8 ? stream_8 : stream_x;
-    return n_tokens <= STREAM_MAX ? s[n_tokens - 1] : NULL;
-}
-
-void SET(matmul)(float *out, size_t ldo, const struct mat *m, int tile0, int tile1, const void *act, int n_tokens, void *scratch)
-{
-    struct scratch *s = scratch;
-    const struct weights w = weights_init(m, BIAS);
-    const int panels = act_panels(n_tokens), tokens = n_tokens / panels, n_more = n_tokens % panels;   /* panels of one token more come first */
-    stream_fn *stream = stream_of(w.type, n_tokens);
-    for (int i = tile0; i < tile1; i++) {
-        const uint8_t *tile = m->data + (size_t)i * m->tile_bytes;
-        memset(s->c, 0, (size_t)n_tokens * TILE_ROWS * sizeof(float));
-        for (int k0 = 0; k0 < m->cols_padded; k0 += BLOCK_K) {
-            const int n_k = m->cols_padded - k0 < BLOCK_K ? m->cols_padded - k0 : BLOCK_K;
-            const struct act_block b = act_block(act, n_tokens, k0, n_k, m->act_group, w.step);
-            if (stream) {
-                stream(&w, tile, k0, n_k, act_panel(&b, 0, n_tokens), s->c, s->group);
-                continue;
-            }
-            const uint8_t *next = unpack_block(&w, tile, k0, n_k, s);
-            for (int j = 0; j < BLOCK_K * w.bits * 4; j += 64)      /* come while the block at hand is multiplied */
-                prefetch(next + j);
-            if (n_more)
-                dots[tokens + 1](&w, s, n_k / m->act_group, &b, 0, n_more, s->c);
-            dots[tokens](&w, s, n_k / m->act_group, &b, n_more * (tokens + 1), panels - n_more, s->c);
-        }
-        write_rows(out + (size_t)i * TILE_ROWS, ldo, s->c, n_tokens, w.type->row_scale ? (const float *)tile : NULL, tile_rows(m, i));
-    }
-}
+#include "libcommon/kernels/kernels_ymm.inc"
 
 const struct kernels kernels_avx2 = KERNELS_SET("avx2", supported, avx2, avx2);

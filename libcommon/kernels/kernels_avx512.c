@@ -17,10 +17,9 @@ static int supported(void)
            __builtin_cpu_supports("fma");
 }
 
-enum { BLOCK_K = 512, PANEL_MAX = 6, STREAM_MAX = 12, PAIR = 4, BIAS = 128 };
-typedef int8_t code_t;
-
-INLINE void widen_lines(int8_t *out, const uint8_t *in, int n_k) { (void)out, (void)in, (void)n_k; }
+enum { BLOCK_K = 512, PANEL_MAX = 6, STREAM_MAX = 12, BIAS = 128, SEED_PER_STEP = 1, MORE_BYTES = 64 };
+#define SEED(codes, sum) (-BIAS * (sum))
+#define FLOATS_SCRATCH avx512_floats_scratch
 
 #include "libcommon/kernels/acts.inc"
 
@@ -43,7 +42,7 @@ struct ahead { const uint8_t *p; size_t step; };
 #define EACH_6(f, g, T, j) EACH_5(f, g, T, j) g(T, j, 5)
 #define LINE(T, j) \
     "vmovdqa64 128*" #j "(%[w]), %%zmm29\n" "vmovdqa64 128*" #j "+64(%[w]), %%zmm30\n" "prefetcht0 (%[next])\n" "add %[step], %[next]\n" EACH_##T(LINE_LOADED, LINE_DIRECT, T, j)
-#define SEED(T, j, t) "vpbroadcastd 4*" #t "(%[seed]), %[x" #t "]\n" "vmovdqa64 %[x" #t "], %[y" #t "]\n"
+#define BEGIN(T, j, t) "vpbroadcastd 4*" #t "(%[seed]), %[x" #t "]\n" "vmovdqa64 %[x" #t "], %[y" #t "]\n"
 #define SUM(t) [x##t] "=&v"(d[t][0]), [y##t] "=&v"(d[t][1])
 #define SUMS_1 SUM(0)
 #define SUMS_2 SUMS_1, SUM(1)
@@ -52,7 +51,7 @@ struct ahead { const uint8_t *p; size_t step; };
 #define SUMS_5 SUMS_4, SUM(4)
 #define SUMS_6 SUMS_5, SUM(5)
 #define DOT_LINES(T) \
-    __asm__ volatile(EACH_##T(SEED, SEED, T, 0) ".p2align 5\n" "1:\n" \
+    __asm__ volatile(EACH_##T(BEGIN, BEGIN, T, 0) ".p2align 5\n" "1:\n" \
                      LINE(T, 0) LINE(T, 1) LINE(T, 2) LINE(T, 3) LINE(T, 4) LINE(T, 5) LINE(T, 6) LINE(T, 7) \
                      "add $1024, %[w]\n" "add $32*" #T ", %[a]\n" "cmp %[end], %[w]\n" "jb 1b\n" \
                      : SUMS_##T, [w] "+r"(w), [a] "+r"(a), [next] "+r"(next->p) : [step] "r"(next->step), [seed] "r"(seed), [end] "r"(w + 128 * n) : "zmm29", "zmm30", "zmm31", "cc", "memory")
@@ -93,7 +92,7 @@ INLINE void dot_lines(const int T, __m512i d[][2], const int8_t *w, const int8_t
 enum { MANY, ONE, INT };
 INLINE void dot_panel(const int T, const int kind, const struct weights *w, const struct scratch *s, int n_groups, struct act_panel a, float *c, struct ahead *next)
 {
-    const int8_t *line = s->lines;
+    const int8_t *line = (const int8_t *)s->lines;
     const float *scale = s->scale, *min = w->type->extra == EXTRA_NONE ? NULL : s->min;
     const int8_t *code = a.code;
     const int n_lines = w->step / 4, n_steps = kind == ONE ? 1 : w->n_steps;

@@ -36,6 +36,7 @@
 ROWS_OF(avx2) ATTENTION_OF(avx2) FLOATS_OF(avx2) INTEGERS_OF(avx2)
 ROWS_OF(avx512) ATTENTION_OF(avx512) FLOATS_OF(avx512) INTEGERS_OF(avx512)
 INTEGERS_OF(amx)
+INTEGERS_OF(avxvnni)
 
 /* A table: the integer matmul of one set, the rest of another or the same. */
 #define KERNELS_SET(name, supported, ints, rest) { \
