@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "cmd/open_model.h"
+#include "cmd/serve_config.h"
 
 struct serve_options {
     const char *host, *socket_path, *tls_cert, *tls_key;        /* NULL: not given */
@@ -17,7 +18,8 @@ struct serve_options {
     double timeout_s, drain_s;
     const char **origins, **hosts, **names;                     /* owned */
     int n_origins, n_hosts, n_names;
-    const char *const *models; int n_models;                    /* of argv */
+    const char *const *models; int n_models;                    /* of argv, or of the file */
+    struct serve_config config;                                 /* --config: what options point to; owned */
     struct run_options run;
 };
 /* -1: go on; else the exit code. */

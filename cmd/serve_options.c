@@ -11,6 +11,7 @@ static const char usage[] =
     "Serve models on the OpenAI API over HTTP.\n"
     "MODEL is a .zse, a GGUF file, a Hugging Face folder or org/name on the hub (default: $ZSE_MODEL; without: models are loaded over the API).\n"
     "\n"
+    "      --config FILE          options from a JSON object, {\"port\": 8080, \"models\": [\"m.zse\"]}; those of the command line win\n"
     "      --host NAME            address to listen on (default: 127.0.0.1)\n"
     "      --port N               port, 0: any that is free (default: 8000)\n"
     "      --socket FILE          listen on this Unix socket; without --host and --port, only there\n"
@@ -48,10 +49,11 @@ static const char usage[] =
 
 enum {
     OPT_HOST = 300, OPT_PORT, OPT_SOCKET, OPT_CERT, OPT_KEY, OPT_NO_AUTH, OPT_PROXY, OPT_ORIGIN, OPT_ALLOW_HOST, OPT_NAME, OPT_SEQS, OPT_QUEUE, OPT_KV_BYTES,
-    OPT_QUERY_KEY, OPT_ANONYMOUS, OPT_AUDIT_FOLDER, OPT_AUDIT_SIZE, OPT_AUDIT_PROMPTS, OPT_NO_AUDIT, OPT_MEMORY, OPT_NO_PREFIX, OPT_TIMEOUT, OPT_DRAIN, OPT_CONNECTIONS, OPT_BODY, OPT_QUIET, OPT_PLAN,
+    OPT_QUERY_KEY, OPT_ANONYMOUS, OPT_AUDIT_FOLDER, OPT_AUDIT_SIZE, OPT_AUDIT_PROMPTS, OPT_NO_AUDIT, OPT_MEMORY, OPT_NO_PREFIX, OPT_TIMEOUT, OPT_DRAIN, OPT_CONNECTIONS, OPT_BODY, OPT_QUIET, OPT_PLAN, OPT_CONFIG,
 };
 
 static const struct option options[] = {
+    { "config", required_argument, NULL, OPT_CONFIG },
     { "host", required_argument, NULL, OPT_HOST }, { "port", required_argument, NULL, OPT_PORT }, { "socket", required_argument, NULL, OPT_SOCKET },
     { "tls-cert", required_argument, NULL, OPT_CERT }, { "tls-key", required_argument, NULL, OPT_KEY }, { "no-auth", no_argument, NULL, OPT_NO_AUTH },
     { "allow-query-key", no_argument, NULL, OPT_QUERY_KEY }, { "anonymous-limit", required_argument, NULL, OPT_ANONYMOUS },
@@ -114,6 +116,7 @@ static int take(struct serve_options *o, int c, const char *arg)
         return 0;
     case OPT_QUIET: o->quiet = 1; return 0;
     case OPT_PLAN: o->plan = 1; return 0;
+    case OPT_CONFIG: return 0;              /* was read before the others */
     default: return run_option(prog, c, arg, &o->run);
     }
 }
@@ -129,10 +132,32 @@ static int check(struct serve_options *o)
     return run_options_check(prog, &o->run);
 }
 
+/* --config of the command line, and how many models it names; the arguments themselves are looked at, and complained about, later. */
+static const char *find_config(int argc, char **argv, int *n_models)
+{
+    const char *path = NULL;
+    const int before = opterr;
+    int c;
+    opterr = 0;
+    while ((c = getopt_long(argc, argv, "q:hV", options, NULL)) != -1)
+        if (c == OPT_CONFIG)
+            path = optarg;
+    *n_models = argc - optind;
+    opterr = before;
+    optind = 0;                             /* begin anew */
+    return path;
+}
+
 int serve_options_parse(struct serve_options *o, int argc, char **argv)
 {
-    int c, rc;
+    int c, rc, n_models;
+    struct err e;
     *o = (struct serve_options){ .port = 8000, .max_seqs = 32, .max_queue = 1000, .timeout_s = 600, .drain_s = 30, .max_connections = 4096, .max_body = 16000000 };
+    const char *config = find_config(argc, argv, &n_models);
+    if (serve_config_open(&o->config, config, options, argc, argv, n_models, &e) != 0)
+        return cli_fail(prog, &e);
+    argc = o->config.argc;
+    argv = o->config.argv;
     o->origins = calloc((size_t)argc + 1, sizeof *o->origins);
     o->hosts = calloc((size_t)argc + 1, sizeof *o->hosts);
     o->names = calloc((size_t)argc + 1, sizeof *o->names);
@@ -156,6 +181,7 @@ int serve_options_parse(struct serve_options *o, int argc, char **argv)
 
 void serve_options_release(struct serve_options *o)
 {
+    serve_config_close(&o->config);
     free(o->origins);
     free(o->hosts);
     free(o->names);

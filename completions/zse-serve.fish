@@ -1,4 +1,5 @@
 # fish completion of zse-serve
+complete -c zse-serve -l config -r -d 'options from a JSON object, {port 8080, models m.zse}; those of the command line win'
 complete -c zse-serve -l host -x -d 'address to listen on (default 127.0.0.1)'
 complete -c zse-serve -l port -x -d 'port, 0 any that is free (default 8000)'
 complete -c zse-serve -l socket -r -d 'listen on this Unix socket; without --host and --port, only there'

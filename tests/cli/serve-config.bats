@@ -1,0 +1,63 @@
+# serve-config.bats - zse-serve --config: options from a file.
+bats_require_minimum_version 1.5.0
+
+setup_file() {
+  cd "$BATS_TEST_DIRNAME/../.." || exit 1
+  zse-convert models/tiny -o "$BATS_FILE_TMPDIR/tiny.zse" -q nl4 --quality fast
+}
+setup() {
+  cd "$BATS_TEST_DIRNAME/../.." || exit 1
+  Z=$BATS_FILE_TMPDIR/tiny.zse T=$BATS_TEST_TMPDIR
+  export ZSE_HOME=$T/home
+}
+teardown() { [ -z "${PID:-}" ] || { kill "$PID" 2>/dev/null; wait "$PID" 2>/dev/null; } || true; }
+
+# config JSON
+config() { printf '%s' "$1" >"$T/c.json"; }
+# planned KEY: a line of --plan with the file's options and further arguments
+planned() { zse-serve --config "$T/c.json" --plan "${@:2}" | grep -- "^$1"; }
+
+@test "options and models come from the file; the command line wins" {
+  config "{\"models\": [\"$Z\"], \"ctx\": 512, \"kv\": \"i8\", \"kv-bytes\": 20000000, \"no-audit\": true, \"quiet\": false, \"timeout\": 1.5}"
+  [[ "$(planned model)" == *"$Z"*"context 512" ]]
+  [[ "$(planned keys)" == *"20.0 MB"* ]]
+  [[ "$(planned model --ctx 256)" == *"context 256" ]]
+  [[ "$(planned keys --kv-bytes 30MB)" == *"30.0 MB"* ]]
+  cp "$Z" "$T/other.zse"
+  [[ "$(planned model "$T/other.zse")" == *"$T/other.zse"* ]]
+  [ "$(planned model "$T/other.zse" | wc -l)" = 1 ]
+}
+
+@test "a server with nothing but a file" {
+  config "{\"models\": [\"$Z\"], \"name\": [\"from-file\"], \"port\": 0, \"no-audit\": true, \"max-seqs\": 2}"
+  exec 5< <(exec zse-serve --config "$T/c.json" 2>"$T/err")
+  PID=$!
+  read -r -u 5 _ _ url
+  curl -s --retry 5 --retry-all-errors "$url/v1/chat/completions" -d '{"temperature":0,"messages":[{"role":"user","content":"What is 2+2?"}]}' >"$T/j"
+  jq -e '.choices[0].message.content == "2 + 2 = 4" and .model == "from-file"' "$T/j"
+}
+
+@test "what a file gets wrong is named" {
+  while IFS='|' read -r json words; do
+    config "$json"
+    run --separate-stderr zse-serve --config "$T/c.json"
+    [ "$status" = 1 ] && [ -z "$output" ] && [[ "$stderr" == "zse-serve: $T/c.json: "*"$words"* ]] || { echo "$json: $status $stderr"; return 1; }
+  done <<'CASES'
+{"prot": 80}|'prot' is no option
+{"port": true}|port: found
+{"quiet": 1}|quiet: found
+{"models": [1]}|models: found
+{"cors-origin": [["x"]]}|cors-origin: found
+{"config": "x"}|'config' is no option
+{"plan": true}|'plan' is no option
+[]|expected an object
+{"port": 1|line 1
+CASES
+  run --separate-stderr zse-serve --config "$T/none.json"
+  [ "$status" = 1 ] && [[ "$stderr" == *"none.json: No such file"* ]]
+  config '{"port": 99999}'
+  run --separate-stderr zse-serve --config "$T/c.json"
+  [ "$status" = 2 ] && [[ "$stderr" == *"--port"* ]]
+  run --separate-stderr zse-serve --config
+  [ "$status" = 2 ]
+}
