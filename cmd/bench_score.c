@@ -65,7 +65,7 @@ int bench_logits(const struct bench_options *options, const char *model)
     struct atomic_file f;
     if (!(logits = malloc(size)))
         err_nomem(&e, "logits");
-    else if ((g = open_engine(&m, &o.run, 1, n, 0, &e)) && engine_logits(g, ids, n, 0, logits, &e) == 0 && cli_output_open(&f, o.output, &e) == 0) {
+    else if ((g = open_engine(&m, &o.run, 1, n, o.window, &e)) && engine_logits(g, ids, n, 0, logits, &e) == 0 && cli_output_open(&f, o.output, &e) == 0) {
         rc = atomic_write(&f, logits, size, &e);
         if (rc == 0)
             rc = cli_output_commit(&f, &e);

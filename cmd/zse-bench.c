@@ -57,7 +57,7 @@ static const char usage[] =
     "      --timeout SECONDS      serve: a request that takes longer has failed, 0: none has (default: 600)\n"
     "      --ids IDS              logits: token ids, '1 5 9'\n"
     "  -o, --output FILE          logits: float32 little endian [n_tokens, vocab_size], always --exact; '-': standard output\n"
-    "      --window N             perplexity, quality: tokens of a window (default: 512)\n"
+    "      --window N             perplexity, quality: tokens of a window; logits: of a step (default: 512)\n"
     "      --windows N            perplexity, quality: only the first N windows of the text\n"
     "\n"
     RUN_HELP
@@ -88,7 +88,7 @@ enum command { SPEED, LIMITS, BATCH, KV, THREADS, MATMUL, COLDSTART, SERVE, LOGI
 static const struct { const char *name; int least, most; const char *letters; } commands[N_COMMANDS] = {
     [SPEED] = { NULL, 0, 1, "pnbrw" }, [LIMITS] = { "limits", 0, 0, "f" }, [BATCH] = { "batch", 0, 1, "pbr" }, [KV] = { "kv", 0, 1, "rc" },
     [THREADS] = { "threads", 0, 1, "pr" }, [MATMUL] = { "matmul", 0, 0, "rst" }, [COLDSTART] = { "coldstart", 0, 1, "prPM" },
-    [SERVE] = { "serve", 1, 1, "pnbwS" }, [LOGITS] = { "logits", 1, 1, "io" }, [PERPLEXITY] = { "perplexity", 2, 2, "WN" }, [QUALITY] = { "quality", 3, 3, "WN" },
+    [SERVE] = { "serve", 1, 1, "pnbwS" }, [LOGITS] = { "logits", 1, 1, "ioW" }, [PERPLEXITY] = { "perplexity", 2, 2, "WN" }, [QUALITY] = { "quality", 3, 3, "WN" },
 };
 /* Options that not every command takes. */
 static const struct { int c; char letter; const char *name; } special[] = {

@@ -18,23 +18,40 @@ static const struct shape {
     int n_layers, hidden, intermediate, n_heads, n_kv_heads, head_dim, vocab, max_len, tied;
     double theta, eps;
     double llama3_factor;       /* Llama 3.1 and later; 0: plain RoPE */
+    const char *config;         /* instead of all but the vocabulary */
 } shapes[] = {
     /*                                layers hidden  inter heads kv  dim   vocab  context tied  theta    eps   factor */
-    { "SmolLM2-135M",   "llama",      30,   576,  1536,   9,   3,  64,  49152,   8192, 1,  100000, 1e-5,  0 },
-    { "SmolLM2-360M",   "llama",      32,   960,  2560,  15,   5,  64,  49152,   8192, 1,  100000, 1e-5,  0 },
-    { "SmolLM2-1.7B",   "llama",      24,  2048,  8192,  32,  32,  64,  49152,   8192, 1,  130000, 1e-5,  0 },
-    { "Qwen2.5-0.5B",   "qwen2",      24,   896,  4864,  14,   2,  64, 151936,  32768, 1, 1000000, 1e-6,  0 },
-    { "Qwen2.5-1.5B",   "qwen2",      28,  1536,  8960,  12,   2, 128, 151936,  32768, 1, 1000000, 1e-6,  0 },
-    { "Qwen2.5-3B",     "qwen2",      36,  2048, 11008,  16,   2, 128, 151936,  32768, 1, 1000000, 1e-6,  0 },
-    { "Qwen2.5-7B",     "qwen2",      28,  3584, 18944,  28,   4, 128, 152064,  32768, 0, 1000000, 1e-6,  0 },
-    { "Qwen2.5-14B",    "qwen2",      48,  5120, 13824,  40,   8, 128, 152064,  32768, 0, 1000000, 1e-6,  0 },
-    { "Qwen2.5-32B",    "qwen2",      64,  5120, 27648,  40,   8, 128, 152064,  32768, 0, 1000000, 1e-6,  0 },
-    { "Qwen3-0.6B",     "qwen3",      28,  1024,  3072,  16,   8, 128, 151936,  40960, 1, 1000000, 1e-6,  0 },
-    { "Qwen3-8B",       "qwen3",      36,  4096, 12288,  32,   8, 128, 151936,  40960, 0, 1000000, 1e-6,  0 },
-    { "Llama-3.2-1B",   "llama",      16,  2048,  8192,  32,   8,  64, 128256, 131072, 1,  500000, 1e-5, 32 },
-    { "Llama-3.2-3B",   "llama",      28,  3072,  8192,  24,   8, 128, 128256, 131072, 1,  500000, 1e-5, 32 },
-    { "Llama-3.1-8B",   "llama",      32,  4096, 14336,  32,   8, 128, 128256, 131072, 0,  500000, 1e-5,  8 },
-    { "Llama-3.1-70B",  "llama",      80,  8192, 28672,  64,   8, 128, 128256, 131072, 0,  500000, 1e-5,  8 },
+    { "SmolLM2-135M",   "llama",      30,   576,  1536,   9,   3,  64,  49152,   8192, 1,  100000, 1e-5,  0, NULL },
+    { "SmolLM2-360M",   "llama",      32,   960,  2560,  15,   5,  64,  49152,   8192, 1,  100000, 1e-5,  0, NULL },
+    { "SmolLM2-1.7B",   "llama",      24,  2048,  8192,  32,  32,  64,  49152,   8192, 1,  130000, 1e-5,  0, NULL },
+    { "Qwen2.5-0.5B",   "qwen2",      24,   896,  4864,  14,   2,  64, 151936,  32768, 1, 1000000, 1e-6,  0, NULL },
+    { "Qwen2.5-1.5B",   "qwen2",      28,  1536,  8960,  12,   2, 128, 151936,  32768, 1, 1000000, 1e-6,  0, NULL },
+    { "Qwen2.5-3B",     "qwen2",      36,  2048, 11008,  16,   2, 128, 151936,  32768, 1, 1000000, 1e-6,  0, NULL },
+    { "Qwen2.5-7B",     "qwen2",      28,  3584, 18944,  28,   4, 128, 152064,  32768, 0, 1000000, 1e-6,  0, NULL },
+    { "Qwen2.5-14B",    "qwen2",      48,  5120, 13824,  40,   8, 128, 152064,  32768, 0, 1000000, 1e-6,  0, NULL },
+    { "Qwen2.5-32B",    "qwen2",      64,  5120, 27648,  40,   8, 128, 152064,  32768, 0, 1000000, 1e-6,  0, NULL },
+    { "Qwen3-0.6B",     "qwen3",      28,  1024,  3072,  16,   8, 128, 151936,  40960, 1, 1000000, 1e-6,  0, NULL },
+    { "Qwen3-8B",       "qwen3",      36,  4096, 12288,  32,   8, 128, 151936,  40960, 0, 1000000, 1e-6,  0, NULL },
+    { "Llama-3.2-1B",   "llama",      16,  2048,  8192,  32,   8,  64, 128256, 131072, 1,  500000, 1e-5, 32, NULL },
+    { "Llama-3.2-3B",   "llama",      28,  3072,  8192,  24,   8, 128, 128256, 131072, 1,  500000, 1e-5, 32, NULL },
+    { "Llama-3.1-8B",   "llama",      32,  4096, 14336,  32,   8, 128, 128256, 131072, 0,  500000, 1e-5,  8, NULL },
+    { "Llama-3.1-70B",  "llama",      80,  8192, 28672,  64,   8, 128, 128256, 131072, 0,  500000, 1e-5,  8, NULL },
+    { .name = "Qwen3-30B-A3B", .vocab = 151936, .config =
+      "{\"architectures\":[\"Qwen3MoeForCausalLM\"],\"model_type\":\"qwen3_moe\",\"num_hidden_layers\":48,\"hidden_size\":2048,\"intermediate_size\":6144,"
+      "\"num_attention_heads\":32,\"num_key_value_heads\":4,\"head_dim\":128,\"vocab_size\":151936,\"max_position_embeddings\":40960,\"rope_theta\":1000000.0,"
+      "\"rms_norm_eps\":1e-6,\"tie_word_embeddings\":false,\"num_experts\":128,\"num_experts_per_tok\":8,\"moe_intermediate_size\":768,\"norm_topk_prob\":true}" },
+    { .name = "DeepSeek-V2-Lite", .vocab = 102400, .config =
+      "{\"architectures\":[\"DeepseekV2ForCausalLM\"],\"model_type\":\"deepseek_v2\",\"num_hidden_layers\":27,\"hidden_size\":2048,\"intermediate_size\":10944,"
+      "\"num_attention_heads\":16,\"num_key_value_heads\":16,\"vocab_size\":102400,\"max_position_embeddings\":163840,\"rope_theta\":10000.0,\"rms_norm_eps\":1e-6,"
+      "\"rope_scaling\":{\"type\":\"yarn\",\"factor\":40.0,\"beta_fast\":32,\"beta_slow\":1,\"mscale\":0.707,\"mscale_all_dim\":0.707,"
+      "\"original_max_position_embeddings\":4096},\"tie_word_embeddings\":false,\"first_k_dense_replace\":1,\"n_routed_experts\":64,\"n_shared_experts\":2,"
+      "\"num_experts_per_tok\":6,\"moe_intermediate_size\":1408,\"topk_method\":\"greedy\",\"routed_scaling_factor\":1.0,\"q_lora_rank\":null,\"kv_lora_rank\":512,"
+      "\"qk_nope_head_dim\":128,\"qk_rope_head_dim\":64,\"v_head_dim\":128}" },
+    { .name = "gpt-oss-20b", .vocab = 201088, .config =
+      "{\"architectures\":[\"GptOssForCausalLM\"],\"model_type\":\"gpt_oss\",\"num_hidden_layers\":24,\"hidden_size\":2880,\"intermediate_size\":2880,"
+      "\"num_attention_heads\":64,\"num_key_value_heads\":8,\"head_dim\":64,\"vocab_size\":201088,\"max_position_embeddings\":131072,\"rope_theta\":150000.0,"
+      "\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":32.0,\"beta_fast\":32.0,\"beta_slow\":1.0,\"truncate\":false,\"original_max_position_embeddings\":4096},"
+      "\"rms_norm_eps\":1e-5,\"tie_word_embeddings\":false,\"num_local_experts\":32,\"num_experts_per_tok\":4,\"sliding_window\":128}" },
 };
 enum { N_SHAPES = sizeof shapes / sizeof *shapes };
 
@@ -57,6 +74,11 @@ static const char *const special[N_SPECIAL] = { "<|endoftext|>", "<|im_start|>",
 
 static json_t *config_of(const struct shape *s)
 {
+    if (s->config) {
+        json_t *c = json_loads(s->config, 0, NULL);
+        json_object_update_new(c, json_pack("{s:s,s:s,s:i,s:i}", "hidden_act", "silu", "torch_dtype", "bfloat16", "bos_token_id", s->vocab - 3, "eos_token_id", s->vocab - 1));
+        return c;
+    }
     json_t *c = json_pack("{s:[s],s:s,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:f,s:f,s:b,s:s,s:s,s:i,s:i}", "architectures",
                           strcmp(s->type, "llama") == 0 ? "LlamaForCausalLM" : strcmp(s->type, "qwen2") == 0 ? "Qwen2ForCausalLM" : "Qwen3ForCausalLM",
                           "model_type", s->type, "num_hidden_layers", s->n_layers, "hidden_size", s->hidden, "intermediate_size", s->intermediate,
@@ -203,6 +225,25 @@ static int add_tensors(struct job *j, const struct shape *shape, int n, struct e
     return 0;
 }
 
+/* Sources in the shapes of ours. */
+static int add_own_tensors(struct job *j, int n, struct err *e)
+{
+    struct source *s = j->source;
+    s->tensors = calloc((size_t)n, sizeof *s->tensors);
+    if (!s->tensors)
+        return err_nomem(e, "the tensors");
+    for (int i = 0; i < n; i++) {
+        const struct weight_spec *w = &j->specs[i];
+        struct source_tensor *t = &s->tensors[s->n_tensors++];
+        *t = (struct source_tensor){ .name = strdup(w->source), .type = GGML_BF16, .n_dims = 2, .dim = { w->rows, w->cols },
+                                     .size = (size_t)w->rows * (size_t)w->cols * 2 };
+        if (!t->name)
+            return err_nomem(e, "the tensors");
+        j->specs[i].map = (struct row_map){ 0 };
+    }
+    return 0;
+}
+
 /* A configuration alone: every tensor that it asks for, as bf16. */
 static int config_open(struct job *j, int *n_specs, struct err *e)
 {
@@ -217,18 +258,7 @@ static int config_open(struct job *j, int *n_specs, struct err *e)
         j->specs = NULL;
         return -1;
     }
-    s->tensors = calloc((size_t)*n_specs, sizeof *s->tensors);
-    if (!s->tensors)
-        return err_nomem(e, "the tensors");
-    for (int i = 0; i < *n_specs; i++) {
-        const struct weight_spec *w = &j->specs[i];
-        struct source_tensor *t = &s->tensors[s->n_tensors++];
-        *t = (struct source_tensor){ .name = strdup(w->source), .type = GGML_BF16, .n_dims = 2, .dim = { w->rows, w->cols },
-                                     .size = (size_t)w->rows * (size_t)w->cols * 2 };
-        if (!t->name)
-            return err_nomem(e, "the tensors");
-    }
-    return 0;
+    return add_own_tensors(j, *n_specs, e);
 }
 
 int synthetic_open(struct job *j, int *n_specs, struct err *e)
@@ -255,12 +285,12 @@ int synthetic_open(struct job *j, int *n_specs, struct err *e)
     text = tokenizer_json(shape->vocab, &size);
     if (add_file(s, "tokenizer.json", text, size, e) || config_parse(&j->config, s->config, e))
         return -1;
-    const struct weight_source w = { shape_of, (void *)shape, 0 };
+    const struct weight_source w = { shape->config ? NULL : shape_of, (void *)shape, 0 };
     if (weight_specs(&j->config, &w, &j->specs, n_specs, e)) {
         j->specs = NULL;
         return -1;
     }
-    return add_tensors(j, shape, *n_specs, e);
+    return shape->config ? add_own_tensors(j, *n_specs, e) : add_tensors(j, shape, *n_specs, e);
 }
 
 void synthetic_close(struct source *s)

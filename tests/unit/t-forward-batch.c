@@ -155,7 +155,7 @@ static void test_schedules(void **state)
         bad += check_schedules(m, names[i], KV_F32, 1, 3);
         if (i < 2)
             bad += check_schedules(m, names[i], KV_F16, 1, 2) + check_schedules(m, names[i], KV_I8, 1, 2);
-        uint8_t **owned = calloc((size_t)m->config.n_layers * 7 + 1, sizeof *owned);
+        uint8_t **owned = calloc(quantized_room(m), sizeof *owned);
         int n = quantize_model(m, owned);
         bad += check_schedules(m, names[i], KV_F16, 0, 3);
         if (i < 2)

@@ -1,4 +1,5 @@
 /* t-schedule.c - the same answer always: hundreds of random schedules of some sequences, and the logits of each are those, bit for bit, that it has alone.
+ * One dense model, and of the oracles' some with mixtures of experts, sinks, chunked and latent attention.
  *
  * A schedule is what may happen to a request on a busy server: its prompt is cut anywhere, other sequences come and go beside it, its blocks lie anywhere,
  * its beginning is another sequence's blocks or a copy of them, and drafts are tried and dropped.  On 1 to 4 threads, with all sets of
@@ -18,7 +19,7 @@
 #include "libcommon/engine/cpu.h"
 #include "tests/unit/tiny.h"
 
-enum { SEQS = 6, LONGEST = 1100, THREADS = 4, MOST_TOKENS = 256, BLOCKS_EACH = LONGEST / KV_BLOCK + 2, BLOCKS = SEQS * BLOCKS_EACH, ROUNDS = 40 };
+enum { SEQS = 6, LONGEST = 1100, THREADS = 4, MOST_TOKENS = 256, BLOCKS_EACH = LONGEST / KV_BLOCK + 2, BLOCKS = SEQS * BLOCKS_EACH, ROUNDS = 40, FEW_ROUNDS = 8 };
 
 static const int length[SEQS] = { 1100, 690, 120, 64, 33, 17 };
 static const int same[SEQS] = { 0, 600, 50, 0, 0, 5 };          /* so many tokens begin like the sequence before */
@@ -163,18 +164,19 @@ static void schedule(void *b, const struct sequence *s, int longest, int vocab, 
     }
 }
 
-static void schedules(void **state)
+static void run_schedules(const char *name, int rounds)
 {
-    (void)state;
-    struct model *m = load("tiny");
+    struct model *m = load(name);
     if (!m) {
-        print_message("# skipped: models/tiny is not here\n");
+        print_message("# skipped: %s is not here\n", name);
         skip();
     }
-    uint8_t **owned = calloc((size_t)m->config.n_layers * 7 + 1, sizeof *owned);
+    uint8_t **owned = calloc(quantized_room(m), sizeof *owned);
     int n_owned = quantize_model(m, owned), n_run = 0;
-    m->config.window[1] = 100;
-    m->config.window[2] = 700;
+    if (strcmp(name, "tiny") == 0) {
+        m->config.window[1] = 100;
+        m->config.window[2] = 700;
+    }
     const int vocab = m->config.vocab_size;
     static struct sequence s[SEQS];
     float *logits = malloc((size_t)MOST_TOKENS * (size_t)vocab * sizeof *logits);
@@ -188,10 +190,10 @@ static void schedules(void **state)
             void *b[THREADS];
             for (int i = 0; i < THREADS; i++)
                 b[i] = open_backend(m, i + 1, (enum kv_type)kv, MOST_TOKENS, (*k)->name);
-            for (int i = 0; i < ROUNDS; i++) {
+            for (int i = 0; i < rounds; i++) {
                 const int threads = 1 + below(&r, THREADS);
                 char what[100];
-                snprintf(what, sizeof what, "kernels %s, kv %d, %d threads, schedule %d", (*k)->name, kv, threads, i);
+                snprintf(what, sizeof what, "%s, kernels %s, kv %d, %d threads, schedule %d", name, (*k)->name, kv, threads, i);
                 schedule(b[threads - 1], s, i % 13 == 0 ? LONGEST : 150, vocab, logits, &r, what);
                 n_run++;
             }
@@ -199,7 +201,7 @@ static void schedules(void **state)
                 backend_cpu.close(b[i]);
         }
     }
-    print_message("# %d schedules of up to %d sequences\n", n_run, SEQS);
+    print_message("# %s: %d schedules of up to %d sequences\n", name, n_run, SEQS);
     if (!n_run)
         print_message("# skipped: this machine has the plain kernels only\n");
     for (int i = 0; i < SEQS; i++)
@@ -213,8 +215,15 @@ static void schedules(void **state)
         skip();
 }
 
+static void dense(void **state) { (void)state; run_schedules("tiny", ROUNDS); }
+static void shared_experts(void **state) { (void)state; run_schedules("qwen2_moe", FEW_ROUNDS); }
+static void sinks(void **state) { (void)state; run_schedules("gpt_oss", FEW_ROUNDS); }
+static void chunked(void **state) { (void)state; run_schedules("llama4_text", FEW_ROUNDS); }
+static void latent(void **state) { (void)state; run_schedules("deepseek_v3", FEW_ROUNDS); }
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(schedules) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(dense), cmocka_unit_test(shared_experts), cmocka_unit_test(sinks), cmocka_unit_test(chunked),
+                                        cmocka_unit_test(latent) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -47,20 +47,28 @@ static inline uint8_t *quantize(struct linear *l, enum qtype type, int group_siz
     return data;
 }
 
-/* owned [7 * n_layers + 1]: what the caller frees; returns how many.  Other types side by side, so that q, k and v want their input rounded in two ways. */
+/* How many matrices there are at most. */
+static inline size_t quantized_room(const struct model *m) { return (size_t)m->config.n_layers * (16 + 3 * (size_t)m->config.moe.n_experts) + 1; }
+
+/* owned [quantized_room]: what the caller frees; returns how many.  Other types side by side, so that matrices want their common input rounded in two ways. */
 static inline int quantize_model(struct model *m, uint8_t **owned)
 {
     int n = 0;
     for (int i = 0; i < m->config.n_layers; i++) {
         struct layer *l = &m->layers[i];
-        owned[n++] = quantize(&l->q, QT_NL4, 32, 64);
-        owned[n++] = quantize(&l->k, QT_NL4, 32, 64);
-        owned[n++] = quantize(&l->v, QT_I8, 32, 32);
-        owned[n++] = quantize(&l->o, QT_I4M, 32, 32);
-        if (l->gate.w.data)
-            owned[n++] = quantize(&l->gate, QT_NL4, 32, 64);
-        owned[n++] = quantize(&l->up, QT_I4, 128, 128);
-        owned[n++] = quantize(&l->down, QT_NF4, 64, 64);
+        const struct { struct linear *l; enum qtype type; int group_size, act_group; } all[] = {
+            { &l->q, QT_NL4, 32, 64 }, { &l->k, QT_NL4, 32, 64 }, { &l->v, QT_I8, 32, 32 }, { &l->o, QT_I4M, 32, 32 }, { &l->gate, QT_NL4, 32, 64 },
+            { &l->up, QT_I4, 128, 128 }, { &l->down, QT_NF4, 64, 64 }, { &l->q_a, QT_NL4, 32, 32 }, { &l->kv_a, QT_I8, 64, 64 }, { &l->k_b, QT_I8, 32, 32 },
+            { &l->v_b, QT_I8, 32, 32 },
+        };
+        for (size_t k = 0; k < sizeof all / sizeof *all; k++)
+            if (all[k].l->w.data)
+                owned[n++] = quantize(all[k].l, all[k].type, all[k].group_size, all[k].act_group);
+        for (int x = 0; l->experts && x < m->config.moe.n_experts; x++) {       /* experts differ too */
+            owned[n++] = quantize(&l->experts[x].gate, QT_NL4, 32, x % 2 ? 64 : 32);
+            owned[n++] = quantize(&l->experts[x].up, x % 3 ? QT_NL4 : QT_I8, 32, 32);
+            owned[n++] = quantize(&l->experts[x].down, QT_NL4, 32, 32);
+        }
     }
     m->head.w = m->embed.w;
     owned[n++] = quantize(&m->head, QT_I8R, 32, 64);
