@@ -94,6 +94,8 @@ static int read_text(struct text *t, const struct bench_options *o, const struct
     memset(t, 0, sizeof *t);
     if (!m->tokenizer)
         return err_set(e, ERR_FORMAT, "%s: has no tokenizer", m->path);
+    if (o->window < 4)
+        return err_set(e, ERR_LIMIT, "--window %d: expected at least 4", o->window);
     if (o->window > context_len(m, &o->run))
         return err_set(e, ERR_LIMIT, "--window %d: expected at most the context of %d", o->window, context_len(m, &o->run));
     char *text = file_read(path, (size_t)1 << 30, &size, e);

@@ -162,7 +162,7 @@ static int take(struct bench_options *o, int c, const char *arg)
     case 'b': return parse_whole("--batch", arg, 1, 4096, &o->batch);
     case 'r': return parse_whole("--repeats", arg, 1, 100000, &o->repeats);
     case 'w': return parse_whole("--warmup", arg, 0, 1000, &o->warmup);
-    case OPT_WINDOW: return parse_whole("--window", arg, 4, 1 << 20, &o->window);
+    case OPT_WINDOW: return parse_whole("--window", arg, 1, 1 << 20, &o->window);
     case OPT_WINDOWS: return parse_whole("--windows", arg, 1, INT32_MAX, &o->windows);
     case OPT_CONTEXTS: return parse_list("--contexts", arg, 1 << 24, &o->contexts);
     case OPT_TOKENS: return parse_list("--tokens", arg, 65536, &o->tokens);

@@ -107,7 +107,7 @@ static int measure(struct job *j, struct calibration *c, int layer, int input, c
 {
     size_t N = (size_t)kept->ld, hidden = (size_t)j->config.hidden_size, window = (size_t)c->window_len * hidden;
     struct watch w = { .j = j, .c = c, .input = input, .kept = kept, .scale = j->calib[layer].scale[input] };
-    struct cpu_tap tap = { watch_input, &w };
+    struct cpu_tap tap = { .input = watch_input, .user = &w };
     float *x = malloc(window * sizeof *x);
     w.h = calloc(N * N, sizeof *w.h);
     w.cross = calloc(N * N, sizeof *w.cross);
@@ -239,7 +239,7 @@ static int quantize_matrix(struct job *j, struct calibration *c, const struct gp
 
 static int wants(const struct plan *p, int layer, int input)
 {
-    return p->spec->layer == layer && p->make == MAKE_QUANT && p->input == input;
+    return p->spec->layer == layer && p->spec->expert < 0 && p->make == MAKE_QUANT && p->input == input;
 }
 
 static int quantize_input(struct job *j, struct calibration *c, int layer, int input, const struct inputs *kept, struct err *e)
@@ -256,7 +256,7 @@ static int quantize_input(struct job *j, struct calibration *c, int layer, int i
     if (g.damping > 0.011) {
         j->report->n_damped++;
         job_note(j, "layer %d: damping raised to %g %% for the inputs of %s", layer, g.damping * 100,
-                 (const char *const[]){ "q, k, v", "o", "gate and up", "down" }[input]);
+                 (const char *const[]){ "q, k, v", "q", "o", "gate and up", "down" }[input]);
     }
     for (int i = 0; i < j->n_plans && rc == 0; i++)
         if (wants(&j->plans[i], layer, input)) {
@@ -283,12 +283,14 @@ static int advance(struct job *j, struct calibration *c, int layer, struct err *
 static int run_layer(struct job *j, struct calibration *c, int layer, struct inputs kept[N_INPUTS], struct err *e)
 {
     const struct config *f = &j->config;
-    const int width[N_INPUTS] = { f->hidden_size, f->n_heads * f->head_dim, f->hidden_size, f->intermediate_size };
     size_t n_tokens = (size_t)c->n_windows * (size_t)c->window_len;
     if (calibrate_load(j, c, layer, e))
         return -1;
     for (int i = 0; i < N_INPUTS; i++) {
-        kept[i] = (struct inputs){ .n = width[i], .ld = linalg_pad(width[i]) };
+        const int width = calibrate_width(f, layer, i);
+        kept[i] = (struct inputs){ .n = width, .ld = linalg_pad(width) };
+        if (!width)
+            continue;
         kept[i].x = big_alloc(n_tokens * (size_t)kept[i].ld * sizeof *kept[i].x);
         if (!kept[i].x)
             return err_nomem(e, "the inputs of a layer");

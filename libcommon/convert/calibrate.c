@@ -173,7 +173,7 @@ int calibrate_load(struct job *j, struct calibration *c, int index, struct err *
     for (int i = 0; i < j->n_plans; i++) {
         const struct weight_spec *s = j->plans[i].spec;
         int ends = s->role == ROLE_POS || strncmp(s->name, "embed_norm.", 11) == 0 || strncmp(s->name, "embed_in.", 9) == 0;
-        if (s->layer == index && (index >= 0 || ends) && load_weight(j, c, &j->plans[i], e))
+        if (s->layer == index && s->expert < 0 && (index >= 0 || ends) && load_weight(j, c, &j->plans[i], e))
             return -1;
     }
     return 0;
@@ -277,7 +277,7 @@ done:
 
 enum input calibrate_input(int role)
 {
-    return role == ROLE_Q ? INPUT_QKV : role == ROLE_O ? INPUT_O : role == ROLE_DOWN ? INPUT_DOWN : INPUT_MLP;
+    return role == ROLE_Q ? INPUT_QKV : role == ROLE_Q_A ? INPUT_Q_A : role == ROLE_O ? INPUT_O : role == ROLE_DOWN ? INPUT_DOWN : INPUT_MLP;
 }
 
 int calibrate_progress(const struct job *j, const struct calibration *c, const char *what, int layer, int window, struct err *e)
@@ -293,6 +293,8 @@ struct watch {
     double *sum[N_INPUTS];              /* [cols] */
     struct inputs *keep;
     int window;
+    int moe;                            /* the layer stops where its experts begin, and goes on for all windows at once */
+    struct layer_calib *calib;
 };
 
 static int watch_input(void *user, int layer, int role, const float *x, size_t ldx, int n_tokens, int cols)
@@ -308,28 +310,121 @@ static int watch_input(void *user, int layer, int role, const float *x, size_t l
         for (int t = 0; t < n_tokens; t++)
             memcpy(in->x + ((size_t)w->window * (size_t)w->c->window_len + (size_t)t) * (size_t)in->ld, x + (size_t)t * ldx, (size_t)cols * sizeof *x);
     }
+    w->window += w->moe && input == INPUT_DOWN;         /* the shared MLP of one window after the other */
+    return w->moe && input == INPUT_MLP;
+}
+
+static void watch_expert(void *user, int layer, int expert, int role, const float *x, size_t ldx, int n_tokens, int cols)
+{
+    const struct watch *w = user;
+    struct expert_calib *c = &w->calib->experts[expert];
+    float *sum = role == ROLE_EXPERT_DOWN ? c->down : c->up;
+    (void)layer;
+    for (int t = 0; t < n_tokens; t++)
+        for (int k = 0; k < cols; k++)
+            sum[k] += x[(size_t)t * ldx + (size_t)k] * x[(size_t)t * ldx + (size_t)k];
+    c->n_tokens += role == ROLE_EXPERT_DOWN ? 0 : n_tokens;
+}
+
+int calibrate_width(const struct config *c, int layer, int input)
+{
+    const int mla = c->mixer[layer] == MIXER_MLA;
+    switch (input) {
+    case INPUT_Q_A:  return mla ? c->mla.q_rank : 0;
+    case INPUT_O:    return mla ? c->n_heads * c->mla.v_dim : c->n_heads * c->head_dim;
+    case INPUT_DOWN: return config_mlp_size(c, layer);
+    default:         return c->hidden_size;
+    }
+}
+
+void calibrate_forget_experts(struct job *j, int layer)
+{
+    struct layer_calib *l = j->calib ? &j->calib[layer] : NULL;
+    for (int i = 0; l && l->experts && i < j->config.moe.n_experts; i++) {
+        free(l->experts[i].up);
+        free(l->experts[i].down);
+        free(l->experts[i].scale);
+    }
+    if (l) {
+        free(l->experts);
+        free(l->down_strength);
+        l->experts = NULL;
+        l->down_strength = NULL;
+    }
+}
+
+/* ---- experts, one in memory at a time ---- */
+
+struct expert_loader { struct job *j; struct calibration *c; int layer, kept; };        /* kept: blocks of the layer's other weights */
+
+static int load_expert(void *user, int expert, struct err *e)
+{
+    const struct expert_loader *l = user;
+    while (l->c->n_blocks > l->kept)
+        big_free(l->c->blocks[--l->c->n_blocks]);
+    for (int i = 0; i < l->j->n_plans; i++) {
+        const struct plan *p = &l->j->plans[i];
+        if (p->spec->layer == l->layer && p->spec->expert == expert && load_weight(l->j, l->c, p, e))
+            return -1;
+    }
     return 0;
 }
 
-static int input_width(const struct config *c, int input)
+static int remember_experts(struct job *j, int index, struct err *e)
 {
-    return input == INPUT_O ? c->n_heads * c->head_dim : input == INPUT_DOWN ? c->intermediate_size : c->hidden_size;
+    const struct config *f = &j->config;
+    struct layer_calib *l = &j->calib[index];
+    calibrate_forget_experts(j, index);
+    l->experts = calloc((size_t)f->moe.n_experts, sizeof *l->experts);
+    l->down_strength = calloc((size_t)f->moe.intermediate_size, sizeof *l->down_strength);
+    for (int i = 0; l->experts && i < f->moe.n_experts; i++) {
+        l->experts[i].up = calloc((size_t)f->hidden_size, sizeof(float));
+        l->experts[i].down = calloc((size_t)f->moe.intermediate_size, sizeof(float));
+        if (!l->experts[i].up || !l->experts[i].down)
+            return err_nomem(e, "calibration of experts");
+    }
+    return l->experts && l->down_strength ? 0 : err_nomem(e, "calibration of experts");
+}
+
+/* The experts of a layer whose attention all windows have been through; h: what enters them. */
+static int run_experts(struct job *j, struct calibration *c, int index, struct watch *w, const struct inputs *h, struct err *e)
+{
+    struct layer_calib *l = &j->calib[index];
+    struct expert_loader loader = { j, c, index, c->n_blocks };
+    const struct cpu_tap tap = { .input = watch_input, .user = w, .expert = watch_expert };
+    const int n = c->n_windows * c->window_len, size = j->config.moe.intermediate_size;
+    w->window = 0;
+    if (cpu_layers_experts(c->run, index, &c->m.layers[index], h->x, (size_t)h->ld, c->x, n, load_expert, &loader, &tap, e))
+        return -1;
+    for (int i = 0; i < j->config.moe.n_experts; i++)
+        for (int k = 0; k < size; k++)
+            l->down_strength[k] += l->experts[i].down[k] / ((float)n * (float)j->config.moe.top_k);
+    return 0;
 }
 
 int calibrate_layer(struct job *j, struct calibration *c, int index, struct inputs keep[N_INPUTS], struct err *e)
 {
     const struct config *config = &j->config;
-    struct watch w = { .c = c, .keep = keep };
-    struct cpu_tap tap = { watch_input, &w };
     struct layer_calib *l = &j->calib[index];
+    struct watch w = { .c = c, .keep = keep, .moe = config->ff[index] == FF_MOE, .calib = l };
+    struct cpu_tap tap = { .input = watch_input, .user = &w };
+    struct inputs own[N_INPUTS] = { { 0 } };
     size_t n_tokens = (size_t)c->n_windows * (size_t)c->window_len;
-    int rc = 0;
+    int rc = w.moe ? remember_experts(j, index, e) : 0;
+    if (rc == 0 && w.moe && !keep) {
+        own[INPUT_MLP] = (struct inputs){ big_alloc(n_tokens * (size_t)config->hidden_size * sizeof(float)), config->hidden_size, config->hidden_size };
+        w.keep = own;
+        rc = own[INPUT_MLP].x ? 0 : err_nomem(e, "calibration of experts");
+    }
     for (int i = 0; i < N_INPUTS && rc == 0; i++) {
         if (i == INPUT_MLP && config->block == BLOCK_PARALLEL && !keep)
             continue;                   /* the input of q, k, v once more */
         free(l->strength[i]);
-        w.sum[i] = calloc((size_t)input_width(config, i), sizeof *w.sum[i]);
-        l->strength[i] = calloc((size_t)input_width(config, i), sizeof *l->strength[i]);
+        l->strength[i] = NULL;
+        if (!calibrate_width(config, index, i))
+            continue;
+        w.sum[i] = calloc((size_t)calibrate_width(config, index, i), sizeof *w.sum[i]);
+        l->strength[i] = calloc((size_t)calibrate_width(config, index, i), sizeof *l->strength[i]);
         if (!w.sum[i] || !l->strength[i])
             rc = err_nomem(e, "calibration");
     }
@@ -339,8 +434,11 @@ int calibrate_layer(struct job *j, struct calibration *c, int index, struct inpu
         if (rc == 0)
             rc = calibrate_progress(j, c, keep ? "Quantizing" : "Calibrating", index, i + 1, e);
     }
+    if (rc == 0 && w.moe)
+        rc = run_experts(j, c, index, &w, &w.keep[INPUT_MLP], e);
+    big_free(own[INPUT_MLP].x);
     for (int i = 0; i < N_INPUTS; i++) {
-        for (int k = 0; k < input_width(config, i) && l->strength[i] && w.sum[i]; k++)
+        for (int k = 0; k < calibrate_width(config, index, i) && l->strength[i] && w.sum[i]; k++)
             l->strength[i][k] = (float)(w.sum[i][k] / (double)n_tokens);
         free(w.sum[i]);
     }
@@ -404,6 +502,7 @@ int calibrate_run(struct job *j, struct calibration *c, struct err *e)
         calibrate_unload(c);
         if (rc == 0)
             rc = fold_layer(j, i, 0.5f, e);
+        calibrate_forget_experts(j, i);
     }
     if (rc == 0)
         rc = calibrate_head(j, c, e);
@@ -414,6 +513,14 @@ int calibrate_run(struct job *j, struct calibration *c, struct err *e)
 
 /* ---- opening ---- */
 
+static int widest(const struct config *c, int input)
+{
+    int most = 0;
+    for (int i = 0; i < c->n_layers; i++)
+        most = calibrate_width(c, i, input) > most ? calibrate_width(c, i, input) : most;
+    return most;
+}
+
 /* What calibration will hold at most, so that nobody is surprised. */
 static uint64_t memory_needed(const struct job *j, const struct calibration *c)
 {
@@ -421,11 +528,11 @@ static uint64_t memory_needed(const struct job *j, const struct calibration *c)
     uint64_t tokens = (uint64_t)c->n_windows * (uint64_t)c->window_len, layer = 0, most = 0, width = 0;
     for (int i = 0; i < j->n_plans; i++) {
         const struct plan *p = &j->plans[i];
-        if (p->spec->layer == 0)
+        if (p->spec->layer == 0 && p->spec->expert < 0)
             layer += (uint64_t)p->spec->rows * (uint64_t)p->spec->cols * (p->source->type == GGML_BF16 || p->source->type == GGML_F16 ? 2 : 4);
     }
     for (int i = 0; i < N_INPUTS; i++) {
-        uint64_t n = (uint64_t)linalg_pad(input_width(f, i));
+        uint64_t n = (uint64_t)linalg_pad(widest(f, i));
         most = n > most ? n : most;
         width += n;
     }
@@ -449,6 +556,8 @@ int calibrate_open(struct job *j, struct calibration **out, struct err *e)
         return err_nomem(e, "calibration");
     model_norms(&c->m);
     model_norms(&c->q);
+    if (model_experts(&c->m, e) < 0)
+        return -1;
     if (choose_windows(j, c, e))
         return -1;
     j->report->private_bytes = memory_needed(j, c);
@@ -465,6 +574,8 @@ void calibrate_close(struct calibration *c)
     calibrate_unload(c);
     cpu_layers_close(c->run);
     free(c->blocks);
+    for (int i = 0; c->m.layers && i < c->m.config.n_layers; i++)
+        free(c->m.layers[i].experts);
     free(c->m.layers);
     free(c->q.layers);
     free(c->ids);

@@ -274,6 +274,8 @@ static int write_tensors(struct job *j, struct zwriter *w, struct calibration *c
         struct plan *p = &j->plans[i];
         int layer = p->spec->layer;
         if (layer != group) {
+            if (group >= 0)
+                calibrate_forget_experts(j, group);
             if (layer >= 0 && j->effort != CONVERT_FAST && (j->effort == CONVERT_BEST ? best_layer : good_layer)(j, c, layer, e))
                 return -1;
             if (layer < 0 && seen_layers && j->effort != CONVERT_FAST && !j->config.tied && calibrate_head(j, c, e))
@@ -315,12 +317,10 @@ done:
 
 static int wants_calibration(const struct job *j)
 {
-    if (config_has_ff(&j->config, FF_MOE) || config_has_mixer(&j->config, MIXER_MLA))
-        return 0;
     if (j->o->synthetic || (j->o->effort == CONVERT_FAST && j->report->type.kind != CONVERT_MIXED))
         return 0;
     for (int i = 0; i < j->n_plans; i++)
-        if (j->plans[i].make == MAKE_QUANT && j->plans[i].input >= 0)
+        if (j->plans[i].make == MAKE_QUANT && (j->plans[i].input >= 0 || j->plans[i].spec->expert >= 0))
             return 1;
     return 0;
 }
@@ -353,6 +353,10 @@ static int run(struct job *j, struct err *e)
     struct calibration *c = NULL;
     int rc = -1;
     j->effort = wants_calibration(j) ? j->o->effort : CONVERT_FAST;
+    if (j->effort == CONVERT_BEST && config_beyond_dense(&j->config)) {
+        job_note(j, "%s: quality best is not for this architecture (%s): good is what is done", j->source->path, config_beyond_dense(&j->config));
+        j->effort = CONVERT_GOOD;
+    }
     if (!j->o->output && j->report->type.kind == CONVERT_MIXED) {
         job_note(j, "which tensors get how many bits is an estimate here: a conversion runs the model to find out");
         if (mixed_assign(j, e))
@@ -385,6 +389,7 @@ void job_close(struct job *j)
             free(j->calib[i].scale[k]);
         }
         free(j->calib[i].v_scale);
+        calibrate_forget_experts(j, i);
     }
     free(j->calib);
     free(j->head_strength);

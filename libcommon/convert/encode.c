@@ -121,6 +121,7 @@ static int encode_row(struct encoder *c, struct worker *w, uint8_t *tile, int64_
     if (rows_read(&c->rows, row, 1, w->x, e))
         return -1;
     if (p->make == MAKE_FLOAT) {
+        fold_row(&c->fold, row, w->x, m->cols);         /* routers; other floats are not scaled */
         if (float_row(m, tile, r, w->x, w->decoded, p, row, e))
             return -1;
         add_row(s, w->x, w->decoded, m->cols);
@@ -267,7 +268,17 @@ static int encode_tiles(struct job *j, struct encoder *c, sink_fn *sink, void *u
 int encode_importance(const struct job *j, const struct plan *p, float *out)
 {
     const float *d = NULL, *s = NULL;
-    if (p->input >= 0 && j->calib) {
+    const struct layer_calib *l = j->calib && p->spec->layer >= 0 ? &j->calib[p->spec->layer] : NULL;
+    if (p->spec->expert >= 0 && l && l->experts) {
+        const struct expert_calib *x = &l->experts[p->spec->expert];
+        const int down = p->spec->role == ROLE_EXPERT_DOWN;
+        const float *all = down ? l->down_strength : l->strength[INPUT_MLP];
+        if (!all)
+            return 0;
+        expert_strength(down ? x->down : x->up, x->n_tokens, all, p->m.cols, out);
+        d = out;
+        s = down ? x->scale : l->scale[INPUT_MLP];
+    } else if (p->input >= 0 && j->calib) {
         d = j->calib[p->spec->layer].strength[p->input];
         s = j->calib[p->spec->layer].scale[p->input];
     } else if (p->spec->role == ROLE_HEAD || (p->spec->role == ROLE_EMBED && j->config.tied)) {

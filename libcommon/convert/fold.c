@@ -40,6 +40,13 @@ static int all_rounded(const struct job *j, int layer, unsigned roles)
     return n > 0;
 }
 
+void expert_strength(const float *sum, int n_tokens, const float *all, int n, float *out)
+{
+    enum { AVERAGE_TOKENS = 16 };
+    for (int i = 0; i < n; i++)
+        out[i] = ((sum ? sum[i] : 0) + AVERAGE_TOKENS * all[i]) / (float)(n_tokens + AVERAGE_TOKENS);
+}
+
 /* s_j = (d_j / mean d)^(alpha / 2), clipped, geometric mean 1. */
 static float *scales_from(const float *d, int n, float alpha)
 {
@@ -92,11 +99,33 @@ static int fold_input(struct layer_calib *l, int input, int n, float alpha, stru
     return l->scale[input] ? 0 : err_nomem(e, "channel scales");
 }
 
+/* Every expert's own; where few tokens came, mostly that of all experts together. */
+static int fold_experts(struct job *j, struct layer_calib *l, float alpha, struct err *e)
+{
+    const int n = j->config.moe.intermediate_size;
+    float *d = l->experts ? malloc((size_t)n * sizeof *d) : NULL;
+    if (!l->experts)
+        return 0;
+    for (int i = 0; i < j->config.moe.n_experts && d; i++) {
+        struct expert_calib *x = &l->experts[i];
+        expert_strength(x->down, x->n_tokens, l->down_strength, n, d);
+        free(x->scale);
+        x->scale = scales_from(d, n, alpha);
+        if (!x->scale)
+            break;
+    }
+    const int ok = d && l->experts[j->config.moe.n_experts - 1].scale;
+    free(d);
+    return ok ? 0 : err_nomem(e, "channel scales");
+}
+
 int fold_layer(struct job *j, int layer, float alpha, struct err *e)
 {
     const struct config *c = &j->config;
     struct layer_calib *l = &j->calib[layer];
-    const unsigned qkv = 1u << ROLE_Q | 1u << ROLE_K | 1u << ROLE_V, mlp = 1u << ROLE_GATE | 1u << ROLE_UP;
+    const int mla = c->mixer[layer] == MIXER_MLA, q_a = mla && c->mla.q_rank, moe = c->ff[layer] == FF_MOE;
+    const unsigned qkv = q_a ? 1u << ROLE_Q_A | 1u << ROLE_KV_A : mla ? 1u << ROLE_Q | 1u << ROLE_KV_A : 1u << ROLE_Q | 1u << ROLE_K | 1u << ROLE_V;
+    const unsigned mlp = 1u << ROLE_GATE | 1u << ROLE_UP | (moe ? 1u << ROLE_EXPERT_GATE | 1u << ROLE_EXPERT_UP : 0);
     int parallel = c->block == BLOCK_PARALLEL;
     for (int i = 0; i < N_INPUTS; i++) {
         free(l->scale[i]);
@@ -117,11 +146,15 @@ int fold_layer(struct job *j, int layer, float alpha, struct err *e)
     if (!parallel && l->strength[INPUT_MLP] && has(j, layer, ".mlp_norm.weight") && all_rounded(j, layer, mlp))
         if (fold_input(l, INPUT_MLP, c->hidden_size, alpha, e))
             return -1;
-    if (l->strength[INPUT_O] && c->clip_qkv == 0 && !has(j, layer, ".attn_sub_norm.weight") && all_rounded(j, layer, 1u << ROLE_V | 1u << ROLE_O) && fold_o(j, l, alpha, e))
+    if (q_a && l->strength[INPUT_Q_A] && all_rounded(j, layer, 1u << ROLE_Q) && fold_input(l, INPUT_Q_A, c->mla.q_rank, alpha, e))
+        return -1;
+    if (moe && c->moe.act_limit == 0 && all_rounded(j, layer, 1u << ROLE_EXPERT_UP | 1u << ROLE_EXPERT_DOWN) && fold_experts(j, l, alpha, e))
+        return -1;
+    if (!mla && l->strength[INPUT_O] && c->clip_qkv == 0 && !has(j, layer, ".attn_sub_norm.weight") && all_rounded(j, layer, 1u << ROLE_V | 1u << ROLE_O) && fold_o(j, l, alpha, e))
         return -1;
     int homogeneous = !has(j, layer, ".mlp_sub_norm.weight") && (c->gated || c->act == ACT_RELU || c->act == ACT_RELU2);
     if (l->strength[INPUT_DOWN] && homogeneous && all_rounded(j, layer, 1u << ROLE_UP | 1u << ROLE_DOWN))
-        return fold_input(l, INPUT_DOWN, c->intermediate_size, alpha, e);
+        return fold_input(l, INPUT_DOWN, config_mlp_size(c, layer), alpha, e);
     return 0;
 }
 
@@ -135,11 +168,15 @@ struct fold fold_of(const struct job *j, const struct plan *p)
     if (s->is_vector) {
         int weight = ends_in(s->name, ".weight");
         f.is_norm = 1;
-        f.offset = weight ? j->config.norm_offset : 0;
+        f.offset = weight && !ends_in(s->name, ".q_a_norm.weight") ? j->config.norm_offset : 0;
         if (ends_in(s->name, ".attn_norm.weight") || ends_in(s->name, ".attn_norm.bias"))
             f.col = l->scale[INPUT_QKV];
         else if (ends_in(s->name, ".mlp_norm.weight") || ends_in(s->name, ".mlp_norm.bias"))
             f.col = j->config.block == BLOCK_PARALLEL ? NULL : l->scale[INPUT_MLP];
+        else if (ends_in(s->name, ".q_a_norm.weight"))
+            f.col = l->scale[INPUT_Q_A];
+        else if (s->expert >= 0)
+            f.col = ends_in(s->name, ".up_proj.bias") && l->experts ? l->experts[s->expert].scale : NULL;
         else if (ends_in(s->name, ".v_proj.bias"))
             f.col = l->v_scale;
         else if (ends_in(s->name, ".up_proj.bias")) {
@@ -150,6 +187,12 @@ struct fold fold_of(const struct job *j, const struct plan *p)
     }
     if (p->input >= 0)
         f.col = l->scale[p->input];
+    if (s->role == ROLE_ROUTER || s->role == ROLE_SHARED_ROUTER)
+        f.col = l->scale[INPUT_MLP];
+    if (s->role == ROLE_EXPERT_UP && l->experts)
+        f.row = l->experts[s->expert].scale;
+    if (s->role == ROLE_EXPERT_DOWN && l->experts)
+        f.col = l->experts[s->expert].scale;
     if (s->role == ROLE_V)
         f.row = l->v_scale;
     if (s->role == ROLE_UP) {

@@ -18,8 +18,9 @@ enum make {
     MAKE_QUANT,             /* rounded */
 };
 
-/* Inputs of linear layers within a layer, in forward order; q, k, v share one, gate and up another. */
-enum input { INPUT_QKV, INPUT_O, INPUT_MLP, INPUT_DOWN, N_INPUTS };
+/* Inputs of linear layers within a layer, in forward order; q, k, v share one (latent attention: q_a and kv_a; then q reads another), gate and up another,
+ * which experts read too.  What an expert's down reads is the expert's own. */
+enum input { INPUT_QKV, INPUT_Q_A, INPUT_O, INPUT_MLP, INPUT_DOWN, N_INPUTS };
 
 struct plan {
     const struct weight_spec *spec;
@@ -34,11 +35,16 @@ struct plan {
     struct convert_tensor *report;
 };
 
+/* Of one expert: sums over the tokens that went there of the squares of what gate and up read and of what down reads. */
+struct expert_calib { int n_tokens; float *up, *down; float *scale; /* of down's columns, or NULL */ };
+
 /* What calibration found for one layer. All vectors are malloc'd, NULL: not known, or nothing to scale. */
 struct layer_calib {
     float *strength[N_INPUTS];      /* mean of the square of each input channel, before scaling */
     float *scale[N_INPUTS];         /* columns that read it are multiplied by this, what makes it is divided */
     float *v_scale;                 /* scale[INPUT_O] by row of v: shared by the heads of a group */
+    struct expert_calib *experts;   /* [n_experts] */
+    float *down_strength;           /* of what experts' downs read, over all of them */
 };
 
 struct job {
@@ -73,6 +79,8 @@ int plan_is_float(int source_type);
 const char *plan_type_name(struct convert_type t);
 
 /* ---- fold.c: scaling channels into the layer before ---- */
+/* Mean squares of an expert's input channels out of their sums: as if some tokens of the average kind, `all`, had come there too. */
+void expert_strength(const float *sum, int n_tokens, const float *all, int n, float *out);
 /* From strength to scale, where the architecture has an exact place for it and all matrices concerned are rounded anyway. */
 int fold_layer(struct job *j, int layer, float alpha, struct err *e);
 /* Factors on rows and columns of a tensor: value' = value * (col ? col[c] : 1) / (row ? pow(row[r], row_power) : 1). */
@@ -93,6 +101,11 @@ int encode_tensor(struct job *j, struct plan *p, int (*sink)(void *user, const v
 int encode_importance(const struct job *j, const struct plan *p, float *out);
 
 /* ---- calibrate.c, best.c: running the model ---- */
+/* Columns that this input of a layer has; 0: nothing reads it. */
+int calibrate_width(const struct config *c, int layer, int input);
+/* Forget what is known of a layer's experts. */
+void calibrate_forget_experts(struct job *j, int layer);
+
 struct calibration;
 int calibrate_open(struct job *j, struct calibration **c, struct err *e);      /* text, tokens, embeddings */
 void calibrate_close(struct calibration *c);

@@ -24,14 +24,17 @@ struct choice {
 
 struct measure { struct job *j; struct choice *choices; };
 
-static double sensitivity(const struct weight_spec *s)
+/* An expert's error reaches the tokens that go there. */
+static double sensitivity(const struct config *c, const struct weight_spec *s)
 {
-    static const double by_role[] = { [ROLE_Q] = 1, [ROLE_K] = 7, [ROLE_V] = 10, [ROLE_O] = 2, [ROLE_GATE] = 3, [ROLE_UP] = 5, [ROLE_DOWN] = 5,
-                                      [ROLE_EMBED] = 5, [ROLE_HEAD] = 5 };
-    return by_role[s->role] * (s->layer == 0 || s->layer == 1 ? 2 : 1) * (double)s->rows * (double)s->cols;
+    static const double by_role[N_ROLES] = { [ROLE_Q] = 1, [ROLE_K] = 7, [ROLE_V] = 10, [ROLE_O] = 2, [ROLE_GATE] = 3, [ROLE_UP] = 5, [ROLE_DOWN] = 5,
+                                      [ROLE_EMBED] = 5, [ROLE_HEAD] = 5, [ROLE_Q_A] = 1, [ROLE_KV_A] = 10, [ROLE_K_B] = 7, [ROLE_V_B] = 10,
+                                              [ROLE_EXPERT_GATE] = 3, [ROLE_EXPERT_UP] = 5, [ROLE_EXPERT_DOWN] = 5 };
+    const double share = s->expert >= 0 ? (double)c->moe.top_k / c->moe.n_experts : 1;
+    return share * by_role[s->role] * (s->layer == 0 || s->layer == 1 ? 2 : 1) * (double)s->rows * (double)s->cols;
 }
 
-static int try_type(struct choice *c, int step, const float *x, const float *importance, int n, float *decoded, struct err *e)
+static int try_type(const struct config *config, struct choice *c, int step, const float *x, const float *importance, int n, float *decoded, struct err *e)
 {
     struct mat m;
     struct qrow q;
@@ -51,7 +54,7 @@ static int try_type(struct choice *c, int step, const float *x, const float *imp
     }
     qrow_release(&q);
     c->bytes[step] = m.size;
-    c->error[step] = sum > 0 ? err / sum * sensitivity(c->p->spec) : 0;
+    c->error[step] = sum > 0 ? err / sum * sensitivity(config, c->p->spec) : 0;
     return 0;
 }
 
@@ -79,7 +82,7 @@ static void measure_tensor(void *arg, int i, int thread)
     }
     int known = encode_importance(s->j, c->p, importance);
     for (int k = 0; k < N_STEPS && rc == 0; k++)
-        rc = try_type(c, k, x, known ? importance : NULL, n, decoded, &c->e);
+        rc = try_type(&s->j->config, c, k, x, known ? importance : NULL, n, decoded, &c->e);
     big_free(rows.whole);
     free(x);
 }

@@ -59,12 +59,13 @@ enum convert_part plan_part(const struct weight_spec *s)
     }
 }
 
-static int input_of(const struct weight_spec *s)
+static int input_of(const struct config *c, const struct weight_spec *s)
 {
     switch (s->role) {
-    case ROLE_Q: case ROLE_K: case ROLE_V: return INPUT_QKV;
+    case ROLE_Q:                           return c->mixer[s->layer] == MIXER_MLA && c->mla.q_rank ? INPUT_Q_A : INPUT_QKV;
+    case ROLE_K: case ROLE_V: case ROLE_Q_A: case ROLE_KV_A: return INPUT_QKV;
     case ROLE_O:                           return INPUT_O;
-    case ROLE_GATE: case ROLE_UP:          return INPUT_MLP;
+    case ROLE_GATE: case ROLE_UP: case ROLE_EXPERT_GATE: case ROLE_EXPERT_UP: return INPUT_MLP;
     case ROLE_DOWN:                        return INPUT_DOWN;
     default:                               return -1;
     }
@@ -159,7 +160,12 @@ static int matches(const struct convert_options *o, const struct plan *p)
     return 0;
 }
 
-static enum qtype router_type(int source_type) { return source_type == GGML_BF16 ? QT_BF16 : source_type == GGML_F16 ? QT_F16 : QT_F32; }
+/* Where weights are rounded, f32: channels may be scaled. */
+static enum qtype router_type(struct convert_type type, int source_type)
+{
+    const int as_is = type.kind == CONVERT_KEEP || (type.kind == CONVERT_TYPE && qtype_info(type.qtype)->is_float);
+    return as_is && source_type == GGML_BF16 ? QT_BF16 : as_is && source_type == GGML_F16 ? QT_F16 : QT_F32;
+}
 
 static int set_type(struct job *j, struct plan *p, struct convert_type type, struct err *e)
 {
@@ -174,7 +180,7 @@ static int plan_tensor(struct job *j, struct plan *p, struct convert_type type, 
 {
     const struct convert_options *o = j->o;
     enum convert_part part = plan_part(p->spec);
-    p->input = input_of(p->spec);
+    p->input = input_of(&j->config, p->spec);
     p->fixed = 0;
     if (p->spec->is_vector) {
         p->make = MAKE_VECTOR;
@@ -188,7 +194,7 @@ static int plan_tensor(struct job *j, struct plan *p, struct convert_type type, 
     if (p->spec->role == ROLE_ROUTER || p->spec->role == ROLE_SHARED_ROUTER) {     /* small, and an error here sends tokens elsewhere */
         p->fixed = 1;
         p->make = MAKE_FLOAT;
-        return mat_init(&p->m, router_type(p->source->type), 32, 0, p->spec->rows, p->spec->cols, e);
+        return mat_init(&p->m, router_type(type, p->source->type), 32, 0, p->spec->rows, p->spec->cols, e);
     }
     if (matches(o, p)) {
         p->fixed = 1;
@@ -218,7 +224,7 @@ uint64_t plan_bytes(const struct job *j)
 /* nl4 is a size: what a token reads, that is layers and head, takes at most 4 % more bytes than 4 bits in the layers and 8 in the head would.
  * Within it the head (and the embedding) has 6 bits, and what that saves goes, in this order, where an error moved the output of a model most for
  * its bytes: k and v, which are small where heads share them and reach every token that looks back; the first two layers, on which all others
- * build; then down, up and gate, from the first layer on. */
+ * build; then down, up and gate, from the first layer on.  Experts stay as they are: each token reads few of them. */
 static const struct { unsigned roles; int first_layers; enum qtype type; } finer[] = {
     { 1u << ROLE_K | 1u << ROLE_V, 0, QT_M6 }, { ~0u, 2, QT_M5 }, { 1u << ROLE_DOWN, 0, QT_M5 }, { 1u << ROLE_UP, 0, QT_M5 }, { 1u << ROLE_GATE, 0, QT_M5 },
 };
@@ -238,7 +244,7 @@ static int plan_finer(struct job *j, struct err *e)
     uint64_t limit = 0, used = 0;
     for (int i = 0; i < j->n_plans; i++) {
         struct plan *p = &j->plans[i];
-        if (p->make != MAKE_QUANT || p->fixed)
+        if (p->make != MAKE_QUANT || p->fixed || plan_part(p->spec) == PART_EXPERTS)
             continue;
         limit += !is_end(p) || is_head(j, p) ? p->m.size : 0;
         if (is_end(p) && plan_set(p, QT_M6, 0, e))
@@ -250,7 +256,7 @@ static int plan_finer(struct job *j, struct err *e)
         for (int i = 0; i < j->n_plans; i++) {
             struct plan *p = &j->plans[i];
             struct mat m;
-            if (p->make != MAKE_QUANT || p->fixed || is_end(p) || p->m.type != QT_NL4 || !(finer[k].roles >> p->spec->role & 1) ||
+            if (p->make != MAKE_QUANT || p->fixed || is_end(p) || plan_part(p->spec) == PART_EXPERTS || p->m.type != QT_NL4 || !(finer[k].roles >> p->spec->role & 1) ||
                 (finer[k].first_layers && p->spec->layer >= finer[k].first_layers))
                 continue;
             if (mat_init(&m, finer[k].type, 32, p->m.act_group, p->spec->rows, p->spec->cols, e))
@@ -346,8 +352,10 @@ int plan_activations(struct job *j, struct err *e)
 {
     for (int i = 0; i < j->n_plans; i++) {
         struct plan *p = &j->plans[i];
-        int scaled = j->o->synthetic ? j->o->effort != CONVERT_FAST : p->input >= 0 && j->calib && j->calib[p->spec->layer].scale[p->input] != NULL;
-        if (p->make != MAKE_QUANT || p->input < 0 || !scaled)
+        const int down = p->spec->role == ROLE_EXPERT_DOWN;
+        const struct layer_calib *l = j->calib && p->spec->layer >= 0 ? &j->calib[p->spec->layer] : NULL;
+        int scaled = j->o->synthetic ? j->o->effort != CONVERT_FAST : !l ? 0 : down ? l->experts && l->experts[p->spec->expert].scale : p->input >= 0 && l->scale[p->input];
+        if (p->make != MAKE_QUANT || (p->input < 0 && !down) || !scaled)
             continue;
         int act = p->m.cols % 128 == 0 ? 128 : p->m.cols % 64 == 0 ? 64 : 32;
         if (mat_init(&p->m, p->m.type, p->m.group_size, act, p->spec->rows, p->spec->cols, e))

@@ -7,13 +7,15 @@
 #include "libcommon/kernels/kernels.h"
 
 /* Inputs of linear layers, called from the caller's thread before each is multiplied: x [n_tokens, ldx], cols valid.
- * role: ROLE_Q (q, k and v share their input), ROLE_O, ROLE_GATE (gate and up; ROLE_UP where there is no gate), ROLE_DOWN, ROLE_HEAD.
+ * role: ROLE_Q (q, k and v share their input; of latent attention q_a or q, and kv_a), ROLE_Q_A (what q reads behind q_a), ROLE_O, ROLE_GATE (gate and up; ROLE_UP where there is no gate), ROLE_DOWN, ROLE_HEAD.
  * cpu_layers_run takes its windows one after the other: every input comes once for each window, n_tokens = window_len, in order of the windows.
  * A non-zero answer says that the rest of the layer is not needed for this window (the next one still comes); x then holds anything.
  * (Other callers of a tap may ignore the answer.) */
 struct cpu_tap {
     int (*input)(void *user, int layer, int role, const float *x, size_t ldx, int n_tokens, int cols);
     void *user;
+    /* The same of one expert, for the tokens that go there: role ROLE_EXPERT_GATE (gate and up) or ROLE_EXPERT_DOWN.  NULL: not wanted. */
+    void (*expert)(void *user, int layer, int expert, int role, const float *x, size_t ldx, int n_tokens, int cols);
 };
 /* Before the first forward; NULL ends it. */
 void cpu_set_tap(void *backend, const struct cpu_tap *tap);
@@ -28,6 +30,10 @@ struct cpu_layers *cpu_layers_open(const struct config *c, int n_windows, int wi
 void cpu_layers_close(struct cpu_layers *l);
 /* x = block(x) with these weights, f32 activations if exact. tap may be NULL (its layer argument is `index`). */
 int cpu_layers_run(struct cpu_layers *l, int index, const struct layer *w, int exact, float *x, const struct cpu_tap *tap, struct err *e);
+/* The feed-forward part of a layer with experts, whose weights come one expert at a time: load fills w->experts[expert], which is not used after the next
+ * call.  h [n][ldh]: what enters router and experts; x [n][hidden_size] += the result.  f32 activations. */
+int cpu_layers_experts(struct cpu_layers *l, int index, const struct layer *w, const float *h, size_t ldh, float *x, int n,
+                       int (*load)(void *user, int expert, struct err *e), void *user, const struct cpu_tap *tap, struct err *e);
 /* x = embedding rows (and what follows before layer 0) of ids [n_windows * window_len]. Needs embed, pos_embed, embed_norm of m. */
 int cpu_layers_embed(struct cpu_layers *l, const struct model *m, const int32_t *ids, float *x, struct err *e);
 struct pool *cpu_layers_pool(struct cpu_layers *l);

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "libcommon/engine/cpu_core.h"
+#include "libcommon/engine/cpu_ops.h"
 
 struct cpu_layers {
     struct config *c;               /* the caller's facts; RoPE tables are borrowed */
@@ -87,6 +87,16 @@ int cpu_layers_run(struct cpu_layers *l, int index, const struct layer *w, int e
     }
     l->core.tap = NULL;
     return 0;
+}
+
+int cpu_layers_experts(struct cpu_layers *l, int index, const struct layer *w, const float *h, size_t ldh, float *x, int n,
+                       int (*load)(void *user, int expert, struct err *e), void *user, const struct cpu_tap *tap, struct err *e)
+{
+    l->core.exact = 1;
+    l->core.tap = tap;
+    const int rc = moe_run_streamed(&l->core, w, index, h, ldh, x, n, load, user, e);
+    l->core.tap = NULL;
+    return rc;
 }
 
 int cpu_layers_embed(struct cpu_layers *l, const struct model *m, const int32_t *ids, float *x, struct err *e)

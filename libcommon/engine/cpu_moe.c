@@ -222,28 +222,23 @@ static void route_token(void *arg, int t, int thread)
         w->shared_score[t] = sigmoid(w->shared_score[t]);
 }
 
-/* Tokens and weights by expert, in order of the tokens. */
-static void sort_by_expert(struct core *k, int index, int n)
+/* Tokens and weights of a choice by expert, in order of the tokens. */
+static void sort_by_expert(const struct moe *m, const int *id, const float *weight, int n, int *first, int *token, float *share)
 {
-    const struct moe *m = &k->c->moe;
-    struct moe_work *w = &k->moe;
-    memset(w->first, 0, ((size_t)m->n_experts + 1) * sizeof *w->first);
+    memset(first, 0, ((size_t)m->n_experts + 1) * sizeof *first);
     for (int i = 0; i < n * m->top_k; i++)
-        w->first[w->id[i] + 1]++;
-    for (int i = 0; i < m->n_experts; i++) {
-        if (w->used)
-            w->used[(size_t)index * (size_t)m->n_experts + (size_t)i] += (unsigned)w->first[i + 1];
-        w->first[i + 1] += w->first[i];
-    }
+        first[id[i] + 1]++;
+    for (int i = 0; i < m->n_experts; i++)
+        first[i + 1] += first[i];
     for (int t = 0; t < n; t++)
         for (int i = t * m->top_k; i < (t + 1) * m->top_k; i++) {
-            const int at = w->first[w->id[i]]++;
-            w->token[at] = t;
-            w->share[at] = w->weight[i];
+            const int at = first[id[i]]++;
+            token[at] = t;
+            share[at] = weight[i];
         }
     for (int i = m->n_experts; i > 0; i--)
-        w->first[i] = w->first[i - 1];
-    w->first[0] = 0;
+        first[i] = first[i - 1];
+    first[0] = 0;
 }
 
 /* ---- a round ---- */
@@ -330,6 +325,15 @@ static void pack_all(struct core *k, struct round_job *j, int down, int rows)
         pool_run(k->pool, j->n, pack_expert, j);
 }
 
+static void tap_experts(const struct core *k, int index, const struct batch_expert *b, int count, int down)
+{
+    for (int i = 0; i < count && k->tap && k->tap->expert; i++) {
+        const struct input *in = down ? &b[i].down : &b[i].in;
+        if (b[i].expert >= 0)
+            k->tap->expert(k->tap->user, index, b[i].expert, down ? ROLE_EXPERT_DOWN : ROLE_EXPERT_GATE, in->x, in->ldx, b[i].n, in->cols);
+    }
+}
+
 static void run_round(struct core *k, const struct layer *l, int index, const struct input *in, struct batch_expert *b, int count, float *x, int n, int last)
 {
     const struct moe *m = &k->c->moe;
@@ -340,6 +344,7 @@ static void run_round(struct core *k, const struct layer *l, int index, const st
     for (int i = 0; i < count; i++)
         rows += b[i].expert < 0 ? 0 : b[i].n;
     pack_all(k, &job, 0, rows);
+    tap_experts(k, index, b, count, 0);
     for (int i = 0; i < count; i++) {
         const struct expert *e = b[i].expert < 0 ? NULL : &l->experts[b[i].expert];
         ops[i] = (struct op){ .l = e ? &e->gate : &l->gate, .up = e ? &e->up : &l->up, .in = &b[i].in, .kind = OP_MLP, .n_tokens = b[i].n, .expert = e != NULL,
@@ -347,8 +352,11 @@ static void run_round(struct core *k, const struct layer *l, int index, const st
     }
     core_linear(k, ops, count, n, NULL);
     pack_all(k, &job, 1, rows);
-    if (b[0].expert < 0)
+    tap_experts(k, index, b, count, 1);
+    if (b[0].expert < 0) {
         core_input(k, &b[0].down, 0, k->mlp, m->shared_size, n, (const struct linear *[]){ &l->down }, 1);
+        core_tapped(k, index, ROLE_DOWN, &b[0].down, n);
+    }
     for (int i = 0; i < count; i++)
         ops[i] = (struct op){ .l = b[i].expert < 0 ? &l->down : &l->experts[b[i].expert].down, .in = &b[i].down, .kind = OP_SCATTER, .n_tokens = b[i].n,
                               .out = x, .ldo = (size_t)k->c->hidden_size, .scale = k->c->residual_scale, .row = b[i].token,
@@ -356,28 +364,92 @@ static void run_round(struct core *k, const struct layer *l, int index, const st
     core_linear_sum(k, ops, count, n, last ? core_after(k, index, LOOP_DOWN) : NULL);
 }
 
-int moe_run(struct core *k, const struct layer *l, int index, const struct input *in, float *x, int n)
+static struct batch_expert shared_mlp(const struct core *k, const struct input *in, int n)
+{
+    /* its input is `in` as it stands, its outputs go to k->mlp */
+    return (struct batch_expert){ .expert = -1, .n = n, .in = *in, .weight = k->c->moe.shared_gate ? k->moe.shared_score : NULL };
+}
+
+/* Experts and weights of n tokens (at most max_tokens) into moe.id and moe.weight. */
+static void route(struct core *k, const struct layer *l, const struct input *in, int n)
 {
     const struct moe *m = &k->c->moe;
     struct moe_work *w = &k->moe;
     const struct op routers[] = { { .l = &l->router, .in = in, .out = w->scores, .ldo = (size_t)m->n_experts, .kind = OP_STORE },
                                   { .l = &l->shared_router, .in = in, .out = w->shared_score, .ldo = 1, .kind = OP_STORE } };
-    struct route_job route = { k, l };
+    struct route_job job = { k, l };
     core_linear(k, routers, m->shared_gate ? 2 : 1, n, NULL);
     if (n == 1)
-        route_token(&route, 0, 0);
+        route_token(&job, 0, 0);
     else
-        pool_run(k->pool, n, route_token, &route);
-    sort_by_expert(k, index, n);
+        pool_run(k->pool, n, route_token, &job);
+}
+
+int moe_run(struct core *k, const struct layer *l, int index, const struct input *in, float *x, int n)
+{
+    const struct moe *m = &k->c->moe;
+    struct moe_work *w = &k->moe;
+    route(k, l, in, n);
+    sort_by_expert(m, w->id, w->weight, n, w->first, w->token, w->share);
+    for (int i = 0; i < m->n_experts && w->used; i++)
+        w->used[(size_t)index * (size_t)m->n_experts + (size_t)i] += (unsigned)(w->first[i + 1] - w->first[i]);
     int expert = 0;
     for (int first = 1; first || expert < m->n_experts; first = 0) {
         const int shared = first && m->shared_size > 0;
-        if (shared)                                 /* its input is `in` as it stands, its outputs go to k->mlp */
-            w->batch[0] = (struct batch_expert){ .expert = -1, .n = n, .in = *in, .weight = m->shared_gate ? w->shared_score : NULL };
+        if (shared)
+            w->batch[0] = shared_mlp(k, in, n);
         const int count = shared + gather(k, l, in, n, &expert, w->batch + shared);
         while (expert < m->n_experts && w->first[expert] == w->first[expert + 1])
             expert++;
         run_round(k, l, index, in, w->batch, count, x, n, expert == m->n_experts);
     }
     return 0;
+}
+
+/* One expert's tokens, max_tokens at a time. */
+static void run_expert(struct core *k, const struct layer *l, int index, const struct input *in, int expert, const int *token, const float *share, int n, float *x)
+{
+    struct moe_work *w = &k->moe;
+    const int hidden = k->c->hidden_size, size = k->c->moe.intermediate_size;
+    for (int at = 0, count; at < n; at += count) {
+        count = n - at < k->max_tokens ? n - at : k->max_tokens;
+        w->batch[0] = (struct batch_expert){ .expert = expert, .n = count, .token = token + at, .weight = share + at,
+                                             .in = { .x = w->in, .ldx = (size_t)hidden, .cols = hidden }, .down = { .x = w->mid, .ldx = (size_t)size, .cols = size } };
+        run_round(k, l, index, in, w->batch, 1, x, count, 0);
+    }
+}
+
+int moe_run_streamed(struct core *k, const struct layer *l, int index, const float *h, size_t ldh, float *x, int n,
+                     int (*load)(void *user, int expert, struct err *e), void *user, struct err *e)
+{
+    const struct moe *m = &k->c->moe;
+    const size_t chosen = (size_t)n * (size_t)m->top_k;
+    int *id = malloc((2 * chosen + (size_t)m->n_experts + 1) * sizeof *id), *token = id + chosen, *first = token + chosen, rc = 0;
+    float *weight = malloc(2 * chosen * sizeof *weight), *share = weight + chosen;
+    if (!id || !weight)
+        rc = err_nomem(e, "the choice of experts");
+    for (int t = 0, count; t < n && rc == 0; t += count) {
+        count = n - t < k->max_tokens ? n - t : k->max_tokens;
+        const struct input in = { .x = h + (size_t)t * ldh, .ldx = ldh, .cols = k->c->hidden_size };
+        route(k, l, &in, count);
+        memcpy(id + t * m->top_k, k->moe.id, (size_t)(count * m->top_k) * sizeof *id);
+        memcpy(weight + t * m->top_k, k->moe.weight, (size_t)(count * m->top_k) * sizeof *weight);
+        if (m->shared_size) {
+            k->moe.batch[0] = shared_mlp(k, &in, count);
+            run_round(k, l, index, &in, k->moe.batch, 1, x + (size_t)t * (size_t)k->c->hidden_size, count, 0);
+        }
+    }
+    if (rc == 0)
+        sort_by_expert(m, id, weight, n, first, token, share);
+    const struct input all = { .x = h, .ldx = ldh, .cols = k->c->hidden_size };
+    for (int i = 0; i < m->n_experts && rc == 0; i++) {
+        if (first[i] == first[i + 1])
+            continue;
+        rc = load(user, i, e);
+        if (rc == 0)
+            run_expert(k, l, index, &all, i, token + first[i], share + first[i], first[i + 1] - first[i], x);
+    }
+    free(id);
+    free(weight);
+    return rc;
 }
