@@ -561,6 +561,9 @@ static int bind(struct call *c, struct problem *pr)
     if (name && !json_is_string(name))
         return problem_set(pr, 400, "model", "invalid_type", "model: found %s, expected a string", js_kind(name));
     struct hosted *h = models_find(c->s, json_string_value(name), pr);
+    struct problem recalled;
+    if (!h && pr->status == 404 && name && guard_model(call_visit(c), json_string_value(name), &recalled) == 0 && models_recall(c->s, json_string_value(name), &recalled))
+        *pr = recalled;
     if (!h || guard_model(call_visit(c), h->id, pr) != 0)
         return -1;
     c->h = h;

@@ -229,6 +229,51 @@ struct hosted *models_find(struct server *s, const char *id, struct problem *pr)
     return NULL;
 }
 
+/* ---- models that left for others ---- */
+
+static void free_evicted(struct evicted *v)
+{
+    free(v->id);
+    free(v->path);
+    free(v);
+}
+
+/* Take it out of the list: NULL if it is not in it. */
+static struct evicted *take_evicted(struct server *s, const char *id)
+{
+    struct evicted **at = &s->evicted, *v;
+    while (*at && strcmp((*at)->id, id) != 0)
+        at = &(*at)->next;
+    if ((v = *at))
+        *at = v->next;
+    return v;
+}
+
+/* Without memory it is forgotten: then a request for it says that it is not loaded. */
+static void remember_evicted(struct server *s, const struct hosted *h)
+{
+    struct evicted *v = calloc(1, sizeof *v);
+    if (!v || !(v->id = strdup(h->id)) || !(v->path = strdup(h->path))) {
+        if (v)
+            free_evicted(v);
+        return;
+    }
+    v->next = s->evicted;
+    s->evicted = v;
+}
+
+int models_recall(struct server *s, const char *id, struct problem *pr)
+{
+    struct evicted *v = id && !s->draining ? take_evicted(s, id) : NULL;
+    if (!v)
+        return 0;
+    server_log(s, "%s: is asked for, loading %s again", v->id, v->path);
+    if (models_load(s, v->path, v->id, NULL, pr))
+        problem_set(pr, 503, "model", "model_loading", "the model %.80s left when another one needed its memory, and is being loaded again", id);
+    free_evicted(v);
+    return 1;
+}
+
 struct hosted *models_load(struct server *s, const char *path, const char *id, struct hosted *replaces, struct problem *pr)
 {
     struct hosted *h = calloc(1, sizeof *h), **end = &s->models;
@@ -241,6 +286,9 @@ struct hosted *models_load(struct server *s, const char *path, const char *id, s
             problem_set(pr, 409, "model_name", "model_exists", "a model with the id '%.80s' is there already", h->id);
             goto fail;
         }
+    struct evicted *left = take_evicted(s, h->id);              /* this one takes its place */
+    if (left)
+        free_evicted(left);
     h->s = s;
     h->created = (int64_t)time(NULL);
     h->started_ns = h->used_ns = clock_ns();
@@ -327,6 +375,7 @@ static int make_room(struct server *s, const struct hosted *h, struct problem *p
         if (sum <= limit || !oldest)
             return 0;
         server_log(s, "%s: leaves, as %s needs its memory", oldest->id, h->id);
+        remember_evicted(s, oldest);
         models_unload(s, oldest);
     }
 }
@@ -441,6 +490,8 @@ void models_stop(struct server *s)
             free(t);
             t = next;
         }
+    for (struct evicted *v; (v = s->evicted); free_evicted(v))
+        s->evicted = v->next;
     while (s->models) {
         struct closing c = take_out(s->models);
         close_model(s, &c);

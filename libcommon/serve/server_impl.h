@@ -55,6 +55,8 @@ struct hosted {
 
 /* A ready model by id; NULL or "default": the first. NULL with *pr otherwise. */
 struct hosted *models_find(struct server *s, const char *id, struct problem *pr);
+/* Was it unloaded because another one needed its memory? Then it is loaded again, and 1: *pr says to come back. */
+int models_recall(struct server *s, const char *id, struct problem *pr);
 /* Begin to open; NULL with *pr: the id is taken, no memory. */
 struct hosted *models_load(struct server *s, const char *path, const char *id, struct hosted *replaces, struct problem *pr);
 void models_unload(struct server *s, struct hosted *h);         /* no new requests; closes when the running ones have ended */
@@ -68,6 +70,9 @@ int models_n(const struct server *s, enum hosted_state state);
 char *models_default_id(const char *path);                      /* "tiny" of "models/tiny.zse"; malloc'd */
 void model_json(const struct hosted *h, struct buf *out);       /* an element of /v1/models */
 
+/* A model that left because another one needed its memory. */
+struct evicted { struct evicted *next; char *id, *path; };      /* owned */
+
 /* ---- the server ---- */
 
 struct server {
@@ -80,6 +85,7 @@ struct server {
     struct err error;                   /* of server_run */
     /* models */
     struct hosted *models;
+    struct evicted *evicted;
     struct opening *opening;
     /* bodies on their way through the preparing thread */
     struct preparing *preparing;

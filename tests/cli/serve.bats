@@ -343,6 +343,15 @@ active_requests throughput_tok_s total_requests total_tokens" ]
   ask "${QUESTION/\{/\{\"model\":\"a\",}" >/dev/null
   [ "$(admin "$URL/api/models/load" -d "{\"model_path\":\"$T/tiny.zse\",\"model_name\":\"c\"}" | jq -r .model_id)" = c ]
   [ "$(curl -s "$URL/v1/models" | jq -r '[.data[].id] | join(" ")')" = "a c" ]
+  # asked for, it comes back, and the one used least recently leaves in turn
+  run curl -s -i "$URL/v1/chat/completions" -d "${QUESTION/\{/\{\"model\":\"b\",}"
+  [[ $output == *" 503 "*"Retry-After: 1"* && $output == *model_loading* && $output == *"needed its memory"* ]]
+  [ "$(curl -s --retry 20 --retry-all-errors --retry-max-time 20 -f "$URL/v1/chat/completions" -d "${QUESTION/\{/\{\"model\":\"b\",}" | jq -r '.choices[0].message.content')" = "2 + 2 = 4" ]
+  [ "$(curl -s "$URL/v1/models" | jq -r '[.data[].id] | join(" ")')" = "c b" ]
+  # unloaded by word, it stays away; so does one that never was
+  admin "$URL/api/models/unload" -d '{"model_id":"b"}' >/dev/null
+  until [ "$(curl -s "$URL/v1/completions" -d '{"model":"b","prompt":"a"}' | jq -r .error.code)" = model_not_found ]; do sleep 0.02; done
+  [ "$(curl -s "$URL/v1/completions" -d '{"model":"d","prompt":"a"}' | jq -r .error.code)" = model_not_found ]
   stop "$PID"
   start "$d/log2" --port 0 --max-memory 1MB
   run admin "$URL/api/models/load" -d "{\"model_path\":\"$T/tiny.zse\"}"
