@@ -122,14 +122,10 @@ void call_head(const struct call *c, const char *object, struct buf *out);
 void call_end_event(struct call *c, const char *finish);
 void call_end_stream(struct call *c);
 void call_end_answer(struct call *c, struct buf *out);
-/* Whatever form of talk the body has: messages, chat_template_kwargs, tools and the choice among them, as chat completions have them. */
-int call_chat(struct call *c, struct problem *pr);
 
 /* ---- shape.c: what the answers must look like ---- */
 /* c->talk's format and tools, grammar and regex of the body: the grammar, and a matcher of it for every prompt.  0 also where nothing is asked. */
 int call_shape(struct call *c, struct problem *pr);
-/* The schema in a response_format (new reference; of json_object, too), NULL without pr->status if it asks for text. */
-json_t *format_schema(const json_t *format, const char *param, struct problem *pr);
 
 /* ---- token_text.c ---- */
 /* The bytes that a token stands for, in the middle of a text. */

@@ -1,5 +1,4 @@
 /* chat.c - POST /v1/chat/completions. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -194,61 +193,7 @@ static void end(struct call *c)
 
 /* ---- the body ---- */
 
-static int read_tools(struct call *c, struct problem *pr)
-{
-    json_t *tools = js_get(c->json, "tools"), *tool;
-    size_t i;
-    if (tools && !json_is_array(tools))
-        return problem_set(pr, 400, "tools", "invalid_type", "tools: found %s, expected a list", js_kind(tools));
-    json_array_foreach(tools, i, tool) {
-        const char *type = json_string_value(json_object_get(tool, "type"));
-        json_t *f = json_object_get(tool, "function");
-        char param[32];
-        snprintf(param, sizeof param, "tools[%zu]", i);
-        if (!type || strcmp(type, "function") != 0 || !json_is_object(f))
-            return problem_set(pr, 400, param, "invalid_tool", "%s: type is '%.40s', expected {type: \"function\", function: {name, description, parameters}}", param, type ? type : "");
-        if (talk_add_tool(&c->talk, json_string_value(json_object_get(f, "name")), js_get(f, "description"), js_get(f, "parameters"), param, pr) != 0)
-            return -1;
-    }
-    return 0;
-}
-
-static int read_choice(struct call *c, struct problem *pr)
-{
-    json_t *v = js_get(c->json, "tool_choice");
-    const char *word = json_string_value(v), *type = json_string_value(json_object_get(v, "type"));
-    struct talk *t = &c->talk;
-    if (!v || (word && strcmp(word, "auto") == 0))
-        return 0;
-    if (word && strcmp(word, "none") == 0) {
-        t->choice = CALLS_NONE;
-        return 0;
-    }
-    t->choice = CALLS_REQUIRED;
-    if (word && strcmp(word, "required") == 0)
-        return 0;
-    t->only = json_string_value(json_object_get(json_object_get(v, "function"), "name"));
-    if (!type || strcmp(type, "function") != 0 || !t->only)
-        return problem_set(pr, 400, "tool_choice", "invalid_type", "tool_choice: expected none, auto, required, or {type: \"function\", function: {name}}");
-    return 0;
-}
-
-int call_chat(struct call *c, struct problem *pr)
-{
-    json_t *vars = js_get(c->json, "chat_template_kwargs");
-    if (vars && !json_is_object(vars))
-        return problem_set(pr, 400, "chat_template_kwargs", "invalid_type", "chat_template_kwargs: found %s, expected an object", js_kind(vars));
-    c->talk.param = "messages";
-    c->talk.vars = json_incref(vars);
-    c->talk.format = js_get(c->json, "response_format");
-    c->talk.format_param = "response_format";
-    c->talk.serial = !c->params.parallel_calls;
-    if (!(c->talk.messages = talk_messages(js_get(c->json, "messages"), pr)))
-        return -1;
-    return read_tools(c, pr) == 0 && read_choice(c, pr) == 0 ? 0 : -1;
-}
-
-static int prepare(struct call *c, struct problem *pr) { return call_chat(c, pr) == 0 ? talk_prepare(c, pr) : -1; }
+static int prepare(struct call *c, struct problem *pr) { return chat_read(c->json, c->params.parallel_calls, &c->talk, pr) == 0 ? talk_prepare(c, pr) : -1; }
 
 static const struct call_form form = { .body = BODY_CHAT, .prefix = "chatcmpl-", .prepare = prepare, .begin = begin, .event = on_event, .piece = piece, .end = end, .fail = call_fail_answer };
 

@@ -5,47 +5,6 @@
 #include "libcommon/base/json.h"
 #include "libcommon/serve/calls.h"
 
-json_t *format_schema(const json_t *format, const char *param, struct problem *pr)
-{
-    static const char *const known[] = { "type", "json_schema", "name", "description", "strict", "schema" };
-    const json_t *type = json_is_object(format) ? json_object_get(format, "type") : NULL;
-    const char *kind = json_string_value(type), *key;
-    pr->status = 0;
-    if (!kind) {
-        problem_set(pr, 400, param, "invalid_type", "%s: expected an object with a type", param);
-        return NULL;
-    }
-    for (size_t i = 0; i < json_object_size(format); i++) {
-        const json_t *inside = json_object_get(format, "json_schema");
-        union { const json_t *in; json_t *out; } u = { .in = i == 0 ? format : json_is_object(inside) ? inside : NULL };
-        json_t *v;
-        json_object_foreach(u.out, key, v) {
-            int ok = 0;
-            for (size_t k = 0; k < sizeof known / sizeof *known; k++)
-                ok |= strcmp(key, known[k]) == 0;
-            if (!ok) {
-                problem_set(pr, 400, param, "unknown_parameter", "%s: %.80s: no such field", param, key);
-                return NULL;
-            }
-        }
-    }
-    if (strcmp(kind, "text") == 0)
-        return NULL;
-    if (strcmp(kind, "json_object") == 0)
-        return json_pack("{s:s}", "type", "object");
-    if (strcmp(kind, "json_schema") != 0) {
-        problem_set(pr, 400, param, "unsupported_parameter", "%s: type is '%.60s', expected text, json_object or json_schema", param, kind);
-        return NULL;
-    }
-    const json_t *inside = js_get(format, "json_schema");
-    json_t *schema = js_get(inside ? inside : format, "schema");        /* Chat Completions has a level more than Responses */
-    if (!json_is_object(schema) && !json_is_boolean(schema)) {
-        problem_set(pr, 400, param, schema ? "invalid_type" : "missing", schema ? "%s: schema: found %s, expected an object" : "%s: schema: missing", param, schema ? js_kind(schema) : "");
-        return NULL;
-    }
-    return json_incref(schema);
-}
-
 /* ---- what the grammar is made of ---- */
 
 struct shape {

@@ -33,6 +33,12 @@ struct talk {
 void talk_release(struct talk *t);
 
 /* ---- reading bodies ---- */
+/* Bodies to conversations: 0, or -1 with *pr; t is to be released either way.  Nothing of the server is needed, so that any JSON can be tried. */
+int chat_read(const json_t *body, int parallel, struct talk *t, struct problem *pr);
+int responses_read(const json_t *body, int parallel, struct talk *t, struct problem *pr);
+int messages_read(const json_t *body, struct talk *t, struct problem *pr);
+/* The schema in a response_format (new reference; of json_object, too), NULL without pr->status if it asks for text. */
+json_t *format_schema(const json_t *format, const char *param, struct problem *pr);
 /* A list of messages as OpenAI has them: contents become text, arguments of calls objects.  New reference. */
 json_t *talk_messages(const json_t *messages, struct problem *pr);
 /* The text of a content: text, or a list of parts of the given types.  0, or -1 with *pr. */

@@ -104,7 +104,7 @@ static int apply_template(struct call *c, struct problem *pr)
 {
     char *text;
     size_t size;
-    if (call_chat(c, pr) != 0 || talk_render(c->h, &c->talk, c->params.add_generation_prompt, &text, &size, pr) != 0)
+    if (chat_read(c->json, c->params.parallel_calls, &c->talk, pr) != 0 || talk_render(c->h, &c->talk, c->params.add_generation_prompt, &text, &size, pr) != 0)
         return -1;
     buf_str(&c->line, "{\"prompt\":");
     buf_json(&c->line, text, size);

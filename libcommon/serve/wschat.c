@@ -72,7 +72,7 @@ static int prepare(struct call *c, struct problem *pr)
 {
     char *text;
     size_t size;
-    if (call_chat(c, pr) != 0 || call_prompts(c, 1, pr) != 0 || talk_render(c->h, &c->talk, 1, &text, &size, pr) != 0)
+    if (chat_read(c->json, c->params.parallel_calls, &c->talk, pr) != 0 || call_prompts(c, 1, pr) != 0 || talk_render(c->h, &c->talk, 1, &text, &size, pr) != 0)
         return -1;
     int rc = call_tokenize(c, 0, text, size, 1, 0, pr, "messages");
     free(text);

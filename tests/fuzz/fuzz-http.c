@@ -1,4 +1,4 @@
-/* fuzz-http.c - any bytes as HTTP requests, whole and in pieces of which the result must not depend; their bodies as bodies of the API; any bytes
+/* fuzz-http.c - any bytes as HTTP requests, whole and in pieces of which the result must not depend; their bodies as bodies of the API, and as conversations; any bytes
  * as WebSocket frames. */
 #include "tests/fuzz/fuzz.h"
 
@@ -7,6 +7,7 @@
 #include "libcommon/base/json.h"
 #include "libcommon/serve/fields.h"
 #include "libcommon/serve/http.h"
+#include "libcommon/serve/talk.h"
 #include "libcommon/serve/websocket.h"
 
 static const struct http_limits limits = { 4096, 16384 };
@@ -56,6 +57,26 @@ static void bodies(const uint8_t *data, size_t size)
     json_decref(j);
 }
 
+/* The same as a conversation in each of its three forms. */
+static void conversations(const uint8_t *data, size_t size)
+{
+    struct err e;
+    json_t *j = js_parse("body", data, size, &e);
+    for (int form = 0; j && form < 3; form++) {
+        struct talk t = { 0 };
+        struct problem pr = { 0 };
+        int rc = form == 0 ? chat_read(j, 1, &t, &pr) : form == 1 ? responses_read(j, 1, &t, &pr) : messages_read(j, &t, &pr);
+        if (rc == 0 && (!json_is_array(t.messages) || talk_check_tools(&t, &pr) > 0))
+            abort();
+        if (rc != 0 && !pr.status)
+            abort();                    /* a refusal that says nothing */
+        if (rc == 0 && t.format)
+            json_decref(format_schema(t.format, t.format_param, &pr));
+        talk_release(&t);
+    }
+    json_decref(j);
+}
+
 static void frames(const uint8_t *data, size_t size)
 {
     struct ws_parser p = { 0 };
@@ -80,6 +101,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (requests(data, size, size ? size : 1) != requests(data, size, 1) && size < 4096)
         abort();
     bodies(data, size);
+    conversations(data, size);
     frames(data, size);
     return 0;
 }
