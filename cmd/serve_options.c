@@ -12,8 +12,8 @@ static const char usage[] =
     "MODEL is a .zse, a GGUF file, a Hugging Face folder or org/name on the hub (default: $ZSE_MODEL; without: models are loaded over the API).\n"
     "\n"
     "      --config FILE          options from a JSON object, {\"port\": 8080, \"models\": [\"m.zse\"]}; those of the command line win\n"
-    "      --host NAME            address to listen on (default: 127.0.0.1)\n"
-    "      --port N               port, 0: any that is free (default: 8000)\n"
+    "      --host NAME            address to listen on (default: $ZSE_HOST, else 127.0.0.1)\n"
+    "      --port N               port, 0: any that is free (default: $ZSE_PORT, else 8000)\n"
     "      --socket FILE          listen on this Unix socket; without --host and --port, only there\n"
     "      --tls-cert FILE        certificate chain (PEM): HTTPS\n"
     "      --tls-key FILE         its private key (PEM)\n"
@@ -127,8 +127,11 @@ static int check(struct serve_options *o)
         return cli_wrong(prog, "--tls-cert and --tls-key: both or none");
     if (o->n_names > o->n_models)
         return cli_wrong(prog, "--name %s: there are %d names for %d models", o->names[o->n_names - 1], o->n_names, o->n_models);
+    const char *host = getenv("ZSE_HOST"), *port = getenv("ZSE_PORT");
     if (!o->host && (!o->socket_path || o->port_given))
-        o->host = "127.0.0.1";
+        o->host = host && *host ? host : "127.0.0.1";
+    if (!o->port_given && port && *port && whole("ZSE_PORT", port, 0, 65535, &o->port) != 0)
+        return CLI_USAGE;
     return run_options_check(prog, &o->run);
 }
 

@@ -24,7 +24,7 @@ complete -c zse-bench -l seed -x -d 'serve the same prompts in every run (defaul
 complete -c zse-bench -l timeout -x -d 'serve a request that takes longer has failed, 0 none has (default 600)'
 complete -c zse-bench -l ids -x -d 'logits token ids, 1 5 9'
 complete -c zse-bench -l output -s o -r -d 'logits float32 little endian n_tokens, vocab_size, always --exact; - standard output'
-complete -c zse-bench -l window -x -d 'perplexity, quality tokens of a window (default 512)'
+complete -c zse-bench -l window -x -d 'perplexity, quality tokens of a window; logits of a step (default 512)'
 complete -c zse-bench -l windows -x -d 'perplexity, quality only the first N windows of the text'
 complete -c zse-bench -l quantize -s q -x -a 'nl4 int4 int8 nf4 bf16 keep' -d 'type for a GGUF file or folder nl4, int4, int8, nf4, bf16 ... (default keep)'
 complete -c zse-bench -l threads -x -d 'threads (default one for each processor)'

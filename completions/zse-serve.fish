@@ -1,7 +1,7 @@
 # fish completion of zse-serve
 complete -c zse-serve -l config -r -d 'options from a JSON object, {port 8080, models m.zse}; those of the command line win'
-complete -c zse-serve -l host -x -d 'address to listen on (default 127.0.0.1)'
-complete -c zse-serve -l port -x -d 'port, 0 any that is free (default 8000)'
+complete -c zse-serve -l host -x -d 'address to listen on (default ZSE_HOST, else 127.0.0.1)'
+complete -c zse-serve -l port -x -d 'port, 0 any that is free (default ZSE_PORT, else 8000)'
 complete -c zse-serve -l socket -r -d 'listen on this Unix socket; without --host and --port, only there'
 complete -c zse-serve -l tls-cert -r -d 'certificate chain (PEM) HTTPS'
 complete -c zse-serve -l tls-key -r -d 'its private key (PEM)'

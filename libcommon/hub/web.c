@@ -304,6 +304,8 @@ static int explain(struct web *w, struct web_job *j, struct err *e)
     body_error(j, said, sizeof said);
     if (*said)
         snprintf(more, sizeof more, " (%s)", said);
+    if ((status == 401 || status == 403) && w->token && !is_private(w->endpoint))
+        return err_set(e, ERR_IO, "%s: %s: the hub says %ld%s; the token was not sent, as %s is not https", w->repo, j->what, status, more, w->endpoint);
     if (status == 401)
         return err_set(e, ERR_IO, "%s: %s: the hub says 401%s: %s", w->repo, j->what, more,
                        w->token ? "there is no such repository, or the token (HF_TOKEN, or the file that the Python tools write) is not valid for it"

@@ -348,6 +348,8 @@ complete() {
   HF_ENDPOINT=http://hub.invalid http_proxy=$plain no_proxy=127.0.0.1 convert test/tiny
   [ "$status" = 0 ] || { echo "$stderr"; return 1; }
   asked 'HEAD .*config.json - no-token hub'     # plain http to another machine: no token
+  HF_ENDPOINT=http://hub.invalid http_proxy=$plain no_proxy=127.0.0.1 convert private/model
+  [ "$status" = 1 ] && [[ $stderr == *"401"*"the token was not sent, as http://hub.invalid is not https"* ]] || { echo "$stderr"; return 1; }
 }
 
 @test "a bar with rate and time on a terminal" {
@@ -356,4 +358,26 @@ complete() {
   run tests/lib/talk zse-convert test/tiny -o "$BATS_TEST_TMPDIR/m.zse" <"$BATS_TEST_TMPDIR/script"
   [ "$status" = 0 ] || { echo "$output"; return 1; }
   curl -s "$HUB/_release" -d ''
+}
+
+@test "zse-serve: a model by its name, at the address of the environment" {
+  mkfifo "$BATS_TEST_TMPDIR/pipe"
+  ZSE_HOME=$BATS_TEST_TMPDIR/home ZSE_HOST=127.0.0.3 ZSE_PORT=0 zse-serve test/tiny --no-audit >"$BATS_TEST_TMPDIR/pipe" 2>"$BATS_TEST_TMPDIR/err" 3>&- &
+  local server=$! url ids
+  read -r _ _ url <"$BATS_TEST_TMPDIR/pipe"
+  ready() { ids=$(curl -sf "$url/health" >/dev/null && curl -s "$url/v1/models" | jq -r '.data[].id'); [ "$ids" = tiny ]; }
+  await ready || { cat "$BATS_TEST_TMPDIR/err"; kill $server; return 1; }
+  kill $server
+  wait $server
+  [[ $url == http://127.0.0.3:* && $url != *:8000 ]]
+  grep -q 'downloading test/tiny' "$BATS_TEST_TMPDIR/err"
+  ZSE_PORT=x run --separate-stderr zse-serve
+  [ "$status" = 2 ] && [[ $stderr == *"ZSE_PORT: 'x'"* ]]
+}
+
+@test "zse(7) names every variable of ours and of the hub that a program reads" {
+  local v
+  for v in $(grep -rhoE '"(ZSE|HF|HUGGING[A-Z]*|TRANSFORMERS|CURL|SSL)_[A-Z_]+"' cmd gpu | tr -d '"' | sort -u); do
+    grep -qw "$v" man/zse.7 || { echo "$v"; return 1; }
+  done
 }
