@@ -33,6 +33,7 @@ static const char usage[] =
     "      --max-queue N          requests that may wait, 0: any number (default: 1000)\n"
     "      --kv-bytes SIZE        memory for keys and values of each model (default: enough, at most a quarter of the machine's)\n"
     "      --max-memory SIZE      weights and memory of all models; the least recently used leave (default: no limit)\n"
+    "      --no-memory-watch      go on when memory runs short (default: refuse new requests below 5 % of it, end below 2 %)\n"
     "      --no-prefix-cache      compute every prompt from its beginning\n"
     "      --timeout SECONDS      end a request after this time, 0: never (default: 600)\n"
     "      --drain SECONDS        what running requests get when the server stops or a model leaves (default: 30)\n"
@@ -49,7 +50,7 @@ static const char usage[] =
 
 enum {
     OPT_HOST = 300, OPT_PORT, OPT_SOCKET, OPT_CERT, OPT_KEY, OPT_NO_AUTH, OPT_PROXY, OPT_ORIGIN, OPT_ALLOW_HOST, OPT_NAME, OPT_SEQS, OPT_QUEUE, OPT_KV_BYTES,
-    OPT_QUERY_KEY, OPT_ANONYMOUS, OPT_AUDIT_FOLDER, OPT_AUDIT_SIZE, OPT_AUDIT_PROMPTS, OPT_NO_AUDIT, OPT_MEMORY, OPT_NO_PREFIX, OPT_TIMEOUT, OPT_DRAIN, OPT_CONNECTIONS, OPT_BODY, OPT_QUIET, OPT_PLAN, OPT_CONFIG,
+    OPT_QUERY_KEY, OPT_ANONYMOUS, OPT_AUDIT_FOLDER, OPT_AUDIT_SIZE, OPT_AUDIT_PROMPTS, OPT_NO_AUDIT, OPT_MEMORY, OPT_NO_PREFIX, OPT_TIMEOUT, OPT_DRAIN, OPT_CONNECTIONS, OPT_BODY, OPT_QUIET, OPT_PLAN, OPT_CONFIG, OPT_NO_WATCH,
 };
 
 static const struct option options[] = {
@@ -65,7 +66,7 @@ static const struct option options[] = {
     { "max-memory", required_argument, NULL, OPT_MEMORY }, { "no-prefix-cache", no_argument, NULL, OPT_NO_PREFIX },
     { "timeout", required_argument, NULL, OPT_TIMEOUT }, { "drain", required_argument, NULL, OPT_DRAIN },
     { "max-connections", required_argument, NULL, OPT_CONNECTIONS }, { "max-body", required_argument, NULL, OPT_BODY }, { "quiet", no_argument, NULL, OPT_QUIET },
-    { "plan", no_argument, NULL, OPT_PLAN },
+    { "plan", no_argument, NULL, OPT_PLAN }, { "no-memory-watch", no_argument, NULL, OPT_NO_WATCH },
     RUN_LONG_OPTIONS, { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
 };
 
@@ -116,6 +117,7 @@ static int take(struct serve_options *o, int c, const char *arg)
         return 0;
     case OPT_QUIET: o->quiet = 1; return 0;
     case OPT_PLAN: o->plan = 1; return 0;
+    case OPT_NO_WATCH: o->no_watch = 1; return 0;
     case OPT_CONFIG: return 0;              /* was read before the others */
     default: return run_option(prog, c, arg, &o->run);
     }

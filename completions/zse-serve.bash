@@ -30,7 +30,7 @@ _zse_serve() {
     --device) COMPREPLY=(); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--config --host --port --socket --tls-cert --tls-key --no-auth --allow-query-key --anonymous-limit --audit-folder --audit-size --audit-prompts --no-audit --trust-proxy --cors-origin --allow-host --name --max-seqs --max-queue --kv-bytes --max-memory --no-prefix-cache --timeout --drain --max-connections --max-body --quiet --quantize --threads --ctx --kv --exact --kernels --device --force --plan --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--config --host --port --socket --tls-cert --tls-key --no-auth --allow-query-key --anonymous-limit --audit-folder --audit-size --audit-prompts --no-audit --trust-proxy --cors-origin --allow-host --name --max-seqs --max-queue --kv-bytes --max-memory --no-memory-watch --no-prefix-cache --timeout --drain --max-connections --max-body --quiet --quantize --threads --ctx --kv --exact --kernels --device --force --plan --help --version" -- "$cur")) ;;
     *) COMPREPLY=($(compgen -f -- "$cur"))
        ;;
   esac

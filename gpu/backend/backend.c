@@ -690,4 +690,4 @@ static size_t backend_memory(const void *backend)
 static size_t backend_kv_bytes(const void *backend) { return ((const struct gpu_backend *)backend)->kv_size; }
 static const char *backend_describe(const void *backend) { return ((const struct gpu_backend *)backend)->name; }
 
-const struct backend backend_gpu = { "gpu", backend_open, backend_forward, backend_copy_block, backend_memory, backend_kv_bytes, backend_describe, backend_close };
+const struct backend backend_gpu = { "gpu", backend_open, backend_forward, backend_copy_block, backend_memory, backend_kv_bytes, backend_describe, backend_close, NULL };

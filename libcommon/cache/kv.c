@@ -89,17 +89,31 @@ void pool_drop(struct kv_pool *p, int32_t block)
     p->n_idle++;
 }
 
+/* The one used longest ago, which is no other's parent (see kv.h). */
+static int32_t evict(struct kv_pool *p)
+{
+    const int32_t block = p->oldest;
+    leave_idle(p, block);
+    prefix_remove(p, block);
+    p->evictions++;
+    return block;
+}
+
+void kv_pool_shed(struct kv_pool *p, void (*drop)(void *user, int32_t block), void *user)
+{
+    while (p->n_idle)
+        p->free_block[p->n_free++] = evict(p);
+    for (int i = 0; i < p->n_free; i++)
+        drop(user, p->free_block[i]);
+}
+
 int32_t pool_take(struct kv_pool *p)
 {
     int32_t block;
-    if (p->n_free) {
+    if (p->n_free)
         block = p->free_block[--p->n_free];
-    } else {
-        block = p->oldest;
-        leave_idle(p, block);
-        prefix_remove(p, block);
-        p->evictions++;
-    }
+    else
+        block = evict(p);
     p->refs[block] = 1;
     return block;
 }

@@ -22,6 +22,8 @@ int kv_pool_size(const struct kv_pool *p);
 int kv_pool_free(const struct kv_pool *p);              /* blocks that hold nothing */
 int kv_pool_idle(const struct kv_pool *p);              /* nodes that no table holds: as good as free */
 size_t kv_pool_bytes(const struct kv_pool *p);          /* what it takes itself */
+/* Give up every node that no table holds; then drop(user, block) for each block that holds nothing. */
+void kv_pool_shed(struct kv_pool *p, void (*drop)(void *user, int32_t block), void *user);
 uint64_t kv_pool_evictions(const struct kv_pool *p);    /* nodes given up so far */
 
 struct kv_table {                                       /* of one sequence */

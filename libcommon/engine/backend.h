@@ -50,6 +50,8 @@ struct backend {
     size_t (*kv_bytes)(const void *b);
     const char *(*describe)(const void *b); /* "cpu avx512, 2 threads" */
     void (*close)(void *b);
+    /* What the block holds is of no more use: give its memory back until it is written again.  NULL: nothing to give back. */
+    void (*drop_block)(void *b, int32_t block);
 };
 
 extern const struct backend backend_cpu;

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "libcommon/engine/cpu_core.h"
 
@@ -154,6 +155,16 @@ static int cpu_copy_block(void *backend, int32_t from, int32_t to, struct err *e
     return 0;
 }
 
+/* The pages that belong to this block alone. */
+static void cpu_drop_block(void *backend, int32_t block)
+{
+    struct cpu *b = backend;
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = (uintptr_t)(b->core.kv + (size_t)block * b->core.kv_stride);
+    const uintptr_t first = (from + page - 1) / page * page, end = (from + b->core.kv_stride) / page * page;
+    if (first < end)
+        madvise((void *)first, end - first, MADV_DONTNEED);
+}
+
 int cpu_step_tokens(const struct config *c, int n_threads, int64_t max_len, const char *kernels)
 {
     enum { MOST = 512, MEMORY = 26 << 20 };
@@ -172,7 +183,7 @@ static size_t cpu_memory(const void *backend)
 static size_t cpu_kv_bytes(const void *backend) { return ((const struct cpu *)backend)->kv_size; }
 static const char *cpu_describe(const void *backend) { return ((const struct cpu *)backend)->name; }
 
-const struct backend backend_cpu = { "cpu", cpu_open, cpu_forward, cpu_copy_block, cpu_memory, cpu_kv_bytes, cpu_describe, cpu_close };
+const struct backend backend_cpu = { "cpu", cpu_open, cpu_forward, cpu_copy_block, cpu_memory, cpu_kv_bytes, cpu_describe, cpu_close, cpu_drop_block };
 
 void cpu_set_tap(void *backend, const struct cpu_tap *tap)
 {

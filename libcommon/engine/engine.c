@@ -179,6 +179,20 @@ void engine_stats(const struct engine *g, struct engine_stats *s)
     s->backend = g->backend->describe(g->b);
 }
 
+static void drop_block(void *user, int32_t block)
+{
+    const struct engine *g = user;
+    g->backend->drop_block(g->b, block);
+}
+
+static void keep_block(void *user, int32_t block)
+{
+    (void)user;
+    (void)block;
+}
+
+void engine_shed(struct engine *g) { kv_pool_shed(g->pool, g->backend->drop_block ? drop_block : keep_block, g); }
+
 int engine_logits(struct engine *g, const int32_t *ids, int n_ids, int from, float *logits, struct err *e)
 {
     struct kv_table kv;

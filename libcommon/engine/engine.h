@@ -102,6 +102,9 @@ void engine_cancel(struct engine *g, struct request *r);
 /* One step. Returns the number of requests that run or wait (0: idle), -1 on a failure of the backend (all running requests end with FINISH_ERROR). */
 int engine_step(struct engine *g, struct err *e);
 
+/* Memory is short: give up the prefixes that nobody uses, and the memory of blocks that hold nothing. */
+void engine_shed(struct engine *g);
+
 struct request_stats {
     int n_prompt, n_cached, n_generated;            /* n_cached: tokens of the prompt that were not computed for this request */
     double queue_s;                                 /* submit to start */

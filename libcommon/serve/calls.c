@@ -560,6 +560,8 @@ static int bind(struct call *c, struct problem *pr)
         return problem_set(pr, 400, NULL, "invalid_type", "the body: found %s, expected an object", js_kind(c->json));
     if (name && !json_is_string(name))
         return problem_set(pr, 400, "model", "invalid_type", "model: found %s, expected a string", js_kind(name));
+    if (c->s->watch != WATCH_FINE)
+        return problem_set(pr, 503, NULL, "memory_pressure", "memory is short: no new requests until there is more");
     struct hosted *h = models_find(c->s, json_string_value(name), pr);
     struct problem recalled;
     if (!h && pr->status == 404 && name && guard_model(call_visit(c), json_string_value(name), &recalled) == 0 && models_recall(c->s, json_string_value(name), &recalled))

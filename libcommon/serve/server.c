@@ -193,6 +193,7 @@ static void on_second(void *user)
     struct server *s = user;
     models_tick(s);
     ws_stats_tick(s);
+    watch_tick(s);
     if (s->draining && clock_ns() > s->drain_by_ns)
         for (struct hosted *h = s->models; h; h = h->next)
             for (struct call *c = h->calls; c; c = c->next)
@@ -209,6 +210,16 @@ static void close_websocket(void *user, struct conn *c)
         conn_websocket_close(c, 1001);
 }
 
+void server_stop(struct server *s, double drain_s)
+{
+    s->draining = 1;
+    s->drain_by_ns = clock_ns() + (uint64_t)(drain_s * 1e9);
+    loop_stop_listening(s->loop);
+    loop_each_websocket(s->loop, close_websocket, NULL);
+    server_log(s, "stopping; %d requests run", loop_n_busy(s->loop));
+    finish_draining(s);
+}
+
 static void on_signal(void *user, int number)
 {
     struct server *s = user;
@@ -221,12 +232,7 @@ static void on_signal(void *user, int number)
         loop_quit(s->loop);
         return;
     }
-    s->draining = 1;
-    s->drain_by_ns = clock_ns() + (uint64_t)(s->o.drain_s * 1e9);
-    loop_stop_listening(s->loop);
-    loop_each_websocket(s->loop, close_websocket, NULL);
-    server_log(s, "stopping; %d requests run", loop_n_busy(s->loop));
-    finish_draining(s);
+    server_stop(s, s->o.drain_s);
 }
 
 /* ---- opening ---- */

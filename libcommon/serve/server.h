@@ -57,6 +57,8 @@ struct server_options {
     double timeout_s;                   /* of a request; 0: none */
     double drain_s;                     /* of a shutdown or unload: what runs may go on for so long */
     uint64_t max_memory;                /* bytes of weights and private memory of all models; 0: no limit */
+    int no_watch;                       /* memory is not watched; else see watch.h */
+    const char *sysroot;                /* where proc and sys lie; NULL: / */
     void (*log)(void *user, const char *text);
     void *user;
 };

@@ -5,6 +5,7 @@
 #include <pthread.h>
 
 #include "libcommon/base/rng.h"
+#include "libcommon/serve/watch.h"
 #include "libcommon/serve/conn.h"
 #include "libcommon/grammar/tools.h"
 #include "libcommon/serve/fields.h"
@@ -93,8 +94,11 @@ struct server {
     struct guard guard;
     unsigned long long cpu_total, cpu_idle;     /* of /proc/stat, when it was last read */
     uint64_t ws_stats_ns;
+    enum watch_state watch;
 };
 
+/* No new clients; calls that run get so many seconds. */
+void server_stop(struct server *s, double drain_s);
 void server_log(struct server *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /* "PREFIX" and 24 hexadecimal digits. */
 void server_id(struct server *s, const char *prefix, char out[48]);

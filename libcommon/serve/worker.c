@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum order_kind { ORDER_SUBMIT, ORDER_CANCEL, ORDER_LIMITS };
+enum order_kind { ORDER_SUBMIT, ORDER_CANCEL, ORDER_LIMITS, ORDER_SHED };
 
 struct order {
     struct order *next;
@@ -182,6 +182,9 @@ static void obey(struct worker *w, struct order *o)
         if ((ev = add_event(w, o->jobs)))
             ev->cancel_heard = 1;
         break;
+    case ORDER_SHED:
+        engine_shed(w->g);
+        break;
     case ORDER_LIMITS:
         engine_set_limits(w->g, &o->limits, &ignored);      /* checked by who gave the order */
         break;
@@ -336,6 +339,8 @@ void worker_limits(struct worker *w, const struct engine_limits *l)
 {
     give_order(w, &(struct order){ .kind = ORDER_LIMITS, .limits = *l });
 }
+
+void worker_shed(struct worker *w) { give_order(w, &(struct order){ .kind = ORDER_SHED }); }
 
 struct events *worker_take(struct worker *w)
 {

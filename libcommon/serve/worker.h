@@ -53,6 +53,7 @@ int worker_submit(struct worker *w, const struct request_params *p, struct job *
 /* 0, or -1 without memory: then the answer goes on to its end. */
 int worker_cancel(struct worker *w, struct job *job);
 void worker_limits(struct worker *w, const struct engine_limits *l);
+void worker_shed(struct worker *w);                     /* engine_shed, between two steps */
 /* All events so far, oldest first, NULL if there are none; to be given back. */
 struct events *worker_take(struct worker *w);
 void worker_give_back(struct worker *w, struct events *list);

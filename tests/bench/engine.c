@@ -23,7 +23,7 @@ static int nothing_copy(void *b, int32_t from, int32_t to, struct err *e) { (voi
 static size_t nothing_size(const void *b) { (void)b; return 0; }
 static const char *nothing_describe(const void *b) { (void)b; return "nothing"; }
 static void nothing_close(void *b) { (void)b; }
-static const struct backend nothing = { "nothing", nothing_open, nothing_forward, nothing_copy, nothing_size, nothing_size, nothing_describe, nothing_close };
+static const struct backend nothing = { "nothing", nothing_open, nothing_forward, nothing_copy, nothing_size, nothing_size, nothing_describe, nothing_close, NULL };
 
 static int by_size(const void *a, const void *b)
 {

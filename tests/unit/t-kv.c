@@ -175,6 +175,43 @@ static void test_prefix(void **state)
     kv_pool_close(p);
 }
 
+static int dropped;
+static void count_drop(void *user, int32_t block)
+{
+    assert_true(((char *)user)[block] == 0);
+    ((char *)user)[block] = 1;
+    dropped++;
+}
+
+/* Prefixes that nobody holds go, and every block that holds nothing is told of once; what is held stays. */
+static void test_shed(void **state)
+{
+    (void)state;
+    struct err e;
+    char seen[8] = { 0 };
+    struct kv_pool *p = kv_pool_open(8, &e);
+    struct kv_table a, b;
+    int32_t ids[100];
+    for (int i = 0; i < 100; i++)
+        ids[i] = i;
+    assert_int_equal(kv_table_init(&a, 100, &e), 0);
+    assert_int_equal(kv_table_init(&b, 100, &e), 0);
+    fill(&a, p, 5 * 16);
+    prefix_enter(&a, p, ids, 0);
+    assert_int_equal(prefix_take(&b, p, ids, 32), 32);
+    kv_table_truncate(&a, p, 0);
+    assert_int_equal(kv_pool_idle(p), 3);
+    kv_pool_shed(p, count_drop, seen);
+    assert_int_equal(dropped, 6);
+    assert_int_equal(kv_pool_idle(p), 0);
+    assert_int_equal(kv_pool_free(p), 6);
+    assert_true(!seen[b.block[0]] && !seen[b.block[1]]);
+    assert_int_equal(prefix_take(&a, p, ids, 100), 32);
+    kv_table_release(&b, p);
+    kv_table_release(&a, p);
+    kv_pool_close(p);
+}
+
 /* Random sequences over few tokens against the sequences themselves: what take and copy give out was put there by the same tokens. */
 static void test_random_prefixes(void **state)
 {
@@ -240,7 +277,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_reserve_and_truncate), cmocka_unit_test(test_share),
-        cmocka_unit_test(test_random), cmocka_unit_test(test_prefix), cmocka_unit_test(test_random_prefixes),
+        cmocka_unit_test(test_random), cmocka_unit_test(test_prefix), cmocka_unit_test(test_shed), cmocka_unit_test(test_random_prefixes),
         cmocka_unit_test(test_errors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -7,6 +7,7 @@
 #include <cmocka.h>
 
 #include "libcommon/base/json.h"
+#include "libcommon/serve/watch.h"
 #include "libcommon/serve/fields.h"
 #include "libcommon/serve/http.h"
 #include "libcommon/serve/splitter.h"
@@ -195,10 +196,27 @@ static void test_reasoning(void **state)
     assert_false(splitter_begun("think>", 6));
 }
 
+/* When memory is short, when it is back, when it is over; and in a control group it is the group's that counts. */
+static void memory_watch(void **state)
+{
+    static const struct { enum watch_state before; int left; double stalled; enum watch_state after; } all[] = {
+        { WATCH_FINE, 50, 0, WATCH_FINE }, { WATCH_FINE, 5, -1, WATCH_FINE },  { WATCH_FINE, 4, -1, WATCH_SHED },  { WATCH_FINE, 1, 0, WATCH_SHED },
+        { WATCH_SHED, 7, 0, WATCH_SHED },  { WATCH_SHED, 10, 0, WATCH_FINE },  { WATCH_SHED, 1, 0, WATCH_END },    { WATCH_END, 50, 0, WATCH_END },
+        { WATCH_FINE, 50, 25, WATCH_SHED }, { WATCH_SHED, 50, 15, WATCH_SHED }, { WATCH_SHED, 50, 9, WATCH_FINE },
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        struct memory m = { .total = 100, .available = (uint64_t)all[i].left, .stalled10 = all[i].stalled };
+        assert_int_equal(watch_next(all[i].before, &m), all[i].after);
+        m = (struct memory){ .total = 1000, .available = 900, .limit = 100, .left = (uint64_t)all[i].left, .stalled10 = all[i].stalled };
+        assert_int_equal(watch_next(all[i].before, &m), all[i].after);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_http_cut_at_every_byte), cmocka_unit_test(test_http_limits), cmocka_unit_test(test_websocket),
+        cmocka_unit_test(memory_watch), cmocka_unit_test(test_http_cut_at_every_byte), cmocka_unit_test(test_http_limits), cmocka_unit_test(test_websocket),
         cmocka_unit_test(test_fields), cmocka_unit_test(test_json_text), cmocka_unit_test(test_reasoning),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,72 @@
+# serve-memory.bats - zse-serve while memory runs short: refuse, give up prefixes, come back, end.
+bats_require_minimum_version 1.5.0
+
+setup_file() {
+  cd "$BATS_TEST_DIRNAME/../.." || exit 1
+  zse-convert models/tiny -o "$BATS_FILE_TMPDIR/tiny.zse" -q nl4 --quality fast
+}
+setup() {
+  cd "$BATS_TEST_DIRNAME/../.." || exit 1
+  Z=$BATS_FILE_TMPDIR/tiny.zse T=$BATS_TEST_TMPDIR
+  export ZSE_HOME=$T/home ZSE_SYSROOT=$T/root
+  mkdir -p "$T/root/proc"
+}
+teardown() { [ -z "${PID:-}" ] || { kill "$PID" 2>/dev/null; wait "$PID" 2>/dev/null; } || true; }
+
+# left KIB: of 10 GB; the file is replaced whole, because the server reads it meanwhile
+left() {
+  printf 'MemTotal: 10000000 kB\nMemFree: %s kB\nMemAvailable: %s kB\n' "$1" "$1" >"$T/meminfo"
+  mv "$T/meminfo" "$T/root/proc/meminfo"
+}
+serve() {
+  exec 5< <(exec zse-serve "$Z" --port 0 --no-audit "$@" 2>"$T/err")
+  PID=$!
+  read -r -u 5 _ _ URL
+  curl -s --retry 9 --retry-all-errors -o /dev/null "$URL/health"
+}
+ask() {
+  curl -s -D "$T/head" -o "$T/body" -w '%{http_code}' "$URL/v1/chat/completions" \
+    -d '{"temperature":0,"max_tokens":12,"messages":[{"role":"user","content":"What is the capital of France? And what is the capital of Italy?"}]}'
+}
+# until_status CODE: ask until that is the answer, at most 30 s
+until_status() {
+  local end=$((SECONDS + 30))
+  until [ "$(ask)" = "$1" ]; do [ $SECONDS -lt $end ] || { echo "no $1: $(cat "$T/body")"; return 1; }; done
+}
+cached() { jq '.usage.prompt_tokens_details.cached_tokens' "$T/body"; }
+
+@test "short memory: 503 with Retry-After, the prefix cache is gone, and all is well when memory is back" {
+  left 5000000
+  serve
+  until_status 200
+  until_status 200
+  [ "$(cached)" -gt 0 ]
+  left 400000                       # 4 %
+  until_status 503
+  grep -qi '^retry-after:' "$T/head"
+  jq -e '.error.code == "memory_pressure"' "$T/body"
+  left 700000                       # 7 %: not yet
+  [ "$(ask)" = 503 ]
+  left 5000000
+  until_status 200
+  [ "$(cached)" = 0 ]
+  until_status 200
+  [ "$(cached)" -gt 0 ]
+  grep -q 'memory is short: 0.41 GB of 10.24 GB' "$T/err"
+  grep -q 'memory is back' "$T/err"
+}
+
+@test "memory that runs out ends the server with a sentence; --no-memory-watch lets it go on" {
+  left 5000000
+  serve
+  left 100000                       # 1 %
+  local status=0
+  wait "$PID" || status=$?
+  PID=
+  [ "$status" = 1 ]
+  grep -q 'memory runs out: 0.10 GB of 10.24 GB are left' "$T/err"
+  left 5000000
+  serve --no-memory-watch
+  left 100000
+  until_status 200
+}
