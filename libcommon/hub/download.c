@@ -456,6 +456,8 @@ static int check_room(const struct download *d, struct err *e)
 int download_run(struct download *d, struct err *e)
 {
     int rc = net_digest_open(&d->net, e) == 0 ? check_room(d, e) : -1, n_waiting = 0;
+    int (*before)(void *) = d->web->tick;
+    void *user = d->web->user;
     d->web->tick = tick;
     d->web->user = d;
     for (int i = 0; i < d->n_files && rc >= 0; i++) {
@@ -477,7 +479,8 @@ int download_run(struct download *d, struct err *e)
         if ((rc = begin_file(&d->files[i], 1, e)) == 0)
             rc = web_run(d->web, e);
     }
-    d->web->tick = NULL;
+    d->web->tick = before;
+    d->web->user = user;
     for (int i = 0; i < d->n_files; i++)
         if (d->files[i].fd >= 0)
             save_ranges(&d->files[i]);

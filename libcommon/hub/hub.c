@@ -159,10 +159,18 @@ done:
 
 /* ---- asking the hub ---- */
 
+/* Between questions: does somebody want to stop? */
+static int waiting(void *user)
+{
+    const struct hub_options *o = user;
+    return progress_report(o->progress, "asking the hub", 0, 0, "bytes");
+}
+
 static int open_web(struct web *w, const struct hub_options *o, const char *repo, struct err *e)
 {
     *w = (struct web){ .endpoint = o->endpoint, .token = o->token, .ca_file = o->ca_file, .repo = repo,
-                       .n_connections = o->n_connections ? o->n_connections : CONNECTIONS, .note = o->note, .note_user = o->note_user };
+                       .n_connections = o->n_connections ? o->n_connections : CONNECTIONS, .note = o->note, .note_user = o->note_user,
+                       .tick = waiting, .user = (void *)(uintptr_t)o };
     if (o->offline)
         return err_set(e, ERR_IO, "%s: not asked for: HF_HUB_OFFLINE is set", repo);
     if (web_open(w, e) == 0)

@@ -244,6 +244,16 @@ complete() {
   never_asked 'model.safetensors bytes=0-'
 }
 
+@test "a signal ends the waiting, too" {
+  fault '{"file":"api","kind":"status","code":429,"headers":{"Retry-After":"100"}}'
+  zse-convert test/tiny -o "$BATS_TEST_TMPDIR/m.zse" >"$BATS_TEST_TMPDIR/out" 2>&1 3>&- &
+  local pid=$! before=$SECONDS rc=0
+  await grep -q 'asks to wait 100 s' "$BATS_TEST_TMPDIR/out"
+  kill -TERM $pid
+  wait $pid || rc=$?
+  [ $rc = 143 ] && [ $((SECONDS - before)) -lt 60 ] && [ ! -e "$BATS_TEST_TMPDIR/m.zse" ]
+}
+
 @test "two programs download once" {
   fault '{"file":"model.safetensors","kind":"hold","at":"cdn","times":4}'
   zse-convert test/tiny -o "$BATS_TEST_TMPDIR/a.zse" --quality fast >"$BATS_TEST_TMPDIR/a" 2>&1 3>&- &
