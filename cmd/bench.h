@@ -36,6 +36,7 @@ int bench_quality(const struct bench_options *o, const char *reference, const ch
 int bench_limits(const struct bench_options *o);                                                        /* bench_limits.c */
 int bench_batch(const struct bench_options *o, const char *model);                                      /* bench_step.c */
 int bench_kv(const struct bench_options *o, const char *model);
+int bench_moe(const struct bench_options *o, const char *model);
 int bench_threads(const struct bench_options *o, const char *model);
 int bench_matmul(const struct bench_options *o);                                                        /* bench_matmul.c */
 int bench_coldstart(const struct bench_options *o, const char *model);                                  /* bench_cold.c */
@@ -53,7 +54,8 @@ int bench_prefill_alone(const struct bench_options *o, const struct opened_model
 struct share {
     struct limits l;
     double int8_op, f32_op;             /* of the linear layers, a token; the head is not counted: prefill computes it once */
-    double weight_bytes;                /* read for a step: layers and head */
+    double weight_bytes;                /* read for a step: layers and head; of experts those of one token */
+    double expert_bytes;                /* the latter, all layers together */
     double kv_bytes;                    /* of one token in the cache */
 };
 /* What a token costs in m as r runs it, and the limits of n_threads (0: all). */

@@ -23,15 +23,32 @@ static void count_linear(struct share *s, const struct linear *l, const struct r
     s->weight_bytes += (double)l->w.size;
 }
 
+/* Of a layer's experts, what one token reads. */
+static void count_experts(struct share *s, const struct config *c, const struct layer *l, const struct run_options *r)
+{
+    struct share all = { 0 };
+    const double part = c->moe.n_experts ? (double)c->moe.top_k / c->moe.n_experts : 0;
+    for (int i = 0; l->experts && i < c->moe.n_experts; i++) {
+        count_linear(&all, &l->experts[i].gate, r, 0);
+        count_linear(&all, &l->experts[i].up, r, 0);
+        count_linear(&all, &l->experts[i].down, r, 0);
+    }
+    s->int8_op += part * all.int8_op;
+    s->f32_op += part * all.f32_op;
+    s->weight_bytes += part * all.weight_bytes;
+    s->expert_bytes += part * all.weight_bytes;
+}
+
 int share_init(struct share *s, const struct model *m, const struct run_options *r, int n_threads, struct err *e)
 {
     const struct config *c = &m->config;
     *s = (struct share){ 0 };
     for (int i = 0; i < c->n_layers; i++) {
         const struct layer *l = &m->layers[i];
-        const struct linear *all[] = { &l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down };
+        const struct linear *all[] = { &l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down, &l->q_a, &l->kv_a, &l->k_b, &l->v_b, &l->router, &l->shared_router };
         for (size_t k = 0; k < sizeof all / sizeof *all; k++)
             count_linear(s, all[k], r, 0);
+        count_experts(s, c, l, r);
     }
     count_linear(s, &m->head, r, 1);
     s->kv_bytes = (double)config_kv_bytes(c, r->kv) / KV_BLOCK;

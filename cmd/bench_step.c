@@ -1,4 +1,4 @@
-/* bench_step.c - what one step of a model costs: with several sequences, with a long context, with more threads.
+/* bench_step.c - what one step of a model costs: with several sequences, with a long context, with more threads, with the experts that it reads.
  *
  * Steps go to the backend directly, without scheduler and sampling.  A context is made by copying one block of real keys and values
  * everywhere, so that no long prompt has to be computed first.  The rows of a table are measured in turn, --repeats times, and the
@@ -13,6 +13,7 @@
 #include "libcommon/base/clock.h"
 #include "libcommon/base/pool.h"
 #include "libcommon/base/rng.h"
+#include "libcommon/engine/cpu.h"
 
 static const char prog[] = "zse-bench";
 
@@ -168,6 +169,106 @@ int bench_batch(const struct bench_options *o, const char *model)
             json_array_append_new(json_object_get(j, "rows"), json_pack("{s:i, s:f, s:f, s:f, s:f}", "batch", rows[i].n_seqs, "step_s", t, "tokens_per_s", rows[i].n_seqs / t,
                                                                         "ratio", ratio, "share", of));
         }
+    }
+    stepper_close(&s);
+    return finish(o, j, &m, rc, &e);
+}
+
+/* ---- zse-bench moe ---- */
+
+/* Experts that got tokens, and the most that one got, since the counting began. */
+struct use { double layers, distinct, most, tokens; };
+
+static struct use count_use(const struct config *c, const unsigned *counts)
+{
+    struct use u = { 0 };
+    for (int l = 0; l < c->n_layers; l++) {
+        unsigned most = 0, sum = 0;
+        if (c->ff[l] != FF_MOE)
+            continue;
+        for (int i = 0; i < c->moe.n_experts; i++) {
+            const unsigned n = counts[(size_t)l * (size_t)c->moe.n_experts + (size_t)i];
+            u.distinct += n > 0;
+            sum += n;
+            most = n > most ? n : most;
+        }
+        u.layers++;
+        u.most += sum ? (double)most * c->moe.n_experts / sum : 0;
+        u.tokens += (double)sum / c->moe.top_k;
+    }
+    u.distinct /= u.layers;
+    u.most /= u.layers;
+    u.tokens /= u.layers;
+    return u;
+}
+
+/* Median seconds of a step of n_seqs sequences, other tokens each time, and the experts that a layer read in the mean. */
+static int moe_steps(struct stepper *s, int n_seqs, int repeats, double *seconds, double *distinct, struct err *e)
+{
+    double *times = malloc((size_t)repeats * STEPS * sizeof *times);
+    struct rng rng = { 5 };
+    int n = 0, rc = times ? 0 : err_nomem(e, "benchmark");
+    *distinct = 0;
+    for (int i = -1; rc == 0 && i < repeats * STEPS; i++) {
+        const unsigned *counts = cpu_count_experts(s->b, e);
+        for (int k = 0; k < n_seqs; k++) {
+            s->ids[k] = (int32_t)(rng_u64(&rng) % (uint64_t)s->m->config.vocab_size);
+            s->items[k] = (struct batch_item){ .tokens = s->ids + k, .n_tokens = 1, .pos = s->context, .table = s->table + (size_t)k * (size_t)s->blocks_each, .n_logits = 1 };
+        }
+        const uint64_t start = clock_ns();
+        rc = counts ? backend_cpu.forward(s->b, &(struct batch){ s->items, n_seqs }, s->logits, e) : -1;
+        if (rc == 0 && i >= 0) {
+            times[n++] = (double)(clock_ns() - start) * 1e-9;
+            *distinct += count_use(&s->m->config, counts).distinct / (repeats * STEPS);
+        }
+    }
+    if (rc == 0)
+        *seconds = summarise(times, n).median;
+    free(times);
+    return rc;
+}
+
+int bench_moe(const struct bench_options *o, const char *model)
+{
+    struct opened_model m;
+    struct stepper s = { 0 };
+    struct share share;
+    struct err e;
+    json_t *j = NULL;
+    double prompt_s = 0;
+    if (open_model(prog, model, &o->run, &m, &e) != 0)
+        return cli_fail(prog, &e);
+    const struct config *c = &m.model->config;
+    const int prompt = c->max_len > 0 && c->max_len <= 512 ? c->max_len - 1 : 512;
+    int rc = c->moe.n_experts ? 0 : err_set(&e, ERR_UNSUPPORTED, "%s: %s has no experts", m.name, c->arch);
+    if (rc == 0)
+        rc = stepper_open(&s, m.model, &o->run, o->batch, o->prompt > prompt ? o->prompt : prompt, prompt, &e);
+    s.context = o->prompt;
+    const unsigned *counts = rc == 0 ? cpu_count_experts(s.b, &e) : NULL;
+    if (rc == 0 && (!counts || stepper_time(&s, 1, prompt, &prompt_s, &e) != 0 || share_init(&share, m.model, &o->run, o->run.threads, &e) != 0))
+        rc = -1;
+    if (rc == 0) {
+        const struct use u = count_use(c, counts);
+        j = table_json(o, &m, backend_cpu.describe(s.b), &share.l);
+        json_object_update_new(j, json_pack("{s:i, s:i, s:i, s:f, s:{s:f, s:f, s:f}}", "context", o->prompt, "experts", c->moe.n_experts, "experts_per_token", c->moe.top_k,
+                                            "bytes_per_token", share.weight_bytes, "use", "tokens", u.tokens, "used", u.distinct / c->moe.n_experts, "most", u.most));
+        if (!o->json) {
+            table_title(o, &m, backend_cpu.describe(s.b));
+            printf("%d of %d experts a token, %.3f GB of weights a token\n", c->moe.top_k, c->moe.n_experts, share.weight_bytes * 1e-9);
+            printf("%.0f tokens at once: %.0f %% of the experts were used, the busiest of a layer %.1f times as much as the mean\n", u.tokens,
+                   100 * u.distinct / c->moe.n_experts, u.most);
+            printf("%10s %12s %12s %14s %12s %14s   at context %d\n", "sequences", "ms a step", "tokens/s", "experts/layer", "GB a step", "share of reads", o->prompt);
+        }
+    }
+    for (int b = 1; rc == 0 && b <= o->batch; b *= 2) {
+        double t, distinct;
+        rc = moe_steps(&s, b, o->repeats, &t, &distinct, &e);
+        const double bytes = share.weight_bytes + share.expert_bytes * (distinct / c->moe.top_k - 1), of = rc == 0 ? bytes / t / share.l.read[1] : 0;
+        if (rc == 0 && !o->json)
+            printf("%10d %12.3f %12.1f %14.1f %12.3f %14.2f\n", b, t * 1e3, b / t, distinct, bytes * 1e-9, of);
+        if (rc == 0)
+            json_array_append_new(json_object_get(j, "rows"), json_pack("{s:i, s:f, s:f, s:f, s:f, s:f}", "batch", b, "step_s", t, "tokens_per_s", b / t,
+                                                                        "experts_per_layer", distinct, "bytes", bytes, "share", of));
     }
     stepper_close(&s);
     return finish(o, j, &m, rc, &e);

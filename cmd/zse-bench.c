@@ -15,7 +15,7 @@ static const char usage[] =
     "usage: zse-bench [OPTIONS] [MODEL]\n"
     "       zse-bench limits|matmul [OPTIONS]\n"
     "       zse-bench serve [OPTIONS] URL\n"
-    "       zse-bench batch|kv|threads|coldstart|logits [OPTIONS] [MODEL]\n"
+    "       zse-bench batch|kv|moe|threads|coldstart|logits [OPTIONS] [MODEL]\n"
     "       zse-bench perplexity|quality [REFERENCE] MODEL TEXTFILE [OPTIONS]\n"
     "Measure prefill, decode, time to first token and memory; or what the command says.  Speeds come with their share of the machine's limits.\n"
     "MODEL is a .zse, a GGUF file, a Hugging Face folder or org/name on the hub (default where it is alone: $ZSE_MODEL).\n"
@@ -23,6 +23,7 @@ static const char usage[] =
     "  limits                     what this machine can do: reads from memory, int8 and f32 arithmetic, page cache, disk\n"
     "  batch                      a step with 1, 2, 4 ... sequences, up to -b (default: 16), at context -p (default: 128)\n"
     "  kv                         decode at several contexts with keys and values as f16 and as i8\n"
+    "  moe                        which experts are read: a step with 1, 2, 4 ... sequences, up to -b (default: 8), at context -p (default: 128)\n"
     "  threads                    prefill of -p tokens and decode after it with 1 to --threads threads\n"
     "  matmul                     one matrix of random weights against activations of several numbers of tokens\n"
     "  coldstart                  from exec to the first token in fresh processes, page cache warm and dropped, by phases\n"
@@ -31,7 +32,7 @@ static const char usage[] =
     "  perplexity                 how well the model predicts a text\n"
     "  quality                    how far its predictions are from REFERENCE's, which runs with --exact\n"
     "\n"
-    "  -p, --prompt N             tokens of a prompt (default: 512; batch: 128; coldstart: 32); 0: decode from an empty context\n"
+    "  -p, --prompt N             tokens of a prompt (default: 512; batch, moe: 128; coldstart: 32); 0: decode from an empty context\n"
     "  -n, --generate N           tokens generated after it (default: 128); 0: prefill only\n"
     "  -b, --batch N              sequences, or requests to a server, at once (default: 1)\n"
     "  -r, --repeats N            measured runs (default: 5)\n"
@@ -84,9 +85,9 @@ static const struct option options[] = {
 };
 
 /* The commands, how many arguments they take, and which options mean something to them. */
-enum command { SPEED, LIMITS, BATCH, KV, THREADS, MATMUL, COLDSTART, SERVE, LOGITS, PERPLEXITY, QUALITY, N_COMMANDS };
+enum command { SPEED, LIMITS, BATCH, KV, MOE, THREADS, MATMUL, COLDSTART, SERVE, LOGITS, PERPLEXITY, QUALITY, N_COMMANDS };
 static const struct { const char *name; int least, most; const char *letters; } commands[N_COMMANDS] = {
-    [SPEED] = { NULL, 0, 1, "pnbrw" }, [LIMITS] = { "limits", 0, 0, "f" }, [BATCH] = { "batch", 0, 1, "pbr" }, [KV] = { "kv", 0, 1, "rc" },
+    [SPEED] = { NULL, 0, 1, "pnbrw" }, [LIMITS] = { "limits", 0, 0, "f" }, [BATCH] = { "batch", 0, 1, "pbr" }, [KV] = { "kv", 0, 1, "rc" }, [MOE] = { "moe", 0, 1, "pbr" },
     [THREADS] = { "threads", 0, 1, "pr" }, [MATMUL] = { "matmul", 0, 0, "rst" }, [COLDSTART] = { "coldstart", 0, 1, "prPM" },
     [SERVE] = { "serve", 1, 1, "pnbwS" }, [LOGITS] = { "logits", 1, 1, "ioW" }, [PERPLEXITY] = { "perplexity", 2, 2, "WN" }, [QUALITY] = { "quality", 3, 3, "WN" },
 };
@@ -228,15 +229,16 @@ static int run(struct bench_options *o, unsigned given, int n, char **args)
             return cli_wrong(prog, "%s does not belong to %s%s", special[i].name, c == SPEED ? "the measurement of speed" : "zse-bench ", c == SPEED ? "" : commands[c].name);
     const char *model = n ? args[0] : NULL;
     if (!(given & 1) && c != SPEED)
-        o->prompt = c == COLDSTART ? 32 : c == BATCH ? 128 : 512;
-    if (!(given >> 2 & 1) && c == BATCH)
-        o->batch = 16;
+        o->prompt = c == COLDSTART ? 32 : c == BATCH || c == MOE ? 128 : 512;
+    if (!(given >> 2 & 1) && (c == BATCH || c == MOE))
+        o->batch = c == MOE ? 8 : 16;
     if ((c == THREADS || c == COLDSTART) && o->prompt == 0)
         return cli_wrong(prog, "%s: -p 0 leaves nothing to measure", commands[c].name);
     int rc;
     switch (c) {
     case LIMITS: return bench_limits(o);
     case BATCH: return bench_batch(o, model);
+    case MOE: return bench_moe(o, model);
     case KV: return o->run.kv_given ? cli_wrong(prog, "kv: measures f16 and i8, --kv has no meaning") : bench_kv(o, model);
     case THREADS: return bench_threads(o, model);
     case MATMUL: return bench_matmul(o);

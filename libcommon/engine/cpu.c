@@ -185,6 +185,22 @@ static const char *cpu_describe(const void *backend) { return ((const struct cpu
 
 const struct backend backend_cpu = { "cpu", cpu_open, cpu_forward, cpu_copy_block, cpu_memory, cpu_kv_bytes, cpu_describe, cpu_close, cpu_drop_block };
 
+const unsigned *cpu_count_experts(void *backend, struct err *e)
+{
+    struct core *k = &((struct cpu *)backend)->core;
+    const size_t n = (size_t)k->c->n_layers * (size_t)k->c->moe.n_experts;
+    if (n == 0) {
+        err_set(e, ERR_UNSUPPORTED, "%s has no experts", k->c->arch);
+        return NULL;
+    }
+    if (!k->moe.used && !(k->moe.used = calloc(n, sizeof *k->moe.used))) {
+        err_nomem(e, "counts of experts");
+        return NULL;
+    }
+    memset(k->moe.used, 0, n * sizeof *k->moe.used);
+    return k->moe.used;
+}
+
 void cpu_set_tap(void *backend, const struct cpu_tap *tap)
 {
     struct cpu *b = backend;

@@ -20,6 +20,10 @@ struct cpu_tap {
 /* Before the first forward; NULL ends it. */
 void cpu_set_tap(void *backend, const struct cpu_tap *tap);
 
+/* From now on count the tokens that each expert gets: [n_layers][n_experts], all 0 at first; called again, from 0 again.  Borrowed until close.
+ * NULL with *e where there are no experts or no memory. */
+const unsigned *cpu_count_experts(void *backend, struct err *e);
+
 /* Tokens of a step, 512 or as many as 26 MB of activations allow (at least 32).  max_len: tokens of all contexts together; kernels as in backend_options. */
 int cpu_step_tokens(const struct config *c, int n_threads, int64_t max_len, const char *kernels);
 

@@ -291,6 +291,141 @@ static void add_seed(struct translator *t)
 
 static void add_attention_bias(struct translator *t) { set_bool(t, "attention_bias", any_attn_bias(t)); }
 
+/* ---- mixtures of experts ---- */
+
+/* A number if it is there. */
+static void copy_int(struct translator *t, const char *key, const char *name)
+{
+    int64_t n;
+    if (has_key(t, key) && key_int(t, key, 0, &n, NULL) == 0)
+        set_int(t, name, n);
+}
+
+static void add_experts(struct translator *t)
+{
+    copy_int(t, "expert_used_count", "num_experts_per_tok");
+    copy_int(t, "expert_feed_forward_length", "moe_intermediate_size");
+}
+
+static void add_qwen2moe(struct translator *t)
+{
+    add_experts(t);
+    copy_int(t, "expert_shared_feed_forward_length", "shared_expert_intermediate_size");
+    set_bool(t, "qkv_bias", any_attn_bias(t));
+    set_bool(t, "norm_topk_prob", 0);
+}
+
+static void add_qwen3moe(struct translator *t)
+{
+    add_experts(t);
+    set_bool(t, "attention_bias", any_attn_bias(t));
+    set_bool(t, "norm_topk_prob", 1);
+}
+
+static void add_olmoe(struct translator *t)
+{
+    add_olmo(t);
+    copy_int(t, "expert_used_count", "num_experts_per_tok");
+    set_bool(t, "norm_topk_prob", 0);
+}
+
+static void add_granitemoe(struct translator *t)
+{
+    add_granite(t);
+    json_object_del(t->out, "mlp_bias");
+    copy_int(t, "expert_used_count", "num_experts_per_tok");
+}
+
+/* deepseek_v3's router and those that took it over. */
+static void add_sigmoid_router(struct translator *t)
+{
+    add_experts(t);
+    copy_int(t, "leading_dense_block_count", "first_k_dense_replace");
+    copy_int(t, "expert_shared_count", "n_shared_experts");
+    copy_int(t, "expert_group_count", "n_group");
+    copy_int(t, "expert_group_used_count", "topk_group");
+    set_real(t, "routed_scaling_factor", key_float(t, "expert_weights_scale", 1));
+    set_bool(t, "norm_topk_prob", key_float(t, "expert_weights_norm", 0) != 0);
+    set_bool(t, "attention_bias", any_attn_bias(t));
+    int64_t extra;
+    if (has_key(t, "nextn_predict_layers") && key_int(t, "nextn_predict_layers", 0, &extra, NULL) == 0 && extra < t->n_layers) {
+        set_int(t, "num_nextn_predict_layers", extra);          /* counted among the blocks */
+        set_int(t, "num_hidden_layers", t->n_layers - extra);
+    }
+}
+
+static void add_glm4moe(struct translator *t)
+{
+    add_sigmoid_router(t);
+    set_bool(t, "use_qk_norm", find_tensor(t, "blk.0.attn_q_norm.weight") != NULL);
+}
+
+static void add_dots1(struct translator *t)
+{
+    add_sigmoid_router(t);
+    json_object_set_new(t->out, "sliding_window", json_null());
+}
+
+/* A head's sizes stand in keys of their own where the file keeps kv_b in two parts. */
+static void add_deepseek2(struct translator *t)
+{
+    int64_t key = t->head_dim, value = 0, q_rank = 0;
+    add_sigmoid_router(t);
+    copy_int(t, "attention.kv_lora_rank", "kv_lora_rank");
+    if (key_int(t, "attention.q_lora_rank", 0, &q_rank, NULL) == 0 && q_rank > 0)
+        set_int(t, "q_lora_rank", q_rank);
+    else
+        json_object_set_new(t->out, "q_lora_rank", json_null());
+    key_int(t, "attention.value_length", key, &value, NULL);
+    key_int(t, "attention.key_length_mla", key, &key, NULL);
+    key_int(t, "attention.value_length_mla", value, &value, NULL);
+    set_int(t, "qk_rope_head_dim", t->n_rot);
+    set_int(t, "qk_nope_head_dim", key - t->n_rot);
+    set_int(t, "v_head_dim", value);
+    if (key_float(t, "expert_gating_func", 1) == 2) {
+        set_string(t, "model_type", "deepseek_v3");
+        json_object_set_new(t->out, "architectures", json_pack("[s]", "DeepseekV3ForCausalLM"));
+    } else {
+        set_string(t, "topk_method", key_float(t, "expert_group_count", 1) > 1 ? "group_limited_greedy" : "greedy");
+        set_bool(t, "norm_topk_prob", 0);
+    }
+    json_t *rope = json_object_get(t->out, "rope_parameters");
+    const double log_factor = key_float(t, "rope.scaling.yarn_log_multiplier", 0);
+    if (log_factor != 0 && json_object_get(rope, "factor")) {
+        json_object_set_new(rope, "mscale", real(10 * log_factor));
+        json_object_set_new(rope, "mscale_all_dim", real(10 * log_factor));
+        json_object_del(rope, "attention_factor");
+    }
+}
+
+static void add_gpt_oss(struct translator *t)
+{
+    add_experts(t);
+    if (json_object_get(t->out, "moe_intermediate_size"))
+        json_object_set(t->out, "intermediate_size", json_object_get(t->out, "moe_intermediate_size"));
+    window(t);
+    set_layer_types(t, 2);
+    json_t *rope = json_object_get(t->out, "rope_parameters");
+    if (json_object_get(rope, "factor"))
+        json_object_set_new(rope, "truncate", json_false());
+}
+
+static void add_ernie_moe(struct translator *t)
+{
+    add_experts(t);
+    set_bool(t, "use_bias", any_attn_bias(t));
+    copy_int(t, "expert_shared_count", "moe_num_shared_experts");
+    copy_int(t, "leading_dense_block_count", "moe_layer_start_index");
+    copy_int(t, "interleave_moe_layer_step", "moe_layer_interval");
+}
+
+static void add_hunyuan_moe(struct translator *t)
+{
+    add_experts(t);
+    set_bool(t, "attention_bias", any_attn_bias(t));
+    set_int(t, "num_shared_expert", find_tensor(t, "blk.0.ffn_up_shexp.weight") != NULL);
+}
+
 /* How an architecture spells its sizes. */
 enum words { WORDS_TODAY, WORDS_GPT2, WORDS_OWN };
 
@@ -330,6 +465,18 @@ static const struct arch {
     { "arcee",         "arcee",            "ArceeForCausalLM",          "rms_norm_eps",       "hidden_act",          "relu2",             WORDS_TODAY, 1, biases },
     { "hunyuan-dense", "hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", "rms_norm_eps",       "hidden_act",          "silu",              WORDS_TODAY, 1, add_attention_bias },
     { "glm4",          "glm4",             "Glm4ForCausalLM",           "rms_norm_eps",       "hidden_act",          "silu",              WORDS_TODAY, 1, add_attention_bias },
+    { "llama+experts", "mixtral",          "MixtralForCausalLM",        "rms_norm_eps",       "hidden_act",          "silu",              WORDS_TODAY, 1, add_experts },
+    { "qwen2moe",      "qwen2_moe",        "Qwen2MoeForCausalLM",       "rms_norm_eps",       "hidden_act",          "silu",              WORDS_TODAY, 1, add_qwen2moe },
+    { "qwen3moe",      "qwen3_moe",        "Qwen3MoeForCausalLM",       "rms_norm_eps",       "hidden_act",          "silu",              WORDS_TODAY, 1, add_qwen3moe },
+    { "olmoe",         "olmoe",            "OlmoeForCausalLM",          "rms_norm_eps",       "hidden_act",          "silu",              WORDS_TODAY, 1, add_olmoe },
+    { "granitemoe",    "granitemoe",       "GraniteMoeForCausalLM",     "rms_norm_eps",       "hidden_act",          "silu",              WORDS_TODAY, 1, add_granitemoe },
+    { "deepseek2",     "deepseek_v2",      "DeepseekV2ForCausalLM",     "rms_norm_eps",       "hidden_act",          "silu",              WORDS_TODAY, 1, add_deepseek2 },
+    { "glm4moe",       "glm4_moe",         "Glm4MoeForCausalLM",        "rms_norm_eps",       "hidden_act",          "silu",              WORDS_TODAY, 1, add_glm4moe },
+    { "dots1",         "dots1",            "Dots1ForCausalLM",          "rms_norm_eps",       "hidden_act",          "silu",              WORDS_TODAY, 1, add_dots1 },
+    { "ernie4_5-moe",  "ernie4_5_moe",     "Ernie4_5_MoeForCausalLM",   "rms_norm_eps",       "hidden_act",          "silu",              WORDS_TODAY, 1, add_ernie_moe },
+    { "hunyuan-moe",   "hunyuan_v1_moe",   "HunYuanMoEV1ForCausalLM",   "rms_norm_eps",       "hidden_act",          "silu",              WORDS_TODAY, 1, add_hunyuan_moe },
+    { "minimax-m2",    "minimax_m2",       "MiniMaxM2ForCausalLM",      "rms_norm_eps",       "hidden_act",          "silu",              WORDS_TODAY, 1, add_experts },
+    { "gpt-oss",       "gpt_oss",          "GptOssForCausalLM",         "rms_norm_eps",       "hidden_act",          "silu",              WORDS_TODAY, 1, add_gpt_oss },
 };
 
 /* ---- RoPE ---- */
@@ -461,7 +608,7 @@ static int read_sizes(struct translator *t, struct err *e)
         key_int(t, "rope.dimension_count", t->head_dim, &t->n_rot, e) < 0 || key_int(t, "feed_forward_length", 4 * t->hidden, &t->ff, e) < 0 ||
         key_int(t, "context_length", 2048, &t->context, e) < 0)
         return -1;
-    if (value_length != t->head_dim && has_key(t, "attention.key_length"))
+    if (value_length != t->head_dim && has_key(t, "attention.key_length") && !has_key(t, "attention.kv_lora_rank"))
         return err_set(e, ERR_UNSUPPORTED, "%s: keys have %" PRId64 " values a head, values %" PRId64, t->g->map.path, t->head_dim, value_length);
     if (t->head_dim < 1 || t->n_rot < 1 || t->n_rot > t->head_dim)
         return err_set(e, ERR_FORMAT, "%s: key %s.rope.dimension_count: %" PRId64 ", expected 1 to head_dim %" PRId64, t->g->map.path, t->arch, t->n_rot, t->head_dim);
@@ -490,8 +637,9 @@ static void write_vocabulary(struct translator *t)
 static int translate(struct translator *t, struct err *e)
 {
     const struct arch *a = NULL;
+    const char *name = strcmp(t->arch, "llama") == 0 && key_float(t, "expert_count", 0) > 0 ? "llama+experts" : t->arch;     /* mixtral */
     for (size_t i = 0; i < sizeof archs / sizeof *archs; i++)
-        if (strcmp(archs[i].gguf, t->arch) == 0)
+        if (strcmp(archs[i].gguf, name) == 0)
             a = &archs[i];
     static const struct arch unknown = { .eps = "rms_norm_eps", .words = WORDS_TODAY, .rope = 1 };
     set_string(t, "model_type", a ? a->model_type : t->arch);         /* an unknown one is shown, and refused by name when it shall run */
