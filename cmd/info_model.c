@@ -57,12 +57,17 @@ static const char *role_of(const char *name)
     static const char *const norm[] = { "norm", "ln_", "layernorm", "layer_norm", NULL };
     static const char *const embed[] = { "embed", "token_embd", "position_embd", "wte", "wpe", NULL };
     static const char *const attention[] = { "attn", "attention", "q_proj", "k_proj", "v_proj", "o_proj", "qkv", "query_key_value", NULL };
+    static const char *const experts[] = { "experts.", "block_sparse_moe.", "_exps", NULL }, *const routers[] = { "router", ".gate.weight", "ffn_gate_inp", NULL };
     static const char *const mlp[] = { "mlp", "ffn", "gate_proj", "up_proj", "down_proj", "gate_up_proj", "fc1", "fc2", "fc_in", "fc_out", NULL };
     size_t n = strlen(name);
     if (strncmp(name, "lm_head", 7) == 0 || strcmp(name, "output.weight") == 0 || strncmp(name, "head.", 5) == 0 || strncmp(name, "embed_out", 9) == 0)
         return "lm_head";
     if (has(name, norm))
         return "norms";
+    if (has(name, routers) && !strstr(name, "shared"))
+        return "router";
+    if (has(name, experts) && !strstr(name, "shared_experts."))
+        return "experts";
     if (n > 5 && strcmp(name + n - 5, ".bias") == 0)
         return "biases";
     if (has(name, embed))

@@ -20,7 +20,7 @@ static const char usage[] =
     "  -o, --output FILE          the new file; '-': standard output, if that is no terminal\n"
     "  -q, --quantize TYPE        nl4 (default), int4, int8, nf4, mixed, f16, bf16, f32, keep\n"
     "  -g, --group-size N         weights that share a scale, int4 and int8: 32, 64, 128; int8 also 'row'\n"
-    "      --quant PART=TYPE,...  other types for attention, mlp, embeddings, lm_head\n"
+    "      --quant PART=TYPE,...  other types for attention, mlp, experts, embeddings, lm_head\n"
     "      --skip GLOB            keep these tensors as they are stored (may be repeated; GLOB,GLOB)\n"
     "  -m, --target-memory SIZE   weights of at most this size, as 6GB or 900MiB: alone, the finest type that fits;\n"
     "                             with -q mixed, 2 to 8 bits a tensor where they count most\n"
@@ -77,7 +77,7 @@ static int add_parts(struct arguments *a, char *list)
         struct err e;
         int part = equals ? convert_part_find(item, (size_t)(equals - item)) : -1;
         if (!equals || part < 0)
-            return cli_wrong(prog, "--quant: '%s' is not PART=TYPE with PART one of attention, mlp, embeddings, lm_head", item);
+            return cli_wrong(prog, "--quant: '%s' is not PART=TYPE with PART one of attention, mlp, experts, embeddings, lm_head", item);
         if (convert_parse_type(&a->o.part[part].type, equals + 1, &e))
             return cli_wrong(prog, "--quant: %s", e.msg);
         a->o.part[part].set = 1;

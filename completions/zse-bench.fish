@@ -1,5 +1,5 @@
 # fish completion of zse-bench
-complete -c zse-bench -l prompt -s p -x -d 'tokens of a prompt (default 512; batch 128; coldstart 32); 0 decode from an empty context'
+complete -c zse-bench -l prompt -s p -x -d 'tokens of a prompt (default 512; batch, moe 128; coldstart 32); 0 decode from an empty context'
 complete -c zse-bench -l generate -s n -x -d 'tokens generated after it (default 128); 0 prefill only'
 complete -c zse-bench -l batch -s b -x -d 'sequences, or requests to a server, at once (default 1)'
 complete -c zse-bench -l repeats -s r -x -d 'measured runs (default 5)'
@@ -37,4 +37,4 @@ complete -c zse-bench -l force -d 'open a model although there is too little mem
 complete -c zse-bench -l max-memory -x -d 'keep at most SIZE of the weights in memory, like 4GB for models larger than RAM (default all)'
 complete -c zse-bench -l help -s h -d 'show this help'
 complete -c zse-bench -l version -s V -d 'show the version'
-complete -c zse-bench -n __fish_is_first_arg -a 'limits matmul serve batch kv threads coldstart logits perplexity quality'
+complete -c zse-bench -n __fish_is_first_arg -a 'limits matmul serve batch kv moe threads coldstart logits perplexity quality'

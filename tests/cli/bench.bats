@@ -355,3 +355,18 @@ END
   B=$ZSE_BIN LLAMACPP=$d run --separate-stderr scripts/bench-vs serve
   [ "$status" = 77 ] && [[ "$stderr" == *"no llama-server"* ]]
 }
+
+@test "moe: experts that a step reads" {
+  model=${ZSE_ORACLES:-../shared/oracles}/models/hf/qwen3_moe
+  [ -d "$model" ] || skip "$model is not here"
+  zse-convert "$model" -q nl4 -o "$BATS_TEST_TMPDIR/m.zse" >/dev/null
+  run --separate-stderr zse-bench moe "$BATS_TEST_TMPDIR/m.zse" -b 4 -p 20 -r 2 --json
+  [ "$status" = 0 ]
+  [ -z "$stderr" ]
+  check 'j["experts"] == 8 and j["experts_per_token"] == 2 and j["use"]["tokens"] == 511 and 0 < j["use"]["used"] <= 1 and j["use"]["most"] >= 1' <<<"$output"
+  check '[r["batch"] for r in j["rows"]] == [1, 2, 4] and j["rows"][0]["experts_per_layer"] == 2' <<<"$output"
+  check 'abs(j["rows"][0]["bytes"] - j["bytes_per_token"]) < 1 and j["rows"][2]["bytes"] > j["rows"][0]["bytes"]' <<<"$output"
+  run zse-bench moe "$MODEL"
+  [ "$status" = 1 ]
+  [[ "$output" == *"llama has no experts"* ]]
+}
