@@ -52,5 +52,12 @@ int prefix_take(struct kv_table *t, struct kv_pool *p, const int32_t *ids, int n
 int prefix_copy(struct kv_table *t, struct kv_pool *p, const int32_t *ids, int n, int32_t *from, int32_t *to);
 /* Make nodes of the full blocks of t; with `all` also of the begun one: then t must be released next.  Where the tree has the same tokens already, t takes that block for its own. */
 void prefix_enter(struct kv_table *t, struct kv_pool *p, const int32_t *ids, int all);
+/* The node that ends with t's last token; -1: that is none's last. */
+int32_t prefix_end(const struct kv_table *t, const struct kv_pool *p);
+/* Nodes all of whose tokens go on with ids [.., n) from t's on, as prefix_take would take them, and those that hold fewer beside them: visit(user, block, the tokens
+ * of the sequence up to its last). */
+void prefix_visit(const struct kv_table *t, const struct kv_pool *p, const int32_t *ids, int n, void (*visit)(void *user, int32_t block, int n_tokens), void *user);
+/* Which node this block is, and was never before: a number that no other node has or will have; 0: none. */
+uint64_t prefix_serial(const struct kv_pool *p, int32_t block);
 
 #endif

@@ -9,6 +9,7 @@ struct node {                   /* by block number; then the roots.  Links are b
     int32_t parent, child, before, after;       /* child: the latest; before, after: its brothers */
     int32_t next;               /* of the same bucket */
     int32_t older, newer;       /* nodes that nobody holds */
+    uint64_t serial;
 };
 
 struct kv_pool {
@@ -18,7 +19,7 @@ struct kv_pool {
     struct node *node;          /* [n_blocks + KV_ROOTS] */
     int32_t *bucket; uint32_t n_buckets;        /* full nodes by parent and tokens; a power of two */
     int32_t oldest, newest;     /* of the idle ones */
-    uint64_t evictions;
+    uint64_t evictions, serials;
 };
 
 void pool_hold(struct kv_pool *p, int32_t block);

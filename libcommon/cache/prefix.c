@@ -30,6 +30,7 @@ static void insert(struct kv_pool *p, int32_t block, int32_t parent, const int32
     memset(x->token, 0xff, sizeof x->token);
     memcpy(x->token, token, (size_t)n * sizeof *token);
     x->n_tokens = n;
+    x->serial = ++p->serials;
     x->parent = parent;
     x->child = x->before = -1;
     x->after = above->child;
@@ -136,3 +137,29 @@ void prefix_enter(struct kv_table *t, struct kv_pool *p, const int32_t *ids, int
     if (k < rest)
         insert(p, t->block[t->n_nodes], parent_of(t, p), ids + t->n_nodes * KV_BLOCK, rest);
 }
+
+int32_t prefix_end(const struct kv_table *t, const struct kv_pool *p)
+{
+    const int rest = t->n_tokens - t->n_nodes * KV_BLOCK;
+    if (t->n_tokens == 0 || rest >= KV_BLOCK)
+        return -1;
+    const int32_t last = t->block[rest ? t->n_nodes : t->n_nodes - 1];
+    return rest && p->node[last].n_tokens != rest ? -1 : last;
+}
+
+void prefix_visit(const struct kv_table *t, const struct kv_pool *p, const int32_t *ids, int n, void (*visit)(void *user, int32_t block, int n_tokens), void *user)
+{
+    int at = t->n_tokens;
+    assert(at == t->n_nodes * KV_BLOCK);
+    for (int32_t parent = parent_of(t, p), b; parent >= 0; parent = b, at += KV_BLOCK) {
+        int scanned = 0;
+        for (b = p->node[parent].child; b >= 0 && scanned < SCAN; b = p->node[b].after, scanned++)
+            if (p->node[b].n_tokens < KV_BLOCK && common(&p->node[b], ids + at, n - at) == p->node[b].n_tokens)
+                visit(user, b, at + p->node[b].n_tokens);
+        b = at + KV_BLOCK <= n ? find(p, parent, ids + at) : -1;
+        if (b >= 0)
+            visit(user, b, at + KV_BLOCK);
+    }
+}
+
+uint64_t prefix_serial(const struct kv_pool *p, int32_t block) { return p->node[block].n_tokens ? p->node[block].serial : 0; }

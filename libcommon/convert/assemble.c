@@ -54,6 +54,13 @@ struct weight_place weight_place(struct model *m, const struct weight_spec *w)
         { "q_a_proj", offsetof(struct layer, q_a), 0 }, { "kv_a_proj", offsetof(struct layer, kv_a), 0 }, { "k_b_proj", offsetof(struct layer, k_b), 0 },
         { "v_b_proj", offsetof(struct layer, v_b), 0 }, { "q_a_norm", offsetof(struct layer, q_a_norm), 1 }, { "kv_norm", offsetof(struct layer, kv_norm), 1 },
         { "router", offsetof(struct layer, router), 0 }, { "shared_router", offsetof(struct layer, shared_router), 0 },
+        { "q_gate_proj", offsetof(struct layer, q_gate), 0 }, { "in_proj", offsetof(struct layer, in), 0 }, { "in_ba_proj", offsetof(struct layer, in_ba), 0 },
+        { "gate_norm", offsetof(struct layer, gate_norm), 1 },
+    };
+    static const struct { const char *name; size_t at; } plain[] = {
+        { "sinks", offsetof(struct layer, sinks) }, { "router.correction", offsetof(struct layer, correction) }, { "conv.weight", offsetof(struct layer, conv) },
+        { "conv.bias", offsetof(struct layer, conv_bias) }, { "a_log", offsetof(struct layer, a_log) }, { "dt_bias", offsetof(struct layer, dt_bias) },
+        { "d", offsetof(struct layer, d) },
     };
     static const struct { const char *name; size_t at; } expert_parts[] = {
         { "gate_proj", offsetof(struct expert, gate) }, { "up_proj", offsetof(struct expert, up) }, { "down_proj", offsetof(struct expert, down) },
@@ -64,10 +71,9 @@ struct weight_place weight_place(struct model *m, const struct weight_spec *w)
     const size_t n = (size_t)(strchrnul(name, '.') - name);
     struct weight_place p = { 0 };
     struct layer *l = w->layer < 0 ? NULL : &m->layers[w->layer];
-    if (strcmp(name, "sinks") == 0 && l)
-        p.plain = &l->sinks;
-    else if (strcmp(name, "router.correction") == 0 && l)
-        p.plain = &l->correction;
+    for (size_t i = 0; l && w->expert < 0 && i < sizeof plain / sizeof *plain; i++)
+        if (strcmp(name, plain[i].name) == 0)
+            p.plain = (const float **)((char *)l + plain[i].at);
     for (size_t i = 0; w->expert >= 0 && i < 3; i++)
         if (strlen(expert_parts[i].name) == n && memcmp(name, expert_parts[i].name, n) == 0)
             p.linear = (struct linear *)((char *)&l->experts[w->expert] + expert_parts[i].at);

@@ -317,6 +317,8 @@ done:
 
 static int wants_calibration(const struct job *j)
 {
+    if (config_state_bytes(&j->config) || config_has_mixer(&j->config, MIXER_NONE))
+        return 0;
     if (j->o->synthetic || (j->o->effort == CONVERT_FAST && j->report->type.kind != CONVERT_MIXED))
         return 0;
     for (int i = 0; i < j->n_plans; i++)

@@ -51,7 +51,8 @@ const char *convert_part_name(enum convert_part part) { return part_names[part];
 enum convert_part plan_part(const struct weight_spec *s)
 {
     switch (s->role) {
-    case ROLE_Q: case ROLE_K: case ROLE_V: case ROLE_O: case ROLE_Q_A: case ROLE_KV_A: case ROLE_K_B: case ROLE_V_B: return PART_ATTENTION;
+    case ROLE_Q: case ROLE_K: case ROLE_V: case ROLE_O: case ROLE_Q_A: case ROLE_KV_A: case ROLE_K_B: case ROLE_V_B:
+    case ROLE_Q_GATE: case ROLE_IN: case ROLE_IN_BA:    return PART_ATTENTION;
     case ROLE_GATE: case ROLE_UP: case ROLE_DOWN:       return PART_MLP;
     case ROLE_EXPERT_GATE: case ROLE_EXPERT_UP: case ROLE_EXPERT_DOWN: return PART_EXPERTS;
     case ROLE_HEAD:                                     return PART_LM_HEAD;
@@ -191,7 +192,7 @@ static int plan_tensor(struct job *j, struct plan *p, struct convert_type type, 
     }
     if (part == PART_EMBEDDINGS && j->config.tied && p->spec->role == ROLE_EMBED && o->part[PART_LM_HEAD].set && !o->part[PART_EMBEDDINGS].set)
         part = PART_LM_HEAD;                /* one matrix is both */
-    if (p->spec->role == ROLE_ROUTER || p->spec->role == ROLE_SHARED_ROUTER) {     /* small, and an error here sends tokens elsewhere */
+    if (p->spec->role == ROLE_ROUTER || p->spec->role == ROLE_SHARED_ROUTER || p->spec->role == ROLE_IN_BA) {     /* small, and an error here sends tokens elsewhere */
         p->fixed = 1;
         p->make = MAKE_FLOAT;
         return mat_init(&p->m, router_type(type, p->source->type), 32, 0, p->spec->rows, p->spec->cols, e);

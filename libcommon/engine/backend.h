@@ -19,6 +19,8 @@ struct batch_item {
     const int32_t *tokens; int n_tokens;    /* >= 1 */
     int pos;                                /* position of tokens[0]: keys and values of [0, pos) are in the cache already */
     const int32_t *table;                   /* KV block numbers: position p lies in block table[p / KV_BLOCK] */
+    int state;                              /* of models with recurrent layers: which of the n_states holds what [0, pos) left behind, and gets what these tokens
+                                             * leave; at pos 0 it begins anew, whatever was there.  No two items of a batch have the same */
     int n_logits;                           /* logits wanted for the last n_logits tokens, 0..n_tokens */
     int seq_len;                            /* tokens of the whole sequence, as far as known; 0: pos + n_tokens.  LongRoPE chooses its factors by it:
                                              * a sequence that comes to config_long_from() is computed again from position 0 */
@@ -30,6 +32,7 @@ struct backend_options {
     int n_threads;                          /* 0: all processors */
     enum kv_type kv_type;
     int n_blocks;                           /* KV blocks of 16 tokens, for all layers together */
+    int n_states;                           /* states of sequences of models with recurrent layers, config_state_bytes() each; 0 for others */
     int max_tokens;                         /* most tokens in one batch */
     int max_logits;                         /* most rows of logits in one batch */
     int exact;                              /* f32 activations and the weights as stored */
@@ -52,6 +55,7 @@ struct backend {
     void (*close)(void *b);
     /* What the block holds is of no more use: give its memory back until it is written again.  NULL: nothing to give back. */
     void (*drop_block)(void *b, int32_t block);
+    int (*copy_state)(void *b, int from, int to, struct err *e);        /* NULL: it runs no models that have states */
 };
 
 extern const struct backend backend_cpu;

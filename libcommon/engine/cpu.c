@@ -17,7 +17,7 @@ struct cpu {
     struct cpu_tap tap;
     int *offset;                    /* [max_tokens] */
     const float **rows;             /* [max_logits] */
-    size_t kv_size;
+    size_t kv_size, states_size;
     char name[64];
 };
 
@@ -28,6 +28,8 @@ static void cpu_close(void *backend)
         return;
     if (b->core.kv)
         munmap(b->core.kv, b->kv_size);
+    if (b->core.states)
+        munmap(b->core.states, b->states_size);
     pool_close(b->pool);            /* its threads may still look at what the core has */
     residency_close(b->core.residency);
     core_close(&b->core);
@@ -36,7 +38,16 @@ static void cpu_close(void *backend)
     free(b);
 }
 
-/* Pages come with their first use. */
+/* Memory whose pages come with their first use; NULL for 0 bytes. */
+static int map_lazily(void *to, size_t bytes, const char *what, struct err *e)
+{
+    void *p = bytes ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0) : NULL;
+    if (p == MAP_FAILED)
+        return err_set(e, ERR_MEMORY, "out of memory: %s of %zu bytes", what, bytes);
+    memcpy(to, &p, sizeof p);
+    return 0;
+}
+
 static int kv_open(struct cpu *b, struct err *e)
 {
     const struct config *c = &b->m->config;
@@ -44,11 +55,11 @@ static int kv_open(struct cpu *b, struct err *e)
     k->kv_stride = config_kv_bytes(c, b->o.kv_type);
     if (__builtin_mul_overflow(k->kv_stride, (size_t)b->o.n_blocks, &b->kv_size))
         return err_set(e, ERR_SHAPE, "a KV cache of %d blocks is too large", b->o.n_blocks);
-    void *p = mmap(NULL, b->kv_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (p == MAP_FAILED)
-        return err_set(e, ERR_MEMORY, "out of memory: KV cache of %zu bytes", b->kv_size);
-    k->kv = p;
-    return 0;
+    const size_t state = config_state_bytes(c);
+    if (__builtin_mul_overflow(state, (size_t)b->o.n_states, &b->states_size))
+        return err_set(e, ERR_SHAPE, "%d states of %zu bytes are too many", b->o.n_states, state);
+    k->state_stride = state / sizeof(float);
+    return map_lazily(&k->kv, b->kv_size, "KV cache", e) < 0 ? -1 : map_lazily(&k->states, b->states_size, "states", e);
 }
 
 static void *cpu_open(const struct model *m, const struct backend_options *o, struct err *e)
@@ -102,6 +113,8 @@ static int check_batch(const struct cpu *b, const struct batch *batch, struct er
         for (int t = 0; t < it->n_tokens; t++)
             if (it->tokens[t] < 0 || it->tokens[t] >= c->vocab_size)
                 return err_set(e, ERR_SHAPE, "token %d is outside the vocabulary of %d", it->tokens[t], c->vocab_size);
+        if (b->core.state_stride && (it->state < 0 || it->state >= b->o.n_states))
+            return err_set(e, ERR_SHAPE, "batch item %d: state %d, expected 0 to %d", i, it->state, b->o.n_states - 1);
         for (int p = 0; p <= (it->pos + it->n_tokens - 1) / KV_BLOCK; p++)
             if (it->table[p] < 0 || it->table[p] >= b->o.n_blocks)
                 return err_set(e, ERR_SHAPE, "batch item %d: KV block %d, expected 0 to %d", i, it->table[p], b->o.n_blocks - 1);
@@ -128,9 +141,10 @@ static int cpu_forward(void *backend, const struct batch *batch, float *logits, 
     core_ropes(k, &s);
     core_embed(k, b->m, s.n_tokens, k->x);
     for (int i = 0; i < c->n_layers; i++) {
-        s.kv_layer = i;
         residency_layer(k->residency, i);
         core_layer(k, &s, &b->m->layers[i], i, k->x);
+        s.kv_layer += mixer_has_kv(c->mixer[i]);
+        s.state_at += config_state_floats(c, i);
     }
     int n_rows = 0;
     for (int i = 0; i < batch->n_items; i++) {
@@ -150,7 +164,7 @@ static int cpu_copy_block(void *backend, int32_t from, int32_t to, struct err *e
     struct cpu *b = backend;
     if (from < 0 || from >= b->o.n_blocks || to < 0 || to >= b->o.n_blocks)
         return err_set(e, ERR_SHAPE, "copy of KV block %d to %d, expected 0 to %d", from, to, b->o.n_blocks - 1);
-    if (from != to)
+    if (from != to && b->core.kv)
         memcpy(b->core.kv + (size_t)to * b->core.kv_stride, b->core.kv + (size_t)from * b->core.kv_stride, b->core.kv_stride);
     return 0;
 }
@@ -165,6 +179,17 @@ static void cpu_drop_block(void *backend, int32_t block)
         madvise((void *)first, end - first, MADV_DONTNEED);
 }
 
+static int cpu_copy_state(void *backend, int from, int to, struct err *e)
+{
+    struct cpu *b = backend;
+    const size_t n = b->core.state_stride;
+    if (from < 0 || from >= b->o.n_states || to < 0 || to >= b->o.n_states)
+        return err_set(e, ERR_SHAPE, "copy of state %d to %d, expected 0 to %d", from, to, b->o.n_states - 1);
+    if (from != to && n)
+        memcpy(b->core.states + (size_t)to * n, b->core.states + (size_t)from * n, n * sizeof *b->core.states);
+    return 0;
+}
+
 int cpu_step_tokens(const struct config *c, int n_threads, int64_t max_len, const char *kernels)
 {
     enum { MOST = 512, MEMORY = 26 << 20 };
@@ -177,13 +202,13 @@ int cpu_step_tokens(const struct config *c, int n_threads, int64_t max_len, cons
 static size_t cpu_memory(const void *backend)
 {
     const struct cpu *b = backend;
-    return sizeof *b + b->core.bytes + b->kv_size + (size_t)b->o.max_tokens * sizeof *b->offset + ((size_t)b->o.max_logits + 1) * sizeof *b->rows;
+    return sizeof *b + b->core.bytes + b->kv_size + b->states_size + (size_t)b->o.max_tokens * sizeof *b->offset + ((size_t)b->o.max_logits + 1) * sizeof *b->rows;
 }
 
 static size_t cpu_kv_bytes(const void *backend) { return ((const struct cpu *)backend)->kv_size; }
 static const char *cpu_describe(const void *backend) { return ((const struct cpu *)backend)->name; }
 
-const struct backend backend_cpu = { "cpu", cpu_open, cpu_forward, cpu_copy_block, cpu_memory, cpu_kv_bytes, cpu_describe, cpu_close, cpu_drop_block };
+const struct backend backend_cpu = { "cpu", cpu_open, cpu_forward, cpu_copy_block, cpu_memory, cpu_kv_bytes, cpu_describe, cpu_close, cpu_drop_block, cpu_copy_state };
 
 const unsigned *cpu_count_experts(void *backend, struct err *e)
 {

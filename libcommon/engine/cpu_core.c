@@ -87,6 +87,9 @@ static size_t widest_input(const struct config *c)
     cols = cols > (size_t)c->hidden_size ? cols : (size_t)c->hidden_size;
     cols = cols > (size_t)c->embed_size ? cols : (size_t)c->embed_size;
     cols = cols > (size_t)c->moe.intermediate_size ? cols : (size_t)c->moe.intermediate_size;
+    for (int i = 0; i < c->n_layers; i++)
+        if (mixer_has_state(c->mixer[i]) && (size_t)recurrent_width(c, i) > cols)
+            cols = (size_t)recurrent_width(c, i);
     return cols > widest_mlp(c) ? cols : widest_mlp(c);
 }
 
@@ -96,7 +99,7 @@ int core_tokens(const struct config *c, const struct kernels *kernels, int n_thr
     const size_t q = (size_t)c->n_heads * (size_t)c->head_dim, kv = (size_t)c->n_kv_heads * (size_t)c->head_dim, hidden = (size_t)c->hidden_size;
     const size_t cols = widest_input(c), threads = (size_t)n_threads;
     size_t floats = hidden + (c->block == BLOCK_PARALLEL2 ? 2 : 1) * (hidden > (size_t)c->embed_size ? hidden : (size_t)c->embed_size) + 2 * q + 2 * kv +
-                    widest_mlp(c) + moe_floats(c) + mla_floats(c);
+                    widest_mlp(c) + moe_floats(c) + mla_floats(c) + state_floats(c);
     for (int i = 0; i < c->n_ropes; i++)
         floats += (size_t)c->ropes[i].dim;
     /* the widest input rounded, in both slots where both are used; what a token's bookkeeping takes */
@@ -125,7 +128,7 @@ int core_open(struct core *k, const struct config *c, const struct kernels *kern
     const size_t scratch = thread_scratch(c, kernels, max_tokens, cols);
     k->tile_job = tiles_of_job(n_threads);
     k->kv_bytes = kv_block_bytes(kv_type, c->head_dim);
-    k->kv_layer = config_kv_bytes(c, kv_type) / (size_t)c->n_layers;
+    k->kv_layer = config_kv_layers(c) ? config_kv_bytes(c, kv_type) / (size_t)config_kv_layers(c) : 0;
     k->attn_groups = attn_groups(c);
 
     k->scratch = calloc((size_t)n_threads, sizeof *k->scratch);
@@ -171,7 +174,7 @@ int core_open(struct core *k, const struct config *c, const struct kernels *kern
         return -1;
     }
     k->bytes = k->arena_bytes;
-    if ((c->moe.n_experts && moe_open(k, e) < 0) || (c->mla.kv_rank && mla_open(k, e) < 0)) {
+    if ((c->moe.n_experts && moe_open(k, e) < 0) || (c->mla.kv_rank && mla_open(k, e) < 0) || (state_floats(c) && state_open(k, e) < 0)) {
         core_close(k);
         return -1;
     }
@@ -192,6 +195,7 @@ void core_close(struct core *k)
     free(k->ahead);
     moe_close(k);
     mla_close(k);
+    state_close(k);
     *k = (struct core){ 0 };
 }
 
@@ -251,7 +255,8 @@ int core_reserve(struct core *k, const struct layer *layers, int n_layers, const
         const int mlp = mlp_slot(k->c);
         const struct linear *readers[MAX_SHARED];
         const int n_readers = mlp_readers(k, l, readers);
-        if (reserve_slot(k, 0, (const struct linear *[]){ &l->q, &l->k, &l->v }, 3, e) < 0 || reserve_slot(k, 0, (const struct linear *[]){ &l->o }, 1, e) < 0 ||
+        if (reserve_slot(k, 0, (const struct linear *[]){ &l->q, &l->k, &l->v, &l->q_gate }, 4, e) < 0 ||
+            reserve_slot(k, 0, (const struct linear *[]){ &l->in, &l->in_ba }, 2, e) < 0 || reserve_slot(k, 0, (const struct linear *[]){ &l->o }, 1, e) < 0 ||
             reserve_slot(k, 0, (const struct linear *[]){ &l->q_a, &l->q, &l->kv_a }, 3, e) < 0 ||
             reserve_slot(k, mlp, readers, n_readers, e) < 0 || reserve_slot(k, mlp, (const struct linear *[]){ &l->down }, 1, e) < 0 ||
             (l->experts && moe_reserve(k, l, e) < 0) || (l->k_b.w.data && mla_reserve(k, l, e) < 0))
@@ -450,7 +455,7 @@ int core_ahead(struct core *k, const struct model *m, struct err *e)
     for (int i = 0; i < n_layers; i++) {
         const struct layer *l = &m->layers[i], *next = i + 1 < n_layers ? l + 1 : NULL;
         const struct mat *up = l->router.w.data ? &l->router.w : l->gate.w.data ? &l->gate.w : &l->up.w;
-        const struct mat *end = next ? next->q_a.w.data ? &next->q_a.w : &next->q.w : m->embed_out.w.data ? &m->embed_out.w : &m->head.w;
+        const struct mat *end = next ? next->q_a.w.data ? &next->q_a.w : next->in.w.data ? &next->in.w : &next->q.w : m->embed_out.w.data ? &m->embed_out.w : &m->head.w;
         const int more = !next ? 0 : next->kv_a.w.data ? next->kv_a.w.n_tiles : next->k.w.n_tiles + next->v.w.n_tiles;
         struct ahead *a = k->ahead + i * LOOPS;
         a[LOOP_QKV] = (struct ahead){ &l->o.w, l->o.w.n_tiles, n_threads };
@@ -576,14 +581,17 @@ static int run_attention(struct core *k, const struct step *s, const struct laye
     const struct config *c = k->c;
     const int n = s->n_tokens, q_cols = c->n_heads * c->head_dim, kv_cols = c->n_kv_heads * c->head_dim;
     struct input in;
-    core_input(k, &in, 0, h, c->hidden_size, n, (const struct linear *[]){ &l->q, &l->k, &l->v }, 3);
+    core_input(k, &in, 0, h, c->hidden_size, n, (const struct linear *[]){ &l->q, &l->k, &l->v, &l->q_gate }, 4);
     if (core_tapped(k, index, ROLE_Q, &in, n))
         return 1;
     core_linear(k, (struct op[]){
         { .l = &l->q, .in = &in, .out = k->q, .ldo = (size_t)q_cols, .kind = OP_STORE, .limit = c->clip_qkv },
         { .l = &l->k, .in = &in, .out = k->key, .ldo = (size_t)kv_cols, .kind = OP_STORE, .limit = c->clip_qkv },
-        { .l = &l->v, .in = &in, .out = k->value, .ldo = (size_t)kv_cols, .kind = OP_STORE, .limit = c->clip_qkv } }, 3, n, core_after(k, index, LOOP_QKV));
+        { .l = &l->v, .in = &in, .out = k->value, .ldo = (size_t)kv_cols, .kind = OP_STORE, .limit = c->clip_qkv },
+        { .l = &l->q_gate, .in = &in, .out = k->state.gate, .ldo = (size_t)q_cols, .kind = OP_STORE } }, c->attn_gate ? 4 : 3, n, core_after(k, index, LOOP_QKV));
     attn_run(k, s, l, index);
+    if (c->attn_gate)
+        state_gate(k, s);
     sub_norm(k, &l->attn_sub_norm, k->att, n, q_cols);
     *out = k->att;
     *cols = q_cols;
@@ -595,7 +603,8 @@ static int run_mixer(struct core *k, const struct step *s, const struct layer *l
 {
     switch ((enum mixer_kind)k->c->mixer[index]) {
     case MIXER_MLA:       return mla_run(k, s, l, index, h, out, cols);
-    case MIXER_ATTENTION: break;
+    case MIXER_CONV: case MIXER_MAMBA2: case MIXER_DELTA: return state_run(k, s, l, index, h, out, cols);
+    case MIXER_ATTENTION: case MIXER_NONE: break;
     }
     return run_attention(k, s, l, index, h, out, cols);
 }
@@ -607,8 +616,11 @@ int core_layer(struct core *k, const struct step *s, const struct layer *l, int 
     const struct linear *readers[MAX_SHARED];
     const int n_readers = mlp_readers(k, l, readers);
     struct input o, in_mlp;
-    const float *h = pre_norm(k, &l->attn_norm, x, k->h[0], n), *mixed;
+    const float *h, *mixed;
     int cols;
+    if (c->mixer[index] == MIXER_NONE)
+        goto feed;
+    h = pre_norm(k, &l->attn_norm, x, k->h[0], n);
     if (c->block != BLOCK_SEQUENTIAL)           /* both halves read what entered the layer */
         core_input(k, &in_mlp, mlp, c->block == BLOCK_PARALLEL ? h : pre_norm(k, &l->mlp_norm, x, k->h[1], n), hidden, n, readers, n_readers);
     if (run_mixer(k, s, l, index, h, &mixed, &cols))
@@ -623,6 +635,9 @@ int core_layer(struct core *k, const struct step *s, const struct layer *l, int 
         return 0;
     }
     add_residual(k, &l->o, &o, &l->attn_post_norm, x, k->h[0], n, core_after(k, index, LOOP_O));
+feed:
+    if (c->ff[index] == FF_NONE)
+        return 0;
     h = pre_norm(k, &l->mlp_norm, x, k->h[0], n);
     core_input(k, &in_mlp, 0, h, hidden, n, readers, n_readers);
     return run_ff(k, l, index, &in_mlp, 0, x, n);

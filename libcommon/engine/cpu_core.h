@@ -45,6 +45,9 @@ struct moe_work {
 /* Multi-head latent attention: queries as projected, then heads' values; the compressed query; a head's input rounded, of each thread. */
 struct mla_work { float *heads, *q_a; uint8_t **act; int n_act; size_t act_bytes; };
 
+/* Layers with a state: what was projected, what came out of the convolution and out of the recurrence; delta net's rates; the gate of attention. */
+struct state_work { float *in, *conv, *out, *ba, *gate; };
+
 struct core {
     const struct config *c;
     const struct kernels *k;
@@ -76,6 +79,8 @@ struct core {
     size_t arena_bytes, bytes;              /* bytes: all memory but KV */
     struct moe_work moe;
     struct mla_work mla;
+    struct state_work state;
+    float *states; size_t state_stride;     /* states of sequences, borrowed; floats of one */
     const struct cpu_tap *tap;
     struct ahead *ahead;                    /* [n_layers][LOOPS] what comes after each loop over weights; NULL: unknown */
     struct residency *residency;            /* borrowed; NULL: all weights may stay in memory */
@@ -89,7 +94,8 @@ struct step {
     const int *offset;                      /* of each item's first token */
     int n_chunks;
     int one_chunk_each;                     /* no item has more than one chunk: its job stores its own keys and values */
-    int kv_layer;                           /* which part of the KV blocks */
+    int kv_layer;                           /* which part of the KV blocks: how many layers before have one */
+    size_t state_at;                        /* which part of the states, in floats */
 };
 
 /* Tokens of a step (at least 32) with which a core takes at most so many bytes. */

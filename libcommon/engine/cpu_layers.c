@@ -11,6 +11,7 @@ struct cpu_layers {
     int n_windows, window_len, offset;
     int32_t *table, *tokens;
     uint8_t *kv;
+    float *state;
 };
 
 struct cpu_layers *cpu_layers_open(const struct config *c, int n_windows, int window_len, int n_threads, const char *kernels, struct err *e)
@@ -38,9 +39,11 @@ struct cpu_layers *cpu_layers_open(const struct config *c, int n_windows, int wi
     if (!l->pool || core_open(&l->core, l->c, k, l->pool, window_len, window_len, 0, KV_F32, e) < 0)
         goto fail;
     l->core.kv_stride = l->core.kv_layer;
-    l->kv = aligned_alloc(64, (size_t)n_blocks * l->core.kv_stride);
-    if (!l->kv)
+    l->kv = aligned_alloc(64, (size_t)n_blocks * l->core.kv_stride + 64);
+    l->state = malloc(config_state_bytes(c) + sizeof *l->state);
+    if (!l->kv || !l->state)
         goto nomem;
+    l->core.states = l->state;
     memset(l->kv, 0, (size_t)n_blocks * l->core.kv_stride);         /* slots that nobody stored in are read and weigh 0 */
     l->core.kv = l->kv;
     for (int i = 0; i < n_blocks; i++)
@@ -63,6 +66,7 @@ void cpu_layers_close(struct cpu_layers *l)
     free(l->table);
     free(l->tokens);
     free(l->kv);
+    free(l->state);
     free(l);
 }
 

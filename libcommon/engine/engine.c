@@ -17,7 +17,7 @@ static int pool_blocks(const struct engine *g, const struct engine_options *o, s
 {
     int one = (g->max_len + KV_BLOCK - 1) / KV_BLOCK;
     size_t n = (size_t)one * (size_t)g->max_seqs;
-    if (o->kv_bytes) {
+    if (o->kv_bytes && block_bytes(&g->m->config, o->kv_type)) {
         n = o->kv_bytes / block_bytes(&g->m->config, o->kv_type);
         if (n < (size_t)one)
             return err_set(e, ERR_LIMIT, "KV memory of %zu bytes holds %zu tokens, expected at least the context of %d", o->kv_bytes, n * KV_BLOCK, g->max_len);
@@ -25,6 +25,20 @@ static int pool_blocks(const struct engine *g, const struct engine_options *o, s
     if (n > INT32_MAX / KV_BLOCK)
         return err_set(e, ERR_LIMIT, "%d sequences of %d tokens need %zu KV blocks, expected at most %d", g->max_seqs, g->max_len, n, INT32_MAX / KV_BLOCK);
     return (int)n;
+}
+
+/* A state for each sequence that runs, and for each snapshot. 0: the model has none. */
+static int open_states(struct engine *g, const struct engine_options *o, int *n, struct err *e)
+{
+    enum { SNAPSHOTS = 8, EVERY = 512 };
+    *n = 0;
+    if (!config_state_bytes(&g->m->config))
+        return 0;
+    g->snapshot_every = o->snapshot_every ? o->snapshot_every : EVERY;
+    if (o->snapshots < 0 || o->snapshots > 1 << 20 || g->snapshot_every < KV_BLOCK || g->snapshot_every % KV_BLOCK)
+        return err_set(e, ERR_LIMIT, "%d snapshots of states, every %d tokens: expected 0 or more, and a multiple of %d", o->snapshots, g->snapshot_every, KV_BLOCK);
+    *n = g->max_seqs + (!g->prefixes ? 0 : o->snapshots ? o->snapshots : SNAPSHOTS);
+    return (g->states = state_pool_open(*n, e)) ? 0 : -1;
 }
 
 struct engine *engine_open(const struct model *m, const struct tokenizer *t, const struct engine_options *o, struct err *e)
@@ -57,7 +71,8 @@ struct engine *engine_open(const struct model *m, const struct tokenizer *t, con
         goto fail;
     }
     int n_blocks = pool_blocks(g, o, e);
-    if (n_blocks < 0 || !(g->pool = kv_pool_open(n_blocks, e)))
+    int n_states;
+    if (n_blocks < 0 || !(g->pool = kv_pool_open(n_blocks, e)) || open_states(g, o, &n_states, e) < 0)
         goto fail;
     g->running = calloc((size_t)g->max_seqs, sizeof(struct request *));
     g->batched = calloc((size_t)g->max_seqs, sizeof(struct request *));
@@ -72,7 +87,7 @@ struct engine *engine_open(const struct model *m, const struct tokenizer *t, con
         err_nomem(e, "engine");
         goto fail;
     }
-    const struct backend_options bo = { .n_threads = o->n_threads, .kv_type = o->kv_type, .n_blocks = n_blocks, .max_tokens = g->max_tokens,
+    const struct backend_options bo = { .n_threads = o->n_threads, .kv_type = o->kv_type, .n_blocks = n_blocks, .n_states = n_states, .max_tokens = g->max_tokens,
                                         .max_logits = g->max_tokens, .exact = o->exact, .kernels = o->kernels, .max_weights = o->max_weights,
                                         .device = o->device, .debug_sync = o->debug_sync };
     if ((g->b = g->backend->open(m, &bo, e)))
@@ -108,6 +123,7 @@ void engine_close(struct engine *g)
     if (g->b)
         g->backend->close(g->b);
     kv_pool_close(g->pool);
+    state_pool_close(g->states);
     sampler_scratch_close(g->scratch);
     free(g->waiting.r);
     free(g->deadlines.r);
@@ -166,7 +182,7 @@ void engine_stats(const struct engine *g, struct engine_stats *s)
 {
     const size_t vocab = (size_t)g->vocab_size * sizeof(float), hidden = (size_t)g->m->config.hidden_size * sizeof(float);
     const size_t mine = (size_t)(g->n_rows + 1) * vocab + (size_t)g->max_seqs * (sizeof *g->items + 2 * sizeof *g->running + sizeof(float)) +
-                        (g->hidden ? (size_t)g->max_tokens * hidden : 0) + kv_pool_bytes(g->pool);
+                        (g->hidden ? (size_t)g->max_tokens * hidden : 0) + kv_pool_bytes(g->pool) + (g->states ? state_pool_bytes(g->states) : 0);
     *s = g->count;
     s->kv_bytes = g->backend->kv_bytes(g->b);
     s->private_bytes = g->backend->memory(g->b) + mine;
@@ -196,7 +212,7 @@ void engine_shed(struct engine *g) { kv_pool_shed(g->pool, g->backend->drop_bloc
 int engine_logits(struct engine *g, const int32_t *ids, int n_ids, int from, float *logits, struct err *e)
 {
     struct kv_table kv;
-    int rc = -1;
+    int rc = -1, state = -1;
     if (n_ids > g->max_len)
         return err_set(e, ERR_LIMIT, "%d tokens, expected at most the context of %d", n_ids, g->max_len);
     for (int i = 0; i < n_ids; i++)
@@ -208,10 +224,14 @@ int engine_logits(struct engine *g, const int32_t *ids, int n_ids, int from, flo
         err_set(e, ERR_LIMIT, "%d KV blocks are free, %d tokens need %d", kv_pool_free(g->pool) + kv_pool_idle(g->pool), n_ids, (n_ids + KV_BLOCK - 1) / KV_BLOCK);
         goto done;
     }
+    if (g->states && (state = state_take(g->states)) < 0) {
+        err_set(e, ERR_LIMIT, "no state is free: requests hold them all");
+        goto done;
+    }
     for (int pos = 0; pos < n_ids;) {
         int n = n_ids - pos < g->max_tokens ? n_ids - pos : g->max_tokens, end = pos + n;
         int n_logits = end <= from ? 0 : end - (pos > from ? pos : from);
-        const struct batch_item item = { .tokens = ids + pos, .n_tokens = n, .pos = pos, .table = kv.block, .n_logits = n_logits, .seq_len = n_ids };
+        const struct batch_item item = { .tokens = ids + pos, .n_tokens = n, .pos = pos, .table = kv.block, .state = state, .n_logits = n_logits, .seq_len = n_ids };
         if (g->backend->forward(g->b, &(struct batch){ &item, 1 }, logits, e) != 0)
             goto done;
         logits += (size_t)n_logits * (size_t)g->vocab_size;
@@ -219,6 +239,8 @@ int engine_logits(struct engine *g, const int32_t *ids, int n_ids, int from, flo
     }
     rc = 0;
 done:
+    if (state >= 0)
+        state_drop(g->states, state);
     kv_table_release(&kv, g->pool);
     return rc;
 }

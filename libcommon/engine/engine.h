@@ -28,6 +28,9 @@ struct engine_options {
     int exact;
     const char *kernels;
     int device, debug_sync;         /* of backend_options */
+    /* Models with recurrent layers: a sequence's beginning is reused from snapshots of its state only: behind its last token when it ended or was preempted, and
+     * behind every so many tokens.  A snapshot takes config_state_bytes(); with no_prefix_cache there are none. */
+    int snapshots, snapshot_every;  /* 0: 8, 512; snapshot_every a multiple of 16 */
     size_t kv_bytes;                /* 0: enough for max_seqs x max_len */
     size_t max_weights;             /* bytes of the model's file that may be resident, see residency.h; 0: any */
 };

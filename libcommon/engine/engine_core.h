@@ -4,6 +4,7 @@
 #define ZSE_ENGINE_ENGINE_CORE_H
 
 #include "libcommon/cache/kv.h"
+#include "libcommon/cache/state.h"
 #include "libcommon/engine/engine.h"
 #include "libcommon/engine/engine_text.h"
 
@@ -26,6 +27,7 @@ struct request {
     int32_t *ids;                       /* [limit] prompt and answer */
     int n_ids, n_prompt, n_cached, limit;
     struct kv_table kv;
+    int slot;                           /* of the state that kv.n_tokens tokens left behind in recurrent layers; -1: it holds none */
     struct sampler *sampler;
     struct answer_text text;
     int32_t *stop_ids; int n_stop_ids;  /* stop strings that are one special token: these never appear in the text */
@@ -62,6 +64,7 @@ struct engine {
     void *b;
     int vocab_size, n_allowed, max_len, max_seqs, max_tokens, prefixes;         /* n_allowed: ids that a constraint may allow */
     struct kv_pool *pool;
+    struct state_pool *states; int snapshot_every;      /* NULL: the model has no recurrent layers */
     struct sampler_scratch *scratch;
     struct request **running; int n_running;        /* [max_seqs] in order of their turn */
     struct queue waiting, deadlines;
@@ -105,6 +108,7 @@ int plan_batch(struct engine *g);
 void pace_init(struct pace *p);
 void pace_learn(struct engine *g, uint64_t step_ns);
 int enters_prefixes(const struct engine *g, const struct request *r);
+void copy_state(struct engine *g, int from, int to);
 
 /* ---- engine_masks.c ---- */
 void masks_begin(struct engine *g, int n_items);        /* the masks that the step of these items needs */

@@ -124,12 +124,18 @@ static void start_siblings(struct engine *g, struct request *r, const float *log
         queue_add(&g->waiting, s);
         if (s->cancelled)
             continue;
+        memcpy(g->row, logits, (size_t)g->vocab_size * sizeof *logits);
+        if (g->states && (r->slot < 0 || (s->slot = state_take(g->states)) < 0)) {     /* none is free: it computes the prompt again */
+            choose(g, s, g->row);
+            continue;
+        }
+        if (g->states)
+            copy_state(g, r->slot, s->slot);
         kv_table_share(&s->kv, g->pool, &r->kv);
         s->holds = 1;
         g->n_holding++;
         s->n_cached = s->n_prompt;
         s->started_ns = r->started_ns;
-        memcpy(g->row, logits, (size_t)g->vocab_size * sizeof *logits);
         choose(g, s, g->row);
     }
 }
@@ -205,6 +211,17 @@ static void deliver_hidden(struct engine *g, struct request *r, const float *h, 
     request_finish(g, r, &(struct token_event){ .id = -1, .text = "", .finish = FINISH_STOP, .embedding = out, .n_embedding = hidden });
 }
 
+/* A copy of r's state stays with the tree of prefixes. */
+static void take_snapshot(struct engine *g, const struct request *r)
+{
+    const int32_t end = prefix_end(&r->kv, g->pool);
+    const int known = end < 0 || state_find(g->states, g->pool, end) >= 0, state = known ? -1 : state_take(g->states);
+    if (state < 0)
+        return;
+    copy_state(g, r->slot, state);
+    state_keep(g->states, g->pool, end, state);
+}
+
 void deliver_step(struct engine *g, int n_items)
 {
     float *logits = g->logits;
@@ -214,6 +231,8 @@ void deliver_step(struct engine *g, int n_items)
         g->count.tokens += (uint64_t)g->items[i].n_tokens;
         if (enters_prefixes(g, r))
             prefix_enter(&r->kv, g->pool, r->ids, 0);
+        if (enters_prefixes(g, r) && g->states && r->slot >= 0 && r->kv.n_tokens % g->snapshot_every == 0)
+            take_snapshot(g, r);
     }
     for (int i = 0; i < n_items; i++) {
         const struct batch_item *item = &g->items[i];

@@ -122,6 +122,13 @@ static void copy_block(struct engine *g, int32_t from, int32_t to)
         g->copy_failed = 1;
 }
 
+void copy_state(struct engine *g, int from, int to)
+{
+    g->count.copies++;
+    if (!g->copy_failed && g->backend->copy_state(g->b, from, to, &g->copy_error) != 0)
+        g->copy_failed = 1;
+}
+
 static void count_cached(struct request *r, int n)
 {
     if (!r->first_ns)
@@ -143,12 +150,36 @@ static int awaits(const struct engine *g, const struct request *r, int i)
     return 0;
 }
 
+/* The same with recurrent layers: as far as the last snapshot of what follows reaches, not at all if none does. */
+static void start_from_snapshot(struct engine *g, struct request *r)
+{
+    int32_t from, to;
+    const int before = r->kv.n_tokens;
+    int snapshot, n = state_prefix(g->states, g->pool, &r->kv, r->ids, r->n_ids - 1, &snapshot);
+    if (n == before)
+        return;
+    prefix_take(&r->kv, g->pool, r->ids, n);
+    if (r->kv.n_tokens < n && prefix_copy(&r->kv, g->pool, r->ids, n, &from, &to))
+        copy_block(g, from, to);
+    if (r->kv.n_tokens != n) {                  /* no block for the rest */
+        kv_table_truncate(&r->kv, g->pool, before);
+        return;
+    }
+    copy_state(g, snapshot, r->slot);
+    state_used(g->states, snapshot);
+    count_cached(r, n - before);
+}
+
 /* Before a chunk of the i-th running request is computed: take what is known.  0: it waits for another one's work. */
 static int take_prefix(struct engine *g, struct request *r, int i)
 {
     int32_t from, to;
     if (!takes_prefixes(g, r))
         return 1;
+    if (g->states) {
+        start_from_snapshot(g, r);
+        return 1;
+    }
     count_cached(r, prefix_take(&r->kv, g->pool, r->ids, r->n_ids - 1));        /* the last token is computed in any case: its logits are needed */
     if (awaits(g, r, i))
         return 0;
@@ -204,7 +235,12 @@ static int yields(const struct request *last, const struct request *r) { return 
 /* Blocks for all of its tokens, and one more to go on if there is any. */
 static int make_fit(struct engine *g, struct request *r)
 {
-    if (takes_prefixes(g, r))
+    while (g->states && r->slot < 0 && (r->slot = state_take(g->states)) < 0)     /* there are more than requests that run */
+        if (!reclaim(g))
+            return 0;
+    if (takes_prefixes(g, r) && g->states)
+        start_from_snapshot(g, r);
+    else if (takes_prefixes(g, r))
         count_cached(r, prefix_take(&r->kv, g->pool, r->ids, r->n_ids - 1));
     const int want = n_blocks(r->n_ids < g->max_len ? r->n_ids + 1 : r->n_ids);
     while (want - r->kv.n_blocks > n_available(g)) {
@@ -296,6 +332,8 @@ void plan_step(struct engine *g)
             continue;
         const int most = decoding ? total + 1 : least(least(total, chunk), rows_limit(r, rows));
         r->planned = least(r->n_ids - r->kv.n_tokens, most);
+        if (g->states && enters_prefixes(g, r))         /* end where a snapshot is taken */
+            r->planned = least(r->planned, g->snapshot_every - r->kv.n_tokens % g->snapshot_every);
         total -= r->planned - decoding;
         chunk -= decoding ? 0 : r->planned;
         if (r->planned && rows_limit(r, 0) != INT32_MAX)
@@ -316,7 +354,7 @@ int plan_batch(struct engine *g)
             if (r->planned == 0 || decodes(r) != decoding)
                 continue;
             struct batch_item *item = &g->items[n];
-            *item = (struct batch_item){ .tokens = r->ids + r->kv.n_tokens, .n_tokens = r->planned, .pos = r->kv.n_tokens, .table = r->kv.block,
+            *item = (struct batch_item){ .tokens = r->ids + r->kv.n_tokens, .n_tokens = r->planned, .pos = r->kv.n_tokens, .table = r->kv.block, .state = r->slot,
                                          .n_logits = n_logits(r), .seq_len = r->n_ids };
             if (r->embed == EMBED_MEAN)
                 item->n_hidden = r->planned;

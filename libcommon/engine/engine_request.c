@@ -62,7 +62,7 @@ static struct request *make_request(struct engine *g, const struct request_param
     const int room = g->max_len - p->n_ids, hidden = g->m->config.hidden_size;
     r->n_ids = r->n_prompt = p->n_ids;
     r->limit = p->n_ids + (p->max_tokens && p->max_tokens < room ? p->max_tokens : room);
-    r->at[BY_TURN] = r->at[BY_DEADLINE] = -1;
+    r->at[BY_TURN] = r->at[BY_DEADLINE] = r->slot = -1;
     r->ignore_eos = p->ignore_eos;
     r->priority = p->priority;
     r->n_logprobs = p->n_logprobs;
@@ -103,6 +103,8 @@ void request_free(struct engine *g, struct request *r)
         r->siblings = s->next_sibling;
         request_free(g, s);
     }
+    if (r->slot >= 0)
+        state_drop(g->states, r->slot);
     kv_table_release(&r->kv, g->pool);
     answer_text_release(&r->text);
     sampler_close(r->sampler);
@@ -175,8 +177,15 @@ fail:
 
 void request_release(struct engine *g, struct request *r, int enter)
 {
-    if (enter && enters_prefixes(g, r))
+    enter = enter && enters_prefixes(g, r);
+    if (enter)
         prefix_enter(&r->kv, g->pool, r->ids, 1);
+    const int32_t end = enter ? prefix_end(&r->kv, g->pool) : -1;
+    if (r->slot >= 0 && end >= 0)
+        state_keep(g->states, g->pool, end, r->slot);
+    else if (r->slot >= 0)
+        state_drop(g->states, r->slot);
+    r->slot = -1;
     kv_table_truncate(&r->kv, g->pool, 0);
     if (!r->first_ns)
         r->n_cached = 0;

@@ -99,6 +99,12 @@ struct kernels {
     void (*act_mul)(float *out, const float *gate, const float *up, int n, int act);                    /* act(gate) * up; up NULL: act(gate).  enum act_kind */
     void (*rope)(float *x, const float *cos, const float *sin, int n_heads, size_t head_stride, int dim, int pairs);  /* dim rotated, cos/sin [dim/2]; pairs: (0,1),(2,3).. else (i, i+dim/2) */
 
+    /* One step of a linear recurrence of one head: state [n][dim], x, v, out [dim], b, c, q, k [n].  For each element e, rows i in order:
+     * mamba:  in = dt * x[e]; s[i] = fma(b[i], in, s[i] * decay), y = fma(c[i], s[i], y) from 0; out[e] = fma(d, x[e], y)
+     * delta:  s[i] *= decay, y = fma(k[i], s[i], y) from 0; w = (v[e] - y) * rate; then s[i] = fma(k[i], w, s[i]), out[e] = fma(q[i], s[i], out[e]) from 0 */
+    void (*scan_mamba)(float *state, const float *b, const float *c, const float *x, float *out, int n, int dim, float decay, float dt, float d);
+    void (*scan_delta)(float *state, const float *q, const float *k, const float *v, float *out, int n, int dim, float decay, float rate);
+
     /* One token's key (value) of head_dim floats into slot 0..15 of a block. */
     void (*kv_store_key)(enum kv_type type, uint8_t *block, int slot, const float *x, int head_dim);
     void (*kv_store_value)(enum kv_type type, uint8_t *block, int slot, const float *x, int head_dim);

@@ -377,7 +377,41 @@ static void attention_merge(const struct attn *a)
 
 static size_t attention_scratch(int head_dim) { return ((size_t)head_dim * sizeof(float) + 63) / 64 * 64; }
 
+/* ---- recurrences ---- */
+
+static void scan_mamba(float *state, const float *b, const float *c, const float *x, float *out, int n, int dim, float decay, float dt, float d)
+{
+    for (int e = 0; e < dim; e++) {
+        const float in = dt * x[e];
+        float y = 0;
+        for (int i = 0; i < n; i++) {
+            float *s = state + (size_t)i * (size_t)dim + e;
+            *s = fmaf(b[i], in, *s * decay);
+            y = fmaf(c[i], *s, y);
+        }
+        out[e] = fmaf(d, x[e], y);
+    }
+}
+
+static void scan_delta(float *state, const float *q, const float *k, const float *v, float *out, int n, int dim, float decay, float rate)
+{
+    for (int e = 0; e < dim; e++) {
+        float *s = state + e, y = 0;
+        for (int i = 0; i < n; i++) {
+            s[(size_t)i * (size_t)dim] *= decay;
+            y = fmaf(k[i], s[(size_t)i * (size_t)dim], y);
+        }
+        const float w = (v[e] - y) * rate;
+        y = 0;
+        for (int i = 0; i < n; i++) {
+            s[(size_t)i * (size_t)dim] = fmaf(k[i], w, s[(size_t)i * (size_t)dim]);
+            y = fmaf(q[i], s[(size_t)i * (size_t)dim], y);
+        }
+        out[e] = y;
+    }
+}
+
 const struct kernels kernels_ref = {
     "ref", supported, act_bytes, act_parts, act_pack, matmul, matmul_f32, scratch_bytes,
-    rms_norm, layer_norm, add, act_mul, rope, kv_store_key, kv_store_value, attention, attention_merge, attention_scratch,
+    rms_norm, layer_norm, add, act_mul, rope, scan_mamba, scan_delta, kv_store_key, kv_store_value, attention, attention_merge, attention_scratch,
 };

@@ -17,6 +17,9 @@
     void set##_add(float *out, const float *a, const float *b, float scale_b, int n); \
     void set##_act_mul(float *out, const float *gate, const float *up, int n, int act); \
     void set##_rope(float *x, const float *cos, const float *sin, int n_heads, size_t head_stride, int dim, int pairs);
+#define SCAN_OF(set) \
+    void set##_scan_mamba(float *state, const float *b, const float *c, const float *x, float *out, int n, int dim, float decay, float dt, float d); \
+    void set##_scan_delta(float *state, const float *q, const float *k, const float *v, float *out, int n, int dim, float decay, float rate);
 #define ATTENTION_OF(set) \
     void set##_kv_store_key(enum kv_type type, uint8_t *block, int slot, const float *x, int head_dim); \
     void set##_kv_store_value(enum kv_type type, uint8_t *block, int slot, const float *x, int head_dim); \
@@ -33,8 +36,8 @@
     void set##_matmul(float *out, size_t ldo, const struct mat *w, int tile0, int tile1, const void *act, int n_tokens, void *scratch); \
     size_t set##_scratch_bytes(int n_tokens, int cols_padded);
 
-ROWS_OF(avx2) ATTENTION_OF(avx2) FLOATS_OF(avx2) INTEGERS_OF(avx2)
-ROWS_OF(avx512) ATTENTION_OF(avx512) FLOATS_OF(avx512) INTEGERS_OF(avx512)
+ROWS_OF(avx2) SCAN_OF(avx2) ATTENTION_OF(avx2) FLOATS_OF(avx2) INTEGERS_OF(avx2)
+ROWS_OF(avx512) SCAN_OF(avx512) ATTENTION_OF(avx512) FLOATS_OF(avx512) INTEGERS_OF(avx512)
 INTEGERS_OF(amx)
 INTEGERS_OF(avxvnni)
 
@@ -42,6 +45,7 @@ INTEGERS_OF(avxvnni)
 #define KERNELS_SET(name, supported, ints, rest) { \
     name, supported, ints##_act_bytes, ints##_act_parts, ints##_act_pack, ints##_matmul, rest##_matmul_f32, ints##_scratch_bytes, \
     rest##_rms_norm, rest##_layer_norm, rest##_add, rest##_act_mul, rest##_rope, \
+    rest##_scan_mamba, rest##_scan_delta, \
     rest##_kv_store_key, rest##_kv_store_value, rest##_attention, rest##_attention_merge, rest##_attention_scratch }
 
 #endif

@@ -495,6 +495,9 @@ const struct arch *arch_find(const char *name)
     for (int i = 0; i < N_MOE_ARCHS; i++)
         if (strcmp(moe_archs[i].name, name) == 0)
             return &moe_archs[i];
+    for (int i = 0; i < N_STATE_ARCHS; i++)
+        if (strcmp(state_archs[i].name, name) == 0)
+            return &state_archs[i];
     return NULL;
 }
 
@@ -505,8 +508,9 @@ const char *const *config_architectures(void)
         "cohere", "cohere2", "gpt2", "gpt_neox", "gptj", "gpt_bigcode", "falcon", "mpt", "bloom", "opt", "nemotron", "exaone4", "ernie4_5", "seed_oss", "arcee",
         "hunyuan_v1_dense", "glm4", "bitnet",
         "mixtral", "olmoe", "granitemoe", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe", "dots1", "ernie4_5_moe",
-        "hunyuan_v1_moe", "minimax_m2", "llama4_text", "gpt_oss", NULL,
+        "hunyuan_v1_moe", "minimax_m2", "llama4_text", "gpt_oss",
+        "lfm2", "mamba2", "granitemoehybrid", "nemotron_h", "qwen3_next", NULL,
     };
-    _Static_assert(sizeof names / sizeof *names == N_ARCHS + N_MOE_ARCHS + 1, "every row has its name here");
+    _Static_assert(sizeof names / sizeof *names == N_ARCHS + N_MOE_ARCHS + N_STATE_ARCHS + 1, "every row has its name here");
     return names;
 }

@@ -34,6 +34,10 @@ struct weight_names {
     enum experts_form experts_form;
     const char *experts;                    /* "mlp.experts.": then (EXPERTS_APART) the number and a dot, then these */
     const char *expert_gate, *expert_up, *expert_down;
+    const char *shared_gate_up;             /* one matrix, gate first; shared_gate and shared_up are then NULL */
+    /* layers with a state; conv: and its bias, the others are whole names.  NULL state_o: o */
+    const char *in, *in_ba, *conv, *a_log, *dt_bias, *d, *gate_norm, *state_o;
+    int q_gated;                            /* rows of q: per head its query, then its gate */
     int qkv_grouped;                        /* rows of qkv: per KV head its query heads, key, value; otherwise all q, all k, all v */
     int conv1d;                             /* matrices of the layers are stored [in, out] */
     int gguf_permuted;                      /* in a GGUF the halves of q and k are interleaved */
@@ -86,6 +90,8 @@ struct arch {
 #define ROPE(theta) .pos = POS_ROPE, .rope_theta = theta
 #define LAYER(bits) .norm = NORM_LAYER, .eps = 1e-5, .biases = bits
 enum { N_MOE_ARCHS = 15 };
+enum { N_STATE_ARCHS = 5 };
+extern const struct arch state_archs[N_STATE_ARCHS];    /* arch_state.c: layers with a state */
 extern const struct arch moe_archs[N_MOE_ARCHS];        /* arch_moe.c: mixtures of experts, latent attention */
 const struct arch *arch_find(const char *name);         /* NULL: none */
 extern const char *const arch_ignored[];                /* keys that do not change what is computed */
@@ -100,5 +106,8 @@ int window_parse(struct parse *p, int absent);                  /* sliding_windo
 void attention_bias_parse(struct parse *p, struct config *c);
 void multipliers_parse(struct parse *p, struct config *c);      /* granite's factors */
 void qwen_window_parse(struct parse *p, struct config *c);
+/* Mixtures of experts (arch_moe.c): sizes, experts in all layers; in all but every decoder_sparse_step-th and those listed. */
+void experts_parse(struct parse *p, struct config *c, int n_experts, int top_k, int intermediate_size);
+void sparse_layers_parse(struct parse *p, struct config *c);
 
 #endif

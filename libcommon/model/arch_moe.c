@@ -66,7 +66,7 @@ static int64_t same_for_all(struct parse *p, const char *keys, int64_t min, int6
 enum { MOST_EXPERTS = 65536, MOST_WIDTH = 1 << 24 };
 
 /* Sizes; all layers have experts unless the caller says otherwise. */
-static void experts_parse(struct parse *p, struct config *c, int n_experts, int top_k, int intermediate_size)
+void experts_parse(struct parse *p, struct config *c, int n_experts, int top_k, int intermediate_size)
 {
     struct moe *m = &c->moe;
     m->n_experts = (int)parse_int(p, "num_experts|num_local_experts|n_routed_experts|moe_num_experts", 1, MOST_EXPERTS, n_experts);
@@ -143,7 +143,7 @@ static void more_granitemoe(struct parse *p, struct config *c)
 }
 
 /* Layers with a dense MLP: all but every decoder_sparse_step-th, and those listed. */
-static void sparse_layers(struct parse *p, struct config *c)
+void sparse_layers_parse(struct parse *p, struct config *c)
 {
     const int step = (int)parse_int(p, "decoder_sparse_step", 1, INT32_MAX, 1);
     const json_t *dense = parse_find(p, "mlp_only_layers", NULL), *v;
@@ -162,7 +162,7 @@ static void sparse_layers(struct parse *p, struct config *c)
 static void more_qwen2_moe(struct parse *p, struct config *c)
 {
     experts_parse(p, c, 60, 4, 1408);
-    sparse_layers(p, c);
+    sparse_layers_parse(p, c);
     if (parse_bool(p, "qkv_bias", 1))
         c->biases |= BIAS_QKV;
     c->moe.shared_size = (int)parse_int(p, "shared_expert_intermediate_size", 0, MOST_WIDTH, 5632);
@@ -173,7 +173,7 @@ static void more_qwen2_moe(struct parse *p, struct config *c)
 static void more_qwen3_moe(struct parse *p, struct config *c)
 {
     experts_parse(p, c, 128, 8, 768);
-    sparse_layers(p, c);
+    sparse_layers_parse(p, c);
     attention_bias_parse(p, c);
     const int window = parse_bool(p, "use_sliding_window", 0) ? window_parse(p, 4096) : 0;
     for (int i = 0; i < c->n_layers; i++)

@@ -87,9 +87,10 @@ void model_norms(struct model *m)
     m->final_norm.present = n->final_norm != NULL;
     for (int i = 0; i < m->config.n_layers; i++) {
         struct layer *l = &m->layers[i];
-        l->attn_norm.present = n->attn_norm != NULL;
+        const int mixes = m->config.mixer[i] != MIXER_NONE, feeds = m->config.ff[i] != FF_NONE;
+        l->attn_norm.present = mixes && n->attn_norm != NULL;
         l->attn_post_norm.present = n->attn_post_norm != NULL;
-        l->mlp_norm.present = n->mlp_norm != NULL;
+        l->mlp_norm.present = feeds && n->mlp_norm != NULL;
         l->mlp_post_norm.present = n->mlp_post_norm != NULL;
         l->q_norm.present = l->k_norm.present = qk;
         l->attn_sub_norm.present = n->attn_sub_norm != NULL;
@@ -147,27 +148,50 @@ static int bind_experts(struct binder *b, int layer, struct layer *l)
     return 0;
 }
 
+/* What only layers with a state have. */
+static int bind_state(struct binder *b, int i, struct layer *l)
+{
+    const struct config *c = &b->m->config;
+    const struct recurrent *r = &c->recurrent;
+    const int channels = recurrent_channels(c, i), delta = c->mixer[i] == MIXER_DELTA, conv = c->mixer[i] == MIXER_CONV;
+    const struct { const char *name; int64_t rows, cols; int absent; const float **to; } plain[] = {
+        { "conv.weight", r->conv_kernel, channels, 0, &l->conv }, { "conv.bias", 1, channels, !r->conv_bias, &l->conv_bias },
+        { "a_log", 1, r->n_heads, conv, &l->a_log }, { "dt_bias", 1, r->n_heads, conv, &l->dt_bias }, { "d", 1, r->n_heads, conv || delta, &l->d },
+        { "gate_norm.weight", 1, delta ? r->head_dim : recurrent_width(c, i), conv, &l->gate_norm.w },
+    };
+    char name[80];
+    for (size_t j = 0; j < sizeof plain / sizeof *plain; j++) {
+        snprintf(name, sizeof name, "layers.%d.%s", i, plain[j].name);
+        if (!plain[j].absent && bind_plain(b, name, plain[j].rows, plain[j].cols, 0, plain[j].to) < 0)
+            return -1;
+    }
+    return 0;
+}
+
 static int bind_layer(struct binder *b, int i, struct layer *l)
 {
     const struct config *c = &b->m->config;
     const struct weight_names *n = c->names;
     const int64_t hidden = c->hidden_size;
     const int head = c->qk_norm == QK_NORM_HEAD, none = c->qk_norm == QK_NORM_NONE, mla = c->mixer[i] == MIXER_MLA, q_a = mla && c->mla.q_rank;
-    const int mlp = config_mlp_size(c, i) > 0;
+    const int mlp = config_mlp_size(c, i) > 0, attends = c->mixer[i] == MIXER_ATTENTION, state = mixer_has_state(c->mixer[i]), delta = c->mixer[i] == MIXER_DELTA;
+    const int mixes = c->mixer[i] != MIXER_NONE, feeds = c->ff[i] != FF_NONE;
     const struct { const char *name; const char *have; int64_t n; int bias; struct norm *to; } norms[] = {
-        { "attn_norm", n->attn_norm, hidden, BIAS_NORM, &l->attn_norm }, { "attn_post_norm", n->attn_post_norm, hidden, BIAS_NORM, &l->attn_post_norm },
-        { "mlp_norm", n->mlp_norm, hidden, BIAS_NORM, &l->mlp_norm }, { "mlp_post_norm", n->mlp_post_norm, hidden, BIAS_NORM, &l->mlp_post_norm },
+        { "attn_norm", mixes ? n->attn_norm : NULL, hidden, BIAS_NORM, &l->attn_norm }, { "attn_post_norm", n->attn_post_norm, hidden, BIAS_NORM, &l->attn_post_norm },
+        { "mlp_norm", feeds ? n->mlp_norm : NULL, hidden, BIAS_NORM, &l->mlp_norm }, { "mlp_post_norm", n->mlp_post_norm, hidden, BIAS_NORM, &l->mlp_post_norm },
         { "attn_sub_norm", n->attn_sub_norm, (int64_t)c->n_heads * c->head_dim, 0, &l->attn_sub_norm },
         { "mlp_sub_norm", n->mlp_sub_norm, c->intermediate_size, 0, &l->mlp_sub_norm },
-        { "q_norm", none ? NULL : n->q_norm, (int64_t)(head ? 1 : c->n_heads) * c->head_dim, BIAS_QK_NORM, &l->q_norm },
-        { "k_norm", none ? NULL : n->k_norm, (int64_t)(head ? 1 : c->n_kv_heads) * c->head_dim, BIAS_QK_NORM, &l->k_norm },
+        { "q_norm", none || !attends ? NULL : n->q_norm, (int64_t)(head ? 1 : c->n_heads) * c->head_dim, BIAS_QK_NORM, &l->q_norm },
+        { "k_norm", none || !attends ? NULL : n->k_norm, (int64_t)(head ? 1 : c->n_kv_heads) * c->head_dim, BIAS_QK_NORM, &l->k_norm },
         { "q_a_norm", q_a ? n->q_a_norm : NULL, c->mla.q_rank, 0, &l->q_a_norm }, { "kv_norm", mla ? n->kv_norm : NULL, c->mla.kv_rank, 0, &l->kv_norm },
     };
     const struct linear_place linears[] = {
-        { q_a ? "q_a_proj" : NULL, ROLE_Q_A, 0, &l->q_a }, { "q_proj", ROLE_Q, mla ? 0 : BIAS_Q, &l->q },
-        { mla ? NULL : "k_proj", ROLE_K, BIAS_K, &l->k }, { mla ? NULL : "v_proj", ROLE_V, BIAS_V, &l->v },
+        { q_a ? "q_a_proj" : NULL, ROLE_Q_A, 0, &l->q_a }, { attends || mla ? "q_proj" : NULL, ROLE_Q, mla ? 0 : BIAS_Q, &l->q },
+        { attends && c->attn_gate ? "q_gate_proj" : NULL, ROLE_Q_GATE, BIAS_Q, &l->q_gate },
+        { attends ? "k_proj" : NULL, ROLE_K, BIAS_K, &l->k }, { attends ? "v_proj" : NULL, ROLE_V, BIAS_V, &l->v },
+        { state ? "in_proj" : NULL, ROLE_IN, BIAS_IN, &l->in }, { delta ? "in_ba_proj" : NULL, ROLE_IN_BA, 0, &l->in_ba },
         { mla ? "kv_a_proj" : NULL, ROLE_KV_A, 0, &l->kv_a }, { mla ? "k_b_proj" : NULL, ROLE_K_B, 0, &l->k_b }, { mla ? "v_b_proj" : NULL, ROLE_V_B, 0, &l->v_b },
-        { "o_proj", ROLE_O, BIAS_O, &l->o },
+        { mixes ? "o_proj" : NULL, ROLE_O, state ? BIAS_IN : BIAS_O, &l->o },
         { mlp && c->gated ? "gate_proj" : NULL, ROLE_GATE, BIAS_GATE, &l->gate }, { mlp ? "up_proj" : NULL, ROLE_UP, BIAS_UP, &l->up },
         { mlp ? "down_proj" : NULL, ROLE_DOWN, BIAS_DOWN, &l->down },
     };
@@ -178,6 +202,8 @@ static int bind_layer(struct binder *b, int i, struct layer *l)
             return -1;
     }
     snprintf(name, sizeof name, "layers.%d.sinks", i);
+    if (state && bind_state(b, i, l) < 0)
+        return -1;
     if ((c->sinks && bind_plain(b, name, 1, c->n_heads, 0, &l->sinks) < 0) || bind_linears(b, i, linears, sizeof linears / sizeof *linears) < 0)
         return -1;
     return c->ff[i] == FF_MOE ? bind_experts(b, i, l) : 0;

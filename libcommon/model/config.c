@@ -234,7 +234,7 @@ static void check(struct parse *p, const struct config *c)
 
 static void refuse_architecture(const char *name, struct err *e)
 {
-    char list[400] = "";
+    char list[480] = "";
     const char *const *all = config_architectures();
     for (int i = 0; all[i]; i++)
         snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", i ? " " : "", all[i]);
@@ -339,7 +339,38 @@ int config_long_from(const struct config *c)
 
 int config_mlp_size(const struct config *c, int layer)
 {
-    return layer >= 0 && c->ff[layer] == FF_MOE ? c->moe.shared_size : c->intermediate_size;
+    const int kind = layer >= 0 ? c->ff[layer] : FF_DENSE;
+    return kind == FF_NONE ? 0 : kind == FF_MOE ? c->moe.shared_size : c->intermediate_size;
+}
+
+int recurrent_width(const struct config *c, int layer) { return c->mixer[layer] == MIXER_CONV ? c->hidden_size : c->recurrent.n_heads * c->recurrent.head_dim; }
+
+int recurrent_channels(const struct config *c, int layer)
+{
+    const struct recurrent *r = &c->recurrent;
+    return c->mixer[layer] == MIXER_CONV ? c->hidden_size : 2 * r->n_groups * r->state_size + r->n_heads * r->head_dim;
+}
+
+size_t config_state_floats(const struct config *c, int layer)
+{
+    const struct recurrent *r = &c->recurrent;
+    const size_t conv = mixer_has_state(c->mixer[layer]) ? (size_t)(r->conv_kernel - 1) * (size_t)recurrent_channels(c, layer) : 0;
+    return conv + (conv && c->mixer[layer] != MIXER_CONV ? (size_t)r->n_heads * (size_t)r->head_dim * (size_t)r->state_size : 0);
+}
+
+size_t config_state_bytes(const struct config *c)
+{
+    size_t n = 0;
+    for (int i = 0; i < c->n_layers; i++)
+        n += config_state_floats(c, i);
+    return n * sizeof(float);
+}
+
+/* Rows of a layer's matrix `in`. */
+static int64_t recurrent_projected(const struct config *c, int layer)
+{
+    const int64_t channels = recurrent_channels(c, layer), width = recurrent_width(c, layer);
+    return c->mixer[layer] == MIXER_CONV ? 3 * width : channels + width + (c->mixer[layer] == MIXER_MAMBA2 ? c->recurrent.n_heads : 0);
 }
 
 void config_linear_shape(const struct config *c, int layer, int role, int64_t *rows, int64_t *cols)
@@ -353,8 +384,11 @@ void config_linear_shape(const struct config *c, int layer, int role, int64_t *r
         *rows = is_mla ? heads * (m->nope_dim + m->rope_dim) : q;
         *cols = is_mla && m->q_rank ? m->q_rank : hidden;
         break;
+    case ROLE_Q_GATE:               *rows = q;                          *cols = hidden; break;
+    case ROLE_IN:                   *rows = recurrent_projected(c, layer); *cols = hidden; break;
+    case ROLE_IN_BA:                *rows = 2 * c->recurrent.n_heads;   *cols = hidden; break;
     case ROLE_K: case ROLE_V:       *rows = kv;                         *cols = hidden; break;
-    case ROLE_O:                    *rows = hidden;                     *cols = is_mla ? heads * m->v_dim : q; break;
+    case ROLE_O:                    *rows = hidden;                     *cols = is_mla ? heads * m->v_dim : layer >= 0 && mixer_has_state(c->mixer[layer]) ? recurrent_width(c, layer) : q; break;
     case ROLE_GATE: case ROLE_UP:   *rows = mlp;                        *cols = hidden; break;
     case ROLE_DOWN:                 *rows = hidden;                     *cols = mlp; break;
     case ROLE_Q_A:                  *rows = m->q_rank;                  *cols = hidden; break;
@@ -371,13 +405,19 @@ void config_linear_shape(const struct config *c, int layer, int role, int64_t *r
 
 int64_t config_layer_parameters(const struct config *c, int layer, int per_token)
 {
-    static const int attention[] = { ROLE_Q, ROLE_K, ROLE_V, ROLE_O }, latent[] = { ROLE_Q, ROLE_Q_A, ROLE_KV_A, ROLE_K_B, ROLE_V_B, ROLE_O };
-    const int mla = c->mixer[layer] == MIXER_MLA, moe = c->ff[layer] == FF_MOE;
+    static const int attention[] = { ROLE_Q, ROLE_K, ROLE_V, ROLE_O, -1 }, latent[] = { ROLE_Q, ROLE_Q_A, ROLE_KV_A, ROLE_K_B, ROLE_V_B, ROLE_O, -1 };
+    static const int gated[] = { ROLE_Q, ROLE_Q_GATE, ROLE_K, ROLE_V, ROLE_O, -1 }, state[] = { ROLE_IN, ROLE_O, -1 }, delta[] = { ROLE_IN, ROLE_IN_BA, ROLE_O, -1 };
+    static const int none[] = { -1 };
+    static const int *const roles[] = { [MIXER_ATTENTION] = attention, [MIXER_MLA] = latent, [MIXER_CONV] = state, [MIXER_MAMBA2] = state, [MIXER_DELTA] = delta,
+                                        [MIXER_NONE] = none };
+    const int moe = c->ff[layer] == FF_MOE;
     int64_t rows, cols, n = 0;
-    for (size_t i = 0; i < (mla ? sizeof latent : sizeof attention) / sizeof *latent; i++) {
-        config_linear_shape(c, layer, mla ? latent[i] : attention[i], &rows, &cols);
+    for (const int *r = c->attn_gate && c->mixer[layer] == MIXER_ATTENTION ? gated : roles[c->mixer[layer]]; *r >= 0; r++) {
+        config_linear_shape(c, layer, *r, &rows, &cols);
         n += rows * cols;
     }
+    if (mixer_has_state(c->mixer[layer]))
+        n += (int64_t)c->recurrent.conv_kernel * recurrent_channels(c, layer);
     n += (int64_t)(c->gated ? 3 : 2) * config_mlp_size(c, layer) * c->hidden_size;
     if (moe)
         n += (int64_t)c->moe.n_experts * c->hidden_size + (int64_t)(per_token ? c->moe.top_k : c->moe.n_experts) * 3 * c->moe.intermediate_size * c->hidden_size;
@@ -392,12 +432,24 @@ size_t config_kv_bytes(const struct config *c, enum kv_type type)
 {
     size_t n = 0;
     for (int i = 0; i < c->n_layers; i++)
-        n += c->mixer[i] == MIXER_MLA ? 1 : 2 * (size_t)c->n_kv_heads;
+        n += c->mixer[i] == MIXER_MLA ? 1 : mixer_has_kv(c->mixer[i]) ? 2 * (size_t)c->n_kv_heads : 0;
     return n * kv_block_bytes(type, c->head_dim);
+}
+
+int config_kv_layers(const struct config *c)
+{
+    int n = 0;
+    for (int i = 0; i < c->n_layers; i++)
+        n += mixer_has_kv(c->mixer[i]);
+    return n;
 }
 
 const char *config_beyond_dense(const struct config *c)
 {
+    if (config_state_bytes(c))
+        return "recurrent layers";
+    if (config_has_mixer(c, MIXER_NONE) || config_has_ff(c, FF_NONE))
+        return "layers without a mixer or without an MLP";
     if (config_has_ff(c, FF_MOE))
         return "a mixture of experts";
     if (config_has_mixer(c, MIXER_MLA))
@@ -407,5 +459,5 @@ const char *config_beyond_dense(const struct config *c)
             return "chunked attention";
     if (c->names->attn_sub_norm)
         return "norms inside of attention and MLP";
-    return c->sinks ? "attention sinks" : c->temperature_scale != 0 ? "queries scaled by their position" : c->qk_norm_roped ? "norms of q and k in some layers" : NULL;
+    return c->attn_gate ? "gated attention" : c->sinks ? "attention sinks" : c->temperature_scale != 0 ? "queries scaled by their position" : c->qk_norm_roped ? "norms of q and k in some layers" : NULL;
 }

@@ -28,10 +28,16 @@ enum pos_kind { POS_ROPE, POS_LEARNED, POS_ALIBI, POS_NONE };
 enum mixer_kind {
     MIXER_ATTENTION,            /* q, k, v, o; keys and values in the cache */
     MIXER_MLA,                  /* keys and values come out of one latent vector a token (arXiv:2405.04434, section 2.1); that and a rotated key are in the cache */
+    /* Layers with a state: so many floats a sequence, whatever its length, and nothing in the cache. */
+    MIXER_CONV,                 /* a short convolution between two gates (lfm2) */
+    MIXER_MAMBA2,               /* a selective state space with one decay a head (arXiv:2405.21060) */
+    MIXER_DELTA,                /* gated delta net (arXiv:2412.06464) */
+    MIXER_NONE,                 /* the layer is its feed-forward part (nemotron_h) */
 };
 enum ff_kind {
     FF_DENSE,                   /* down(act(gate(x)) * up(x)) */
     FF_MOE,                     /* the sum of some experts, each such an MLP, chosen and weighed by a router, and of a shared one that all tokens take */
+    FF_NONE,                    /* the layer is its mixer (mamba2, nemotron_h) */
 };
 
 /* How a router's outputs become a choice of top_k experts and their weights. */
@@ -63,6 +69,18 @@ struct mla {
     float norm_eps;             /* of the norms of both latents */
 };
 
+/* Layers with a state.  The state of a layer is, in floats: [conv_kernel - 1][recurrent_channels] inputs of the convolution, oldest first, then of each head
+ * [state_size][head_dim].  A layer's input is projected to one row: mamba2: z [heads * head_dim], the channels (x, B of all groups, C of all groups), dt [heads];
+ * delta net: for each group q, k [state_size], then v, z of its heads; its channels are all q, all k, all v; lfm2: two gates and what is convolved between them. */
+struct recurrent {
+    int conv_kernel, conv_bias;
+    int n_heads, head_dim;      /* value heads; lfm2: none */
+    int n_groups, state_size;   /* mamba2: B and C; delta net: key heads */
+    float dt_min, dt_max;       /* limits of mamba2's time step */
+    float norm_eps;
+    int norm_groups;            /* mamba2: parts of the gated norm */
+};
+
 struct rope {                   /* one table of rotations; layers choose one by index */
     int dim;                    /* rotated dimensions of a head */
     int pairs;                  /* 1: (0,1),(2,3)...; 0: (i, i + dim/2) */
@@ -74,7 +92,7 @@ struct rope {                   /* one table of rotations; layers choose one by 
 
 /* Which layers have a bias.  A GGUF says it by what it holds: for those the bits only mean "may have". */
 enum { BIAS_Q = 1, BIAS_K = 2, BIAS_V = 4, BIAS_O = 8, BIAS_GATE = 16, BIAS_UP = 32, BIAS_DOWN = 64, BIAS_NORM = 128, BIAS_HEAD = 256, BIAS_QK_NORM = 512,
-       BIAS_ROUTER = 1024, BIAS_EXPERTS = 2048,
+       BIAS_ROUTER = 1024, BIAS_EXPERTS = 2048, BIAS_IN = 4096 /* in and o of layers with a state */,
        BIAS_QKV = 7, BIAS_MLP = 112 };
 
 struct weight_names;                        /* arch.h */
@@ -109,6 +127,8 @@ struct config {
     /* Layers of MIXER_MLA: to the cache and to attention they are n_heads queries of one KV head of head_dim = kv_rank + rope_dim, whose values are the
      * first kv_rank elements of its keys. */
     struct mla mla;
+    struct recurrent recurrent;
+    int attn_gate;                          /* what attention found times sigmoid of a projection of its own (qwen3_next) */
     int sinks;                              /* a score per head that takes its share of the softmax and has no value (gpt-oss) */
     int *window;                            /* [n_layers] sliding window in tokens, 0: full; owned */
     int *chunk;                             /* [n_layers] a token sees the tokens of its chunk of so many only, 0: all; owned */
@@ -143,6 +163,12 @@ struct layer {
      * k_b [n_heads * kv_rank, nope_dim] takes a head's query to the latents, v_b [n_heads * v_dim, kv_rank] a head's latent to its value */
     struct linear q_a, kv_a, k_b, v_b;
     struct norm q_a_norm, kv_norm;
+    struct linear q_gate;           /* config.attn_gate */
+    /* Layers with a state: in_ba: delta net's rates of learning and forgetting, per group those of its heads; o is the way out */
+    struct linear in, in_ba;
+    const float *conv, *conv_bias;  /* [conv_kernel][channels], [channels] or NULL */
+    const float *a_log, *dt_bias, *d;       /* [n_heads]; d: mamba2 only */
+    struct norm gate_norm;          /* mamba2: of all heads together; delta net: of one */
     /* FF_MOE */
     struct linear router, shared_router;
     const float *correction;        /* [n_experts] or NULL */
@@ -179,8 +205,16 @@ int64_t config_layer_parameters(const struct config *c, int layer, int per_token
 /* Is any layer of this kind? */
 int config_has_mixer(const struct config *c, enum mixer_kind kind);
 int config_has_ff(const struct config *c, enum ff_kind kind);
-/* Bytes of one KV block, all layers. */
+/* Bytes of one KV block, all layers; 0 where no layer has attention. */
 size_t config_kv_bytes(const struct config *c, enum kv_type type);
+int config_kv_layers(const struct config *c);                       /* how many layers these are of */
+static inline int mixer_has_kv(int kind) { return kind == MIXER_ATTENTION || kind == MIXER_MLA; }
+static inline int mixer_has_state(int kind) { return kind == MIXER_CONV || kind == MIXER_MAMBA2 || kind == MIXER_DELTA; }
+/* Layers with a state: floats of a sequence's state in this layer (0: it has none); bytes of it in all layers; channels of the convolution; width of what o reads. */
+size_t config_state_floats(const struct config *c, int layer);
+size_t config_state_bytes(const struct config *c);
+int recurrent_channels(const struct config *c, int layer);
+int recurrent_width(const struct config *c, int layer);
 /* Why a backend that knows only attention with plain or windowed masks and dense MLPs cannot run this; NULL: it can. */
 const char *config_beyond_dense(const struct config *c);
 
@@ -200,7 +234,8 @@ struct weight_spec {
 };
 enum weight_role {
     ROLE_EMBED, ROLE_POS, ROLE_NORM, ROLE_BIAS, ROLE_Q, ROLE_K, ROLE_V, ROLE_O, ROLE_GATE, ROLE_UP, ROLE_DOWN, ROLE_HEAD,
-    ROLE_Q_A, ROLE_KV_A, ROLE_K_B, ROLE_V_B, ROLE_ROUTER, ROLE_SHARED_ROUTER, ROLE_EXPERT_GATE, ROLE_EXPERT_UP, ROLE_EXPERT_DOWN, N_ROLES
+    ROLE_Q_A, ROLE_KV_A, ROLE_K_B, ROLE_V_B, ROLE_ROUTER, ROLE_SHARED_ROUTER, ROLE_EXPERT_GATE, ROLE_EXPERT_UP, ROLE_EXPERT_DOWN,
+    ROLE_Q_GATE, ROLE_IN, ROLE_IN_BA, N_ROLES
 };
 
 /* A source as the namer needs it: does this tensor exist, and with what shape?  (import/ is above this layer.) */

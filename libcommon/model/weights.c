@@ -185,6 +185,13 @@ static int add_qkv(struct builder *b, int layer)
         }
         if (c->gguf && b->have->gguf_permuted && i < 2)
             map.pairs = (int)hd;
+        if (i == 0 && b->n.q_gated) {
+            src_rows = 2 * q;
+            map = (struct row_map){ .run = hd, .stride = 2 * hd };
+            const struct row_map gate = { .offset = hd, .run = hd, .stride = 2 * hd };
+            if (add_linear(b, layer, "q_gate_proj", one[i], ROLE_Q_GATE, BIAS_Q, gate, src_rows) < 0)
+                return -1;
+        }
         if (add_linear(b, layer, names[i], one[i], ROLE_Q + i, biases[i], map, src_rows) < 0)
             return -1;
     }
@@ -294,7 +301,14 @@ static int add_moe(struct builder *b, int layer)
         if (add_as(b, "shared_router.weight", full, flat ? want + 1 : want, flat ? 1 : 2, &t) < 0)
             return -1;
     }
-    for (int i = 0; i < (m->shared_size ? 3 : 0); i++) {
+    if (m->shared_size && b->n.shared_gate_up) {
+        const int64_t ff = m->shared_size;
+        path(b, source, sizeof source, layer, b->n.shared_gate_up);
+        if (add_linear(b, layer, "gate_proj", source, ROLE_GATE, BIAS_GATE, (struct row_map){ .run = ff, .stride = ff }, 2 * ff) < 0 ||
+            add_linear(b, layer, "up_proj", source, ROLE_UP, BIAS_UP, (struct row_map){ .offset = ff, .run = ff, .stride = ff }, 2 * ff) < 0)
+            return -1;
+    }
+    for (int i = b->n.shared_gate_up ? 2 : 0; i < (m->shared_size ? 3 : 0); i++) {
         static const char *const ours[] = { "gate_proj", "up_proj", "down_proj" };
         const char *const stems[] = { b->n.shared_gate, b->n.shared_up, b->n.shared_down };
         path(b, source, sizeof source, layer, stems[i]);
@@ -366,6 +380,39 @@ static int add_mla(struct builder *b, int layer)
     return add_kv_b(b, layer);
 }
 
+/* ---- layers with a state ---- */
+
+/* The convolution's weights [channels, 1, kernel] are kept the other way round: channels lie side by side. */
+static int add_state(struct builder *b, int layer)
+{
+    const struct config *c = b->c;
+    const struct recurrent *r = &c->recurrent;
+    const int64_t channels = recurrent_channels(c, layer), want[3] = { channels, 1, r->conv_kernel };
+    const int conv = c->mixer[layer] == MIXER_CONV, delta = c->mixer[layer] == MIXER_DELTA;
+    const struct row_map identity = { 0 };
+    struct weight_spec t = { .rows = r->conv_kernel, .cols = channels, .is_vector = 1, .role = ROLE_BIAS, .layer = layer, .expert = -1, .map = { .transposed = 1 } };
+    char source[160], full[168];
+    path(b, source, sizeof source, layer, b->n.in);
+    if (add_linear(b, layer, "in_proj", source, ROLE_IN, BIAS_IN, identity, 0) < 0)
+        return -1;
+    path(b, source, sizeof source, layer, b->n.conv);
+    snprintf(full, sizeof full, "%s.weight", source);
+    if (add_as(b, "conv.weight", full, want, 3, &t) < 0 ||
+        (r->conv_bias && add(b, layer, "conv", ".bias", source, 1, channels, 1, identity, channels, ROLE_BIAS, 0) < 0))
+        return -1;
+    if (conv)
+        return 0;
+    if (delta) {
+        path(b, source, sizeof source, layer, b->n.in_ba);
+        if (add_linear(b, layer, "in_ba_proj", source, ROLE_IN_BA, 0, identity, 0) < 0)
+            return -1;
+    }
+    if (add_named_vector(b, layer, "a_log", b->n.a_log, r->n_heads) < 0 || add_named_vector(b, layer, "dt_bias", b->n.dt_bias, r->n_heads) < 0 ||
+        (!delta && add_named_vector(b, layer, "d", b->n.d, r->n_heads) < 0))
+        return -1;
+    return add_norm(b, layer, "gate_norm", b->n.gate_norm, b->n.gate_norm, delta ? r->head_dim : recurrent_width(c, layer), 0);
+}
+
 /* ---- a layer ---- */
 
 /* q_norm or k_norm: one weight for all heads, one for each head ([heads, head_dim] in the source), or one for the whole row. */
@@ -397,19 +444,27 @@ static int add_layer(struct builder *b, int i)
     const struct weight_names *have = b->have, *n = &b->n;
     const int64_t hidden = b->c->hidden_size;
     const struct row_map identity = { 0 };
+    const int kind = b->c->mixer[i], state = mixer_has_state(kind);
     char o[160];
-    path(b, o, sizeof o, i, n->o);
+    if (kind == MIXER_NONE)
+        goto feed;
+    path(b, o, sizeof o, i, state && n->state_o ? n->state_o : n->o);
     if (add_norm(b, i, "attn_norm", have->attn_norm, n->attn_norm, hidden, BIAS_NORM) < 0)
         return -1;
-    if (b->c->mixer[i] == MIXER_MLA ? add_mla(b, i) < 0
+    if (state               ? add_state(b, i) < 0
+        : kind == MIXER_MLA ? add_mla(b, i) < 0
                                     : add_qkv(b, i) < 0 || add_qk_norm(b, i, "q_norm", n->q_norm, b->c->n_heads) < 0 ||
                                           add_qk_norm(b, i, "k_norm", n->k_norm, b->c->n_kv_heads) < 0)
         return -1;
     if (have->attn_sub_norm && add_norm(b, i, "attn_sub_norm", have->attn_sub_norm, have->attn_sub_norm, (int64_t)b->c->n_heads * b->c->head_dim, 0) < 0)
         return -1;
-    if ((b->c->sinks && add_named_vector(b, i, "sinks", n->sinks, b->c->n_heads) < 0) || add_linear(b, i, "o_proj", o, ROLE_O, BIAS_O, identity, 0) < 0 ||
-        add_norm(b, i, "attn_post_norm", have->attn_post_norm, n->attn_post_norm, hidden, BIAS_NORM) < 0 ||
-        add_norm(b, i, "mlp_norm", have->mlp_norm, n->mlp_norm, hidden, BIAS_NORM) < 0 ||
+    if ((b->c->sinks && add_named_vector(b, i, "sinks", n->sinks, b->c->n_heads) < 0) || add_linear(b, i, "o_proj", o, ROLE_O, state ? BIAS_IN : BIAS_O, identity, 0) < 0 ||
+        add_norm(b, i, "attn_post_norm", have->attn_post_norm, n->attn_post_norm, hidden, BIAS_NORM) < 0)
+        return -1;
+feed:
+    if (b->c->ff[i] == FF_NONE)
+        return 0;
+    if (add_norm(b, i, "mlp_norm", have->mlp_norm, n->mlp_norm, hidden, BIAS_NORM) < 0 ||
         (b->c->ff[i] == FF_MOE ? add_moe(b, i) : add_mlp(b, i)) < 0)
         return -1;
     return add_norm(b, i, "mlp_post_norm", have->mlp_post_norm, n->mlp_post_norm, hidden, BIAS_NORM);
@@ -472,7 +527,7 @@ static int add_head(struct builder *b)
 /* What all names of a folder begin with: models alone or inside larger ones, with and without the head. */
 static int find_prefix(struct builder *b)
 {
-    static const char *const prefixes[] = { "model.", "transformer.", "gpt_neox.", "", "language_model.model.", "model.language_model.", "language_model." };
+    static const char *const prefixes[] = { "model.", "transformer.", "gpt_neox.", "", "backbone.", "language_model.model.", "model.language_model.", "language_model." };
     char probe[168];
     for (size_t i = 0; i < sizeof prefixes / sizeof *prefixes; i++) {
         snprintf(b->prefix, sizeof b->prefix, "%s", prefixes[i]);
@@ -519,7 +574,7 @@ int weight_ignorable(const struct config *c, const char *name)
     static const char *const ends[] = { "rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached", ".attn.bias", ".attn.masked_bias",
                                         ".attention.bias", ".attention.masked_bias", ".attention.rotary_emb.inv_freq" };
     static const char *const begins[] = { "vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.",
-                                          "rope_freqs.", "rope_factors_long.", "rope_factors_short.", "model.mtp_" };
+                                          "rope_freqs.", "rope_factors_long.", "rope_factors_short.", "model.mtp_", "mtp." };
     for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
         if (ends_with(name, ends[i]))
             return 1;

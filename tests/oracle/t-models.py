@@ -15,7 +15,8 @@ qwen2-window qwen3 seed_oss smollm3 stablelm starcoder2""".split()
 MOE = """deepseek_v2 deepseek_v2_lite deepseek_v3 dots1 ernie4_5_moe glm4_moe gpt_oss granitemoe hunyuan_moe kimi_k2 llama4_text minimax_m2 mixtral olmoe
 qwen2_moe qwen3_moe""".split()
 QUANTIZED = "deepseek_v3-fp8 gpt_oss-mxfp4 kimi_k25-ct-int4 llama-awq llama-gptq".split()
-LIMIT = 1e-4
+RECURRENT = "granitemoehybrid lfm2 mamba2 nemotron_h qwen3_next".split()
+LIMIT, LIMIT_RECURRENT = 1e-4, 2e-4
 temp = tempfile.TemporaryDirectory()
 
 
@@ -66,7 +67,7 @@ quantized = os.path.join(ORACLES, "models", "quantized")
 need(hf)
 print("# | model              | max error / max |logit| | greedy |")
 only = sys.argv[1:]
-for name in DENSE + MOE + QUANTIZED:
+for name in DENSE + MOE + QUANTIZED + RECURRENT:
     if only and name not in only:
         continue
     folder = os.path.join(quantized if name in QUANTIZED else hf, name)

@@ -1,0 +1,90 @@
+#include "libcommon/cache/state.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+enum { FREE, HELD, KEPT };
+
+struct state_pool {
+    int n;
+    uint64_t clock;
+    struct slot { int is; int32_t block; uint64_t serial, used; } slot[];
+};
+
+struct state_pool *state_pool_open(int n, struct err *e)
+{
+    struct state_pool *s = n > 0 ? calloc(1, sizeof *s + (size_t)n * sizeof *s->slot) : NULL;
+    if (!s) {
+        if (n > 0)
+            err_nomem(e, "states");
+        else
+            err_set(e, ERR_LIMIT, "%d states, expected at least 1", n);
+        return NULL;
+    }
+    s->n = n;
+    return s;
+}
+
+void state_pool_close(struct state_pool *s) { free(s); }
+size_t state_pool_bytes(const struct state_pool *s) { return sizeof *s + (size_t)s->n * sizeof *s->slot; }
+
+int state_take(struct state_pool *s)
+{
+    int best = -1;
+    for (int i = 0; i < s->n; i++) {
+        if (s->slot[i].is == FREE) {
+            best = i;
+            break;
+        }
+        if (s->slot[i].is == KEPT && (best < 0 || s->slot[i].used < s->slot[best].used))
+            best = i;
+    }
+    if (best >= 0)
+        s->slot[best] = (struct slot){ .is = HELD };
+    return best;
+}
+
+void state_drop(struct state_pool *s, int state)
+{
+    assert(s->slot[state].is == HELD);
+    s->slot[state].is = FREE;
+}
+
+int state_find(const struct state_pool *s, const struct kv_pool *p, int32_t block)
+{
+    const uint64_t serial = prefix_serial(p, block);
+    for (int i = 0; i < s->n; i++)
+        if (s->slot[i].is == KEPT && s->slot[i].block == block && s->slot[i].serial == serial)
+            return i;
+    return -1;
+}
+
+void state_used(struct state_pool *s, int state) { s->slot[state].used = ++s->clock; }
+
+void state_keep(struct state_pool *s, const struct kv_pool *p, int32_t block, int state)
+{
+    const int known = state_find(s, p, block);
+    assert(s->slot[state].is == HELD && prefix_serial(p, block));
+    s->slot[state] = (struct slot){ .is = known < 0 ? KEPT : FREE, .block = block, .serial = prefix_serial(p, block) };
+    state_used(s, known < 0 ? state : known);
+}
+
+struct search { const struct state_pool *s; const struct kv_pool *p; int best, snapshot; };
+
+static void look(void *user, int32_t block, int n_tokens)
+{
+    struct search *x = user;
+    const int found = n_tokens > x->best ? state_find(x->s, x->p, block) : -1;
+    if (found < 0)
+        return;
+    x->best = n_tokens;
+    x->snapshot = found;
+}
+
+int state_prefix(const struct state_pool *s, const struct kv_pool *p, const struct kv_table *t, const int32_t *ids, int n, int *snapshot)
+{
+    struct search x = { s, p, t->n_tokens, -1 };
+    prefix_visit(t, p, ids, n, look, &x);
+    *snapshot = x.snapshot;
+    return x.best;
+}
