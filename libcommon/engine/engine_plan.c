@@ -232,12 +232,20 @@ static int reserve(struct engine *g, struct request *r)
 
 static int yields(const struct request *last, const struct request *r) { return last->priority < r->priority && goes_before(r, last, BY_TURN); }
 
+/* A state for one that is about to run: there are as many as may run, so that those who wait have the others. */
+static void take_state(struct engine *g, struct request *r)
+{
+    while (g->states && r->slot < 0 && (r->slot = state_take(g->states)) < 0) {
+        const int reclaimed = reclaim(g);
+        assert(reclaimed);
+        (void)reclaimed;
+    }
+}
+
 /* Blocks for all of its tokens, and one more to go on if there is any. */
 static int make_fit(struct engine *g, struct request *r)
 {
-    while (g->states && r->slot < 0 && (r->slot = state_take(g->states)) < 0)     /* there are more than requests that run */
-        if (!reclaim(g))
-            return 0;
+    take_state(g, r);
     if (takes_prefixes(g, r) && g->states)
         start_from_snapshot(g, r);
     else if (takes_prefixes(g, r))
@@ -253,6 +261,7 @@ static int make_fit(struct engine *g, struct request *r)
             return 0;
         }
     }
+    take_state(g, r);                           /* r may have been reclaimed itself */
     return kv_table_reserve(&r->kv, g->pool, r->n_ids) == 0;
 }
 
@@ -328,6 +337,7 @@ void plan_step(struct engine *g)
     for (int i = 0; i < g->n_running; i++) {
         struct request *r = g->running[i];
         const int decoding = decodes(r);
+        take_state(g, r);                       /* it gave its own back to begin anew */
         if (!decoding && !take_prefix(g, r, i))
             continue;
         const int most = decoding ? total + 1 : least(least(total, chunk), rows_limit(r, rows));

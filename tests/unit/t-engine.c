@@ -21,6 +21,7 @@ enum { VOCAB = 12, MAX_LEN = 128, EOS = 8, END = 9, LONG = 1 << 16, HIDDEN = 4 }
 
 struct fake {
     struct backend_options o;
+    uint64_t *state;                    /* [n_states] the hash of the prefix that left it behind */
     int32_t *kv;                        /* [n_blocks][16] the token of each position, with LONG where it was rotated by the long factors */
     int long_from;
     int n_forwards, n_computed, fail_at, nan_at;        /* nan_at: the row of logits that is broken */
@@ -36,6 +37,7 @@ static void *fake_open(const struct model *m, const struct backend_options *o, s
     f->long_from = config_long_from(&m->config);
     f->kv = malloc((size_t)o->n_blocks * 16 * sizeof *f->kv);
     memset(f->kv, 0xff, (size_t)o->n_blocks * 16 * sizeof *f->kv);
+    f->state = calloc((size_t)o->n_states + 1, sizeof *f->state);
     f->fail_at = f->nan_at = -1;
     return last_fake = f;
 }
@@ -73,6 +75,13 @@ static int fake_forward(void *b, const struct batch *batch, float *logits, struc
         const struct batch_item *item = &batch->items[i];
         const int is_long = f->long_from && (item->seq_len ? item->seq_len : item->pos + item->n_tokens) >= f->long_from;
         assert_true(item->n_tokens >= 1);
+        if (f->o.n_states) {                            /* the state is that of this prefix, and nobody else's */
+            assert_in_range(item->state, 0, f->o.n_states - 1);
+            if (item->pos)
+                assert_true(f->state[item->state] == fake_hash(f, item, item->pos - 1));
+            for (int k = 0; k < i; k++)
+                assert_int_not_equal(batch->items[k].state, item->state);
+        }
         n_tokens += item->n_tokens;
         for (int t = 0; t < item->n_tokens; t++) {
             int pos = item->pos + t;
@@ -82,6 +91,8 @@ static int fake_forward(void *b, const struct batch *batch, float *logits, struc
     }
     for (int i = 0; i < batch->n_items; i++) {          /* after all writes: two sequences in one block would show */
         const struct batch_item *item = &batch->items[i];
+        if (f->o.n_states)
+            f->state[item->state] = fake_hash(f, item, item->pos + item->n_tokens - 1);
         for (int t = item->n_tokens - item->n_logits; t < item->n_tokens; t++, n_logits++) {
             logits_of(fake_hash(f, item, item->pos + t), logits + (size_t)n_logits * VOCAB);
             if (f->n_rows++ == f->nan_at)
@@ -115,21 +126,35 @@ static int fake_copy(void *b, int32_t from, int32_t to, struct err *e)
     return 0;
 }
 
+static int fake_copy_state(void *b, int from, int to, struct err *e)
+{
+    struct fake *f = b;
+    (void)e;
+    assert_in_range(from, 0, f->o.n_states - 1);
+    assert_in_range(to, 0, f->o.n_states - 1);
+    assert_int_not_equal(from, to);
+    f->state[to] = f->state[from];
+    return 0;
+}
+
 static size_t fake_memory(const void *b) { return (size_t)((const struct fake *)b)->o.n_blocks * 64; }
 static const char *fake_describe(const void *b) { (void)b; return "fake"; }
 static void fake_close(void *b)
 {
     free(((struct fake *)b)->kv);
+    free(((struct fake *)b)->state);
     free(b);
 }
 
 static const struct backend backend_fake = { .name = "fake", .open = fake_open, .forward = fake_forward, .copy_block = fake_copy, .memory = fake_memory,
-                                             .kv_bytes = fake_memory, .describe = fake_describe, .close = fake_close };
+                                             .kv_bytes = fake_memory, .describe = fake_describe, .close = fake_close,
+                                             .copy_state = fake_copy_state };
 
 /* ---- a model and a tokenizer just large enough ---- */
 
 static unsigned char kinds[64];       /* attention, dense */
-static struct model model = { .config = { .mixer = kinds, .ff = kinds, .n_layers = 1, .n_heads = 1, .n_kv_heads = 1, .head_dim = 8, .hidden_size = HIDDEN, .vocab_size = VOCAB, .max_len = MAX_LEN } };
+static unsigned char hybrid[] = { MIXER_ATTENTION, MIXER_CONV };
+static struct model model = { .config = { .recurrent.conv_kernel = 2, .mixer = kinds, .ff = kinds, .n_layers = 1, .n_heads = 1, .n_kv_heads = 1, .head_dim = 8, .hidden_size = HIDDEN, .vocab_size = VOCAB, .max_len = MAX_LEN } };
 static struct tokenizer *tokenizer;
 static void *blob;
 
@@ -171,12 +196,19 @@ static struct engine *open_with(int max_seqs, int max_tokens, int n_blocks, int 
 {
     struct err e;
     struct engine_options o = { .backend = &backend_fake, .max_len = MAX_LEN, .max_seqs = max_seqs, .max_tokens = max_tokens, .kv_type = KV_F32,
-                                .no_prefix_cache = no_prefix_cache,
+                                .no_prefix_cache = no_prefix_cache, .snapshots = n_blocks % 5 + 1, .snapshot_every = 16 << n_blocks % 3,
                                 .kv_bytes = (size_t)n_blocks * 2 * kv_block_bytes(KV_F32, 8) };
     struct engine *g = engine_open(&model, tokenizer, &o, &e);
     if (!g)
         fail_msg("%s", e.msg);
     return g;
+}
+
+/* From now on models have a recurrent layer, or not. */
+static void set_hybrid(int on)
+{
+    model.config.n_layers = on ? 2 : 1;
+    model.config.mixer = on ? hybrid : kinds;
 }
 
 static struct engine *open_engine(int max_seqs, int max_tokens, int n_blocks) { return open_with(max_seqs, max_tokens, n_blocks, 0); }
@@ -454,9 +486,8 @@ static void check_job(struct job *j)
 }
 
 /* Requests of all kinds come at random times into engines of all sizes. */
-static void test_schedules(void **state)
+static void random_schedules(void)
 {
-    (void)state;
     enum { ROUNDS = 400, N = 14 };
     static struct job jobs[N];
     static int32_t shared[3][MAX_LEN];
@@ -503,6 +534,62 @@ static void test_schedules(void **state)
         model.config.n_ropes = 0;
     }
     assert_true(preempted > 100 && cached > 1000 && copies > 100 && evicted > 1000 && cut > 50);        /* all of it did happen */
+}
+
+static void test_schedules(void **state)
+{
+    (void)state;
+    random_schedules();
+}
+
+static void test_hybrid_schedules(void **state)
+{
+    (void)state;
+    set_hybrid(1);
+    random_schedules();
+    set_hybrid(0);
+}
+
+/* What is reused of a recurrent model's prompt: up to the last snapshot. */
+static void test_snapshots(void **state)
+{
+    (void)state;
+    enum { N = 100 };
+    static int32_t ids[N + 20];
+    static struct answer a[4];
+    struct err e;
+    for (int i = 0; i < N + 20; i++)
+        ids[i] = i % 7;
+    set_hybrid(1);
+    const struct engine_options o = { .backend = &backend_fake, .max_len = MAX_LEN, .max_seqs = 1, .max_tokens = 64, .kv_type = KV_F32, .snapshots = 4, .snapshot_every = 48 };
+    struct engine *g = engine_open(&model, tokenizer, &o, &e);
+    assert_non_null(g);
+    static const struct { int n, first, cached; } cases[] = {
+        { N, 0, 0 },
+        { N, 0, 96 },           /* its end would be of use, but the last token is computed in any case */
+        { N + 10, 0, N },       /* goes on where the first ended */
+        { 60, 0, 48 },          /* 59 tokens are known, 48 have a snapshot */
+        { 40, 0, 0 },
+        { 50, 1, 0 },           /* other tokens */
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct request *r;
+        struct request_params p = params(ids + cases[i].first, cases[i].n, &a[0]), q = p;
+        p.max_tokens = 1;
+        p.requests = &r;
+        assert_non_null(engine_submit(g, &p, &e));
+        a[0].request = r;
+        run_to_end(g);
+        assert_int_equal(a[0].stats.n_cached, cases[i].cached);
+        q.max_tokens = 1;
+        alone(&q, &a[1]);
+        assert_same(&a[0], &a[1]);
+    }
+    engine_close(g);
+    const struct engine_options bad = { .backend = &backend_fake, .max_len = MAX_LEN, .snapshot_every = 40 };
+    assert_null(engine_open(&model, tokenizer, &bad, &e));
+    assert_non_null(strstr(e.msg, "every 40 tokens: expected 0 or more, and a multiple of 16"));
+    set_hybrid(0);
 }
 
 static void test_ends(void **state)
@@ -1323,7 +1410,7 @@ static void test_step_size(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_schedules), cmocka_unit_test(test_ends), cmocka_unit_test(test_stop_strings), cmocka_unit_test(test_cancel),
+        cmocka_unit_test(test_schedules), cmocka_unit_test(test_hybrid_schedules), cmocka_unit_test(test_snapshots), cmocka_unit_test(test_ends), cmocka_unit_test(test_stop_strings), cmocka_unit_test(test_cancel),
         cmocka_unit_test(test_turns), cmocka_unit_test(test_shared_prefix), cmocka_unit_test(test_evict), cmocka_unit_test(test_siblings),
         cmocka_unit_test(test_priority), cmocka_unit_test(test_deadline), cmocka_unit_test(test_queue), cmocka_unit_test(test_chunk),
         cmocka_unit_test(test_embed), cmocka_unit_test(test_constraint), cmocka_unit_test(test_refused), cmocka_unit_test(test_failures),
