@@ -1,4 +1,4 @@
-/* t-kernels-rows.c - norms, activation functions, additions, rotary embeddings: the plain kernels against double, the sets bit for bit against the plain ones. */
+/* t-kernels-rows.c - norms, activation functions, additions, rotary embeddings, recurrences: the plain kernels against double, the sets bit for bit against the plain ones. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -212,10 +212,61 @@ static void rotations(void **state)
         }
 }
 
+/* Some steps of a recurrence: the plain kernels against double, the sets against the plain ones, states too. */
+static void scans(void **state)
+{
+    (void)state;
+    enum { ROWS = 24, DIM = 100, STEPS = 5 };
+    static const int dims[] = { 1, 16, 33, 64, 80, DIM };
+    static float start[ROWS * DIM], want[ROWS * DIM], got[ROWS * DIM + 1];
+    static double exact[ROWS * DIM];
+    struct rng r = { 5 };
+    float a[STEPS][ROWS], b[STEPS][ROWS], x[STEPS][DIM], out[STEPS][DIM], mine[DIM + 1];
+    for (int delta = 0; delta < 2; delta++)
+        for (size_t s = 0; s < sizeof dims / sizeof *dims; s++) {
+            const int dim = dims[s];
+            fill(start, ROWS * dim, 1, &r), fill(a[0], STEPS * ROWS, 0.3f, &r), fill(b[0], STEPS * ROWS, 0.3f, &r), fill(x[0], STEPS * DIM, 1, &r);
+            memcpy(want, start, sizeof want);
+            for (int i = 0; i < ROWS * dim; i++)
+                exact[i] = (double)start[i];
+            for (int t = 0; t < STEPS; t++) {
+                if (delta)
+                    kernels_ref.scan_delta(want, a[t], b[t], x[t], out[t], ROWS, dim, 0.9f, 0.7f);
+                else
+                    kernels_ref.scan_mamba(want, a[t], b[t], x[t], out[t], ROWS, dim, 0.9f, 0.4f, 0.2f);
+                for (int e = 0; e < dim; e++) {
+                    double found = 0, y = delta ? 0 : (double)0.2f * (double)x[t][e];
+                    for (int i = 0; i < ROWS; i++)
+                        found += (double)b[t][i] * (exact[i * dim + e] *= (double)0.9f);
+                    for (int i = 0; i < ROWS; i++) {
+                        const double in = delta ? (double)b[t][i] * ((double)x[t][e] - found) * (double)0.7f : (double)a[t][i] * (double)0.4f * (double)x[t][e];
+                        y += (double)(delta ? a[t][i] : b[t][i]) * (exact[i * dim + e] += in);
+                    }
+                    if (fabs(y - (double)out[t][e]) > 1e-5)
+                        fail_msg("scan %d dim %d: step %d gives %.9g, not %.9g", delta, dim, t, (double)out[t][e], y);
+                }
+            }
+            FOR_SETS(k) {
+                memcpy(got, start, sizeof start);
+                for (int t = 0; t < STEPS; t++) {
+                    memset(mine, 0xff, sizeof mine);
+                    if (delta)
+                        (*k)->scan_delta(got, a[t], b[t], x[t], mine, ROWS, dim, 0.9f, 0.7f);
+                    else
+                        (*k)->scan_mamba(got, a[t], b[t], x[t], mine, ROWS, dim, 0.9f, 0.4f, 0.2f);
+                    equal("scan", (*k)->name, dim, mine, out[t]);
+                    assert_int_equal(f32_bits(mine[dim]), 0xffffffff);
+                }
+                equal("scan's state", (*k)->name, ROWS * dim, got, want);
+            }
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(approximations), cmocka_unit_test(norms), cmocka_unit_test(activations), cmocka_unit_test(additions), cmocka_unit_test(rotations),
+        cmocka_unit_test(scans),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
