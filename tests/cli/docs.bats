@@ -35,7 +35,7 @@ long_options() { grep -oE '^ +(-[A-Za-z], )?--[a-z0-9-]+' | grep -oE -- '--[a-z0
 }
 
 @test "the man page of zse-info names the options of its commands" {
-  for c in tokenize detokenize render models; do
+  for c in tokenize detokenize render models 'models search' 'models check'; do
     for option in $(zse-info $c --help | long_options); do
       grep -qE "Fl $(sed 's/^-//' <<<"$option")( |$)" man/zse-info.1 || { echo "$c $option"; return 1; }
     done
@@ -81,6 +81,7 @@ keys() {
   zse-info --json "$t/m.zse" >"$t/zse-info.a"
   zse-info --json ./models/tiny >"$t/zse-info.b"
   zse-info models list --json >"$t/zse-info.c"
+  zse-info models check models/tiny --json >"$t/zse-info.d"
   zse-hardware --json >"$t/zse-hardware.a"
   zse-hardware check --json >"$t/zse-hardware.b"
   zse-hardware recommend --json --no-speed >"$t/zse-hardware.c"
