@@ -351,102 +351,105 @@ static int read_tags(const struct tool_parser *p, struct cursor *c, struct call 
     return rc;
 }
 
+/* The closing marker, if the family has one: MORE while it may still come. */
+static int closing(const struct tool_parser *p, struct cursor *k, int end)
+{
+    struct cursor close = *k;
+    int rc = *p->f->close ? marker(&close, p->f->close) : DONE;
+    if (rc == DONE)
+        *k = close;
+    return rc == MORE && end ? DONE : rc;               /* cut off there, it is whole all the same */
+}
+
+static int read_object_call(struct tool_parser *p, struct cursor *k, struct call *c, int end)
+{
+    const int bare = k->p < k->end && *k->p == '{';
+    const char *from;
+    int rc;
+    if (!bare && (rc = marker(k, p->f->open)) != DONE)
+        return rc;
+    struct cursor object = *k;
+    rc = json_text(k, &from);
+    if (rc == DONE && object_call(p, from, (size_t)(k->p - from), c) != DONE)
+        return BAD;
+    if (p->o.stream_arguments)
+        object_head(p, object, c);
+    return rc == DONE && !bare ? closing(p, k, end) : rc;
+}
+
+/* What stands between the name and the arguments. */
+static int after_name(const struct tool_parser *p, struct cursor *k, struct call *c, int end)
+{
+    const struct tool_format *f = p->f;
+    if (!strcmp(f->name, "kimi-k2") && k->p < k->end && *k->p == ':')       /* functions.name:0 */
+        for (k->p++; k->p < k->end && *k->p >= '0' && *k->p <= '9'; k->p++)
+            ;
+    if (!strcmp(f->name, "mistral-args")) {
+        struct cursor id = *k;
+        int rc = marker(&id, "[CALL_ID]");
+        if (rc == DONE) {
+            const char *word = id.p;
+            while (id.p < id.end && *id.p != '[')
+                id.p++;
+            if (id.p == id.end)
+                return end ? BAD : MORE;
+            c->id = copy(word, (size_t)(id.p - word));
+            *k = id;
+        } else if (rc == MORE && !end) {
+            return MORE;
+        }
+    }
+    if (strcmp(f->name, "gpt-oss") != 0)
+        return marker(k, f->before_arguments);
+    const char *hit = memmem(k->p, (size_t)(k->end - k->p), "<|message|>", 11);     /* " <|constrain|>json<|message|>" or only "<|message|>" */
+    if (!hit)
+        return end || k->end - k->p > 64 ? BAD : MORE;
+    k->p = hit + 11;
+    return DONE;
+}
+
+static int read_named_call(struct tool_parser *p, struct cursor *k, struct call *c, int end)
+{
+    const char *from;
+    int rc = marker(k, p->f->open);
+    if (rc != DONE)
+        return rc;
+    /* the name ends where its characters do */
+    from = k->p;
+    while (k->p < k->end && (strchr("_-.", *k->p) ? *k->p != '\0' : (*k->p >= '0' && *k->p <= '9') || ((*k->p | 32) >= 'a' && (*k->p | 32) <= 'z')))
+        k->p++;
+    const size_t n = (size_t)(k->p - from);
+    if (k->p == k->end && !end)
+        return n > 256 ? BAD : MORE;
+    c->name = copy(from, n);
+    if (!c->name || !known_name(p, c->name))
+        return BAD;
+    if ((rc = after_name(p, k, c, end)) != DONE)
+        return rc;
+    if (p->f->style == TOOL_TAGS)
+        return read_tags(p, k, c);
+    rc = json_text(k, &from);
+    c->raw = from;
+    c->n_raw = (size_t)(k->p - from);
+    if (rc != DONE)
+        return rc;
+    json_t *v = json_loadb(from, c->n_raw, 0, NULL);
+    json_decref(v);
+    if (!v)
+        return BAD;
+    c->arguments = copy(from, c->n_raw);
+    return closing(p, k, end);
+}
+
 /* A call in text[at..n), which begins with the opening marker. `end`: no more text comes. */
 static int read_call(struct tool_parser *p, struct call *c, int end)
 {
-    const struct tool_format *f = p->f;
     struct cursor k = { p->text + p->at, p->text + p->n };
-    const char *from;
-    size_t n;
-    int rc, bare = f->style == TOOL_JSON && k.p < k.end && *k.p == '{';
     memset(c, 0, sizeof *c);
-    if (f->style == TOOL_JSON) {
-        if (!bare && (rc = marker(&k, f->open)) != DONE)
-            return rc;
-        struct cursor object = k;
-        rc = json_text(&k, &from);
-        if (rc == DONE && object_call(p, from, (size_t)(k.p - from), c) != DONE)
-            return BAD;
-        if (p->o.stream_arguments)
-            object_head(p, object, c);
-        if (rc != DONE)
-            return rc;
-        if (!bare && *f->close) {
-            struct cursor close = k;
-            rc = marker(&close, f->close);
-            if (rc == DONE)
-                k = close;
-            else if (rc == MORE && !end)
-                return MORE;
-            else if (rc == BAD)
-                return BAD;
-        }
-    } else if (f->style == TOOL_TAGS || f->style == TOOL_NAMED) {
-        if ((rc = marker(&k, f->open)) != DONE)
-            return rc;
-        /* the name ends where its characters do */
-        from = k.p;
-        while (k.p < k.end && (strchr("_-.", *k.p) ? *k.p != '\0' : (*k.p >= '0' && *k.p <= '9') || ((*k.p | 32) >= 'a' && (*k.p | 32) <= 'z')))
-            k.p++;
-        n = (size_t)(k.p - from);
-        if (k.p == k.end && !end)
-            return n > 256 ? BAD : MORE;
-        c->name = copy(from, n);
-        if (!c->name || !known_name(p, c->name))
-            return BAD;
-        if (!strcmp(f->name, "kimi-k2") && k.p < k.end && *k.p == ':')      /* functions.name:0 */
-            for (k.p++; k.p < k.end && *k.p >= '0' && *k.p <= '9'; k.p++)
-                ;
-        if (!strcmp(f->name, "mistral-args")) {
-            struct cursor id = k;
-            if ((rc = marker(&id, "[CALL_ID]")) == DONE) {
-                const char *word = id.p;
-                while (id.p < id.end && *id.p != '[')
-                    id.p++;
-                if (id.p == id.end)
-                    return end ? BAD : MORE;
-                c->id = copy(word, (size_t)(id.p - word));
-                k = id;
-            } else if (rc == MORE && !end) {
-                return MORE;
-            }
-        }
-        if (!strcmp(f->name, "gpt-oss")) {      /* " <|constrain|>json<|message|>" or only "<|message|>" */
-            const char *hit = memmem(k.p, (size_t)(k.end - k.p), "<|message|>", 11);
-            if (!hit)
-                return end || k.end - k.p > 64 ? BAD : MORE;
-            k.p = hit + 11;
-        } else if ((rc = marker(&k, f->before_arguments)) != DONE) {
-            return f->style == TOOL_TAGS && rc == BAD ? BAD : rc;
-        }
-        if (f->style == TOOL_TAGS) {
-            if ((rc = read_tags(p, &k, c)) != DONE)
-                return rc;
-        } else {
-            rc = json_text(&k, &from);
-            c->raw = from;
-            c->n_raw = (size_t)(k.p - from);
-            if (rc != DONE)
-                return rc;
-            json_t *v = json_loadb(from, c->n_raw, 0, NULL);
-            json_decref(v);
-            if (!v)
-                return BAD;
-            c->arguments = copy(from, c->n_raw);
-            if (*f->close) {
-                struct cursor close = k;
-                rc = marker(&close, f->close);
-                if (rc == DONE)
-                    k = close;
-                else if (rc == MORE && !end)
-                    return MORE;
-                else if (rc == BAD)
-                    return BAD;
-            }
-        }
-    }
-    c->end = (size_t)(k.p - (p->text + p->at));
-    return DONE;
+    int rc = (p->f->style == TOOL_JSON ? read_object_call : read_named_call)(p, &k, c, end);
+    if (rc == DONE)
+        c->end = (size_t)(k.p - (p->text + p->at));
+    return rc;
 }
 
 static void hand_on(struct tool_parser *p, enum tool_event_kind kind, const char *text, size_t n, const char *id)
@@ -545,87 +548,87 @@ static void content(struct tool_parser *p, size_t to)
     p->at = to;
 }
 
-/* Take one step; 0: it needs more text. */
-static int step(struct tool_parser *p, int end)
+enum { MARK_NONE, MARK_THINK, MARK_CALL, MARK_SECTION, MARK_SECTION_END, MARK_NOISE };
+
+/* The first marker in what was not handed on: its kind, where it begins, how long it is.  MARK_NONE: up to *at there is surely none. */
+static int next_mark(const struct tool_parser *p, size_t *at, size_t *size)
 {
     const struct tool_format *f = p->f;
-    size_t best = p->n, at;
-    int found, which = 0;               /* 1 think, 2 call, 3 section, 4 section end, 5+ noise */
-    size_t noise = 0;
-    if (p->at == p->n)
-        return 0;
-    if (p->thinking) {
-        at = find_marker(p, p->at, p->think_end, &found);
-        hand_on(p, TOOL_REASONING, p->text + p->at, (end && !found ? p->n : at) - p->at, NULL);
-        p->at = end && !found ? p->n : at;
-        if (!found)
-            return 0;
-        p->at += strlen(p->think_end);
-        p->thinking = 0;
-        p->said = 0;
-        return 1;
-    }
     const char *marks[4 + 6] = { p->think, p->o.no_calls ? "" : f->open, p->o.no_calls ? "" : f->section, p->o.no_calls ? "" : f->section_end };
-    int n_marks = 4;
+    int n_marks = 4, which = MARK_NONE;
+    *at = p->n;
     if (!strcmp(f->name, "gpt-oss"))
         for (size_t i = 0; i < 6; i++)
             marks[n_marks++] = channel_noise[i];
     for (int i = 0; i < n_marks; i++) {
+        int found;
         if (!marks[i] || !*marks[i])
             continue;
-        at = find_marker(p, p->at, marks[i], &found);
-        if (at < best || (at == best && found && !which)) {
-            best = at;
-            which = found ? i + 1 : 0;
-            noise = strlen(marks[i]);
+        size_t here = find_marker(p, p->at, marks[i], &found);
+        if (here < *at || (here == *at && found && !which)) {
+            *at = here;
+            which = !found ? MARK_NONE : i < 4 ? i + 1 : MARK_NOISE;
+            *size = strlen(marks[i]);
         }
     }
     /* JSON alone: only as the whole answer, or after another one; functionary's first call has its >>> in the prompt */
     struct cursor k = { p->text + p->at, p->text + p->n };
     blanks(&k);
-    int bare = !p->o.no_calls && f->style == TOOL_JSON && !p->said && k.p < k.end && *k.p == '{' && (!strcmp(f->name, "json") || !strcmp(f->name, "llama3"));
-    if (bare) {
-        best = (size_t)(k.p - p->text);
-        which = 2;
+    if (!p->o.no_calls && f->style == TOOL_JSON && !p->said && k.p < k.end && *k.p == '{' && (!strcmp(f->name, "json") || !strcmp(f->name, "llama3"))) {
+        *at = (size_t)(k.p - p->text);
+        which = MARK_CALL;
     }
-    if (p->n_calls && best > p->at && which && best - p->at <= 4) {         /* between two calls */
-        struct cursor b = { p->text + p->at, p->text + best };
+    return which;
+}
+
+/* Hand on text up to `to`, where a marker begins or may begin.  0: it may turn out to stand between calls. */
+static int text_until(struct tool_parser *p, size_t to, int which, int end)
+{
+    if (p->n_calls && which && to - p->at <= 4) {       /* between two calls */
+        struct cursor b = { p->text + p->at, p->text + to };
         while (b.p < b.end && strchr(" \t\r\n;,", *b.p) && *b.p)
             b.p++;
         if (b.p == b.end)
-            p->at = best;
+            p->at = to;
     }
-    if (best > p->at) {
-        if (!which && !end) {           /* blanks may turn out to stand between calls */
-            size_t last = best;
-            while (last > p->at && strchr(" \t\r\n;", p->text[last - 1]) && p->text[last - 1])
-                last--;
-            if (last == p->at)
-                return 0;
-            best = last;
-        }
-        if (end && !which)
-            best = p->n;
-        content(p, best);
+    if (to <= p->at)
+        return 1;
+    if (!which && !end) {
+        size_t last = to;
+        while (last > p->at && strchr(" \t\r\n;", p->text[last - 1]) && p->text[last - 1])
+            last--;
+        if (last == p->at)
+            return 0;
+        to = last;
     }
-    if (!which) {
-        if (end && p->at < p->n)
-            content(p, p->n);
+    content(p, end && !which ? p->n : to);
+    return 1;
+}
+
+/* The rest of a thought. 0: it needs more text. */
+static int think_on(struct tool_parser *p, int end)
+{
+    int found;
+    size_t at = find_marker(p, p->at, p->think_end, &found);
+    if (end && !found)
+        at = p->n;
+    hand_on(p, TOOL_REASONING, p->text + p->at, at - p->at, NULL);
+    p->at = at;
+    if (!found)
         return 0;
-    }
-    if (which == 1) {
-        p->at += strlen(p->think);
-        p->thinking = 1;
-        return 1;
-    }
-    if (which == 3 || which == 4 || which >= 5) {
-        p->at += noise;
-        return 1;
-    }
+    p->at += strlen(p->think_end);
+    p->thinking = 0;
+    p->said = 0;
+    return 1;
+}
+
+/* A call begins here, or a list of them. 0: it needs more text. */
+static int call_on(struct tool_parser *p, int end)
+{
     struct call c = { 0 };
     size_t used = 0;
-    int list = f->style == TOOL_JSON_LIST, rc = list ? read_list(p, end, &used) : read_call(p, &c, end);
-    if (!list && p->o.stream_arguments && f->style != TOOL_TAGS && c.name && c.raw && rc != BAD) {
+    int list = p->f->style == TOOL_JSON_LIST, rc = list ? read_list(p, end, &used) : read_call(p, &c, end);
+    if (!list && p->o.stream_arguments && p->f->style != TOOL_TAGS && c.name && c.raw && rc != BAD) {
         if (!p->named)
             begin_call(p, c.name, c.id);
         p->named = 1;
@@ -655,6 +658,34 @@ static int step(struct tool_parser *p, int end)
         p->shown = 0;
     }
     call_release(&c);
+    return 1;
+}
+
+/* Take one step; 0: it needs more text. */
+static int step(struct tool_parser *p, int end)
+{
+    size_t at, size = 0;
+    if (p->at == p->n)
+        return 0;
+    if (p->thinking)
+        return think_on(p, end);
+    const int which = next_mark(p, &at, &size);
+    if (!text_until(p, at, which, end))
+        return 0;
+    switch (which) {
+    case MARK_NONE:
+        if (end && p->at < p->n)
+            content(p, p->n);
+        return 0;
+    case MARK_CALL:
+        return call_on(p, end);
+    case MARK_THINK:
+        p->thinking = 1;
+        break;
+    default:
+        break;
+    }
+    p->at += size;
     return 1;
 }
 
