@@ -108,6 +108,10 @@ static int reader_next(struct reader *r, const char **line, size_t *size, int *w
             r->line_no++;
             return 1;
         }
+        if (r->at < r->files.n && r->z[r->at]) {        /* its buffers make room for the next one's */
+            gzclose(r->z[r->at]);
+            r->z[r->at] = NULL;
+        }
         if (++r->at >= r->files.n)
             return 0;
         r->ended = 0;

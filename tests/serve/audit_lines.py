@@ -19,7 +19,7 @@ def block(n):
 
 def make(folder, n):
     """A current file, and compressed ones before it."""
-    piece, plain, i = block(10_000), min(PLAIN, n), 0
+    piece, plain, i = block(10_000), min(PLAIN, n // 20_000 * 10_000), 0
     with open(os.path.join(folder, 'requests.jsonl'), 'wb') as f:
         for _ in range(plain // 10_000):
             f.write(piece)
@@ -51,7 +51,7 @@ def run(folder, *args):
 
 peaks, wrong = {}, 0
 program = shutil.which(program) or sys.exit(f'{program}: not found')
-for n in (max(lines // 100, 10_000), lines):
+for n in (max(lines // 100, 20_000), lines):
     n -= n % 10_000
     with tempfile.TemporaryDirectory() as folder:
         make(folder, n)
