@@ -203,7 +203,8 @@ int planned_rates(struct plan_rates *r, const struct plan_weights *w, const stru
     struct pool *pool = k ? pool_open(n_threads, e) : NULL;
     const struct limits_options lo = { .n_threads = n_threads, .what = LIMIT_READ | LIMIT_F32, .only_all = 1 };
     int rc = pool ? limits_measure(&l, &lo, e) : -1;
-    const int dense = s && s->intermediate_size < 1 << 20, rows = dense ? s->intermediate_size : 8192, cols = dense ? s->hidden_size : 2048;
+    enum { ROWS = 8192, COLS = 2048 };              /* of larger matrices the rates are the same */
+    const int rows = s && s->intermediate_size < ROWS ? s->intermediate_size : ROWS, cols = s && s->hidden_size < COLS ? s->hidden_size : COLS;
     if (rc == 0) {
         r->n_threads = l.n_threads;
         r->memory = l.read[1];

@@ -9,6 +9,7 @@
 #include "cmd/cli.h"
 #include "cmd/convert.h"
 #include "cmd/hub.h"
+#include "libcommon/plan/plan.h"
 
 static const char prog[] = "zse-convert";
 static const char usage[] =
@@ -30,6 +31,9 @@ static const char usage[] =
     "      --threads N            threads (default: one for each processor)\n"
     "      --kernels NAME         CPU kernels for the runs: ref, avx2, avxvnni, avx512, amx (default: the fastest that run here)\n"
     "  -n, --dry-run              say what would be made of what, write nothing\n"
+    "      --plan                 sizes and speeds of SRC as bf16, int8 and nl4, and which fit here; SRC may be a config.json or a name of\n"
+    "                             zse-info models list; nothing is read but the configuration\n"
+    "      --mode NAME            with --plan: auto, min_memory, balanced, max_speed (default: auto)\n"
     "      --tensors              list every tensor\n"
     "      --json                 a JSON object instead of text\n"
     "  -f, --force                replace OUT even if it is no .zse\n"
@@ -39,13 +43,14 @@ static const char usage[] =
     "norms and biases are always f32.  keep: the source's own grid where a type holds it exactly (Q4_0, Q4_1, Q5_0, Q8_0, IQ4_NL, MXFP4, F16 ...),\n"
     "else the nearest.\n";
 
-enum { OPT_QUANT = 300, OPT_SKIP, OPT_QUALITY, OPT_CALIBRATION, OPT_SYNTHETIC, OPT_THREADS, OPT_KERNELS, OPT_TENSORS, OPT_JSON };
+enum { OPT_QUANT = 300, OPT_SKIP, OPT_QUALITY, OPT_CALIBRATION, OPT_SYNTHETIC, OPT_THREADS, OPT_KERNELS, OPT_TENSORS, OPT_JSON, OPT_PLAN, OPT_MODE };
 static const struct option options[] = {
     { "output", required_argument, NULL, 'o' }, { "quantize", required_argument, NULL, 'q' }, { "group-size", required_argument, NULL, 'g' },
     { "quant", required_argument, NULL, OPT_QUANT }, { "skip", required_argument, NULL, OPT_SKIP }, { "target-memory", required_argument, NULL, 'm' },
     { "quality", required_argument, NULL, OPT_QUALITY }, { "calibration", required_argument, NULL, OPT_CALIBRATION },
     { "synthetic", required_argument, NULL, OPT_SYNTHETIC },
     { "threads", required_argument, NULL, OPT_THREADS }, { "kernels", required_argument, NULL, OPT_KERNELS }, { "dry-run", no_argument, NULL, 'n' },
+    { "plan", no_argument, NULL, OPT_PLAN }, { "mode", required_argument, NULL, OPT_MODE },
     { "tensors", no_argument, NULL, OPT_TENSORS }, { "json", no_argument, NULL, OPT_JSON }, { "force", no_argument, NULL, 'f' },
     { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
 };
@@ -53,7 +58,7 @@ static const struct option options[] = {
 struct arguments {
     struct convert_options o;
     const char **skip; int n_skip;      /* point into argv's strings, cut at commas */
-    int type_given, json, tensors, dry_run;
+    int type_given, json, tensors, dry_run, plan, mode, mode_given;
     char *found;                        /* SRC, as a path; owned */
 };
 
@@ -136,6 +141,11 @@ static int take(struct arguments *a, int c, char *arg)
     case OPT_KERNELS: a->o.kernels = arg; return 0;
     case 'n':         a->dry_run = 1; return 0;
     case OPT_TENSORS: a->tensors = 1; return 0;
+    case OPT_PLAN:    a->plan = 1; return 0;
+    case OPT_MODE:
+        a->mode_given = 1;
+        a->mode = plan_mode_find(arg);
+        return a->mode < 0 ? cli_wrong(prog, "--mode: '%s', expected auto, min_memory, balanced or max_speed", arg) : 0;
     case OPT_JSON:    a->json = 1; return 0;
     case 'f':         a->o.overwrite = 1; return 0;
     default:          return CLI_USAGE;
@@ -149,6 +159,12 @@ static int check(struct arguments *a, int argc, char **argv)
     a->o.source = a->o.synthetic ? a->o.synthetic : argv[optind];
     a->o.skip = a->skip;
     a->o.n_skip = a->n_skip;
+    if (a->mode_given && !a->plan)
+        return cli_wrong(prog, "--mode goes with --plan");
+    if (a->plan && (a->o.output || a->dry_run || a->type_given || a->tensors || a->o.synthetic))
+        return cli_wrong(prog, "--plan writes nothing and compares types: neither -o, -n, -q, --tensors nor --synthetic");
+    if (a->plan)
+        return 0;
     if (!a->o.output && !a->dry_run)
         return cli_wrong(prog, "-o OUT.zse is needed: where to write");
     if (a->dry_run)
@@ -266,7 +282,7 @@ int main(int argc, char **argv)
             return rc;
     }
     if ((rc = check(&a, argc, argv)) == 0)
-        rc = run(&a);
+        rc = a.plan ? convert_plan(a.o.source, a.mode, a.o.n_threads, a.o.kernels, a.json) : run(&a);
     free(a.skip);
     free(a.found);
     return rc;

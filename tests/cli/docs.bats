@@ -78,6 +78,7 @@ keys() {
 @test "the man pages name every key of the JSON" {
   t=$BATS_TEST_TMPDIR
   zse-convert models/tiny -o "$t/m.zse" --json --tensors >"$t/zse-convert.a"
+  zse-convert models/tiny --plan --json | jq 'del(.gpus)' >"$t/zse-convert.b"
   zse-info --json "$t/m.zse" >"$t/zse-info.a"
   zse-info --json ./models/tiny >"$t/zse-info.b"
   zse-info models list --json >"$t/zse-info.c"

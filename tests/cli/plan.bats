@@ -85,6 +85,25 @@ machine() {
   [ "$status" = 2 ]
 }
 
+@test "zse-convert --plan: types, what fits, and the choice by mode" {
+  if [ -n "${ASAN_OPTIONS:-}${TSAN_OPTIONS:-}" ]; then skip "sanitizers are slow"; fi
+  machine 10000000                  # 10.24 GB: 9.2 of them to be planned with
+  zse-convert Qwen2.5-7B --plan --json >"$T/j"
+  jq -e '(.types | map(.type)) == ["bf16", "int8", "nl4"] and (.types | map(.fits)) == [false, true, true] and .choice == "int8" and .mode == "auto" and .exact and
+    all(.types[]; .bytes > .weight_bytes and .decode_tokens_per_s > 0 and .prefill_tokens_per_s > 0) and
+    .gpus == { "4GB": null, "8GB": "nl4", "16GB": "int8", "24GB": "bf16" }' "$T/j"
+  zse-convert models/tiny --plan --mode min_memory >"$T/text"
+  grep -q '^min_memory: -q nl4' "$T/text"
+  machine 1000000
+  run --separate-stderr zse-convert Qwen2.5-7B --plan
+  [ "$status" = 1 ] && [[ "$output" == *"nothing of this fits here"* ]]
+  for args in '--plan' 'models/tiny --plan -o x.zse' 'models/tiny --plan -q int8' 'models/tiny --mode auto -n' 'models/tiny --plan --mode fast'; do
+    # shellcheck disable=SC2086
+    run --separate-stderr zse-convert $args
+    [ "$status" = 2 ] && [ -z "$output" ] || { echo "$args: $status"; return 1; }
+  done
+}
+
 # Others use this machine, too: the best of two runs each, and room for noise.  On a quiet one prediction and measurement are within 15 %.
 @test "three shapes run as fast as --plan says" {
   if [ -n "${ASAN_OPTIONS:-}${TSAN_OPTIONS:-}" ]; then skip "sanitizers are slow"; fi
