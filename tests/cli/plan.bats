@@ -104,16 +104,21 @@ machine() {
   done
 }
 
-# Others use this machine, too: the best of two runs each, and room for noise.  On a quiet one prediction and measurement are within 15 %.
+# Others use this machine, too: up to three tries, and room for noise.  On a quiet one prediction and measurement are within 15 %.
 @test "three shapes run as fast as --plan says" {
   if [ -n "${ASAN_OPTIONS:-}${TSAN_OPTIONS:-}" ]; then skip "sanitizers are slow"; fi
-  local n i ok
+  local n i ok first=
+  if chrt -f 10 true 2>/dev/null; then
+    first='chrt -f 10'                  # before everything else that wants the processors
+  elif awk -v n="$(nproc)" '{ exit !($1 > n) }' /proc/loadavg; then
+    skip "the machine is busy: load $(cut -d' ' -f1 /proc/loadavg)"
+  fi
   for n in SmolLM2-135M SmolLM2-360M Qwen2.5-0.5B; do
     zse-convert --synthetic $n -q nl4 -o "$T/m.zse" --force >/dev/null
     ok=
     for i in 1 2 3; do
-      zse-chat "$T/m.zse" --plan --json >"$T/plan.$i"
-      zse-bench "$T/m.zse" -p 512 -n 24 -r 2 --json >"$T/bench.$i"
+      $first zse-chat "$T/m.zse" --plan --json >"$T/plan.$i"
+      $first zse-bench "$T/m.zse" -p 512 -n 16 -r 1 --json >"$T/bench.$i"
       jq -ne --slurpfile p "$T/plan.$i" --slurpfile b "$T/bench.$i" '[$p[0].expected_prefill_tokens_per_sec / $b[0].prefill_tokens_per_s.max,
         $p[0].expected_tokens_per_sec / $b[0].decode_tokens_per_s.max] | all(. > 0.6 and . < 1.67)' && { ok=1; break; }
     done
