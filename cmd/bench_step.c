@@ -50,7 +50,7 @@ static int stepper_open(struct stepper *s, const struct model *m, const struct r
     max_tokens = max_tokens < KV_BLOCK ? KV_BLOCK : max_tokens;
     max_tokens = max_tokens < n_seqs ? n_seqs : max_tokens;
     const int n_blocks = n_seqs * s->blocks_each;
-    const struct backend_options o = { .n_threads = r->threads, .kv_type = r->kv, .n_blocks = n_blocks, .max_tokens = max_tokens, .max_logits = n_seqs,
+    const struct backend_options o = { .n_threads = r->threads, .kv_type = r->kv, .n_blocks = n_blocks, .n_states = n_seqs, .max_tokens = max_tokens, .max_logits = n_seqs,
                                        .exact = r->exact, .kernels = r->kernels, .max_weights = (size_t)r->max_memory };
     if (m->config.max_len > 0 && context + 1 > m->config.max_len)
         return err_set(e, ERR_LIMIT, "a context of %d tokens and one more, expected at most the model's %d", context, m->config.max_len);
@@ -79,7 +79,7 @@ static int stepper_open(struct stepper *s, const struct model *m, const struct r
 static int stepper_time(struct stepper *s, int n_seqs, int n_tokens, double *seconds, struct err *e)
 {
     for (int i = 0; i < n_seqs; i++)
-        s->items[i] = (struct batch_item){ .tokens = s->ids + i, .n_tokens = 1, .pos = s->context, .table = s->table + (size_t)i * (size_t)s->blocks_each, .n_logits = 1 };
+        s->items[i] = (struct batch_item){ .tokens = s->ids + i, .n_tokens = 1, .pos = s->context, .table = s->table + (size_t)i * (size_t)s->blocks_each, .state = i, .n_logits = 1 };
     if (n_tokens)
         s->items[0] = (struct batch_item){ .tokens = s->ids, .n_tokens = n_tokens, .table = s->table, .n_logits = 1 };
     const int steps = n_tokens ? 1 : STEPS;
@@ -213,7 +213,7 @@ static int moe_steps(struct stepper *s, int n_seqs, int repeats, double *seconds
         const unsigned *counts = cpu_count_experts(s->b, e);
         for (int k = 0; k < n_seqs; k++) {
             s->ids[k] = (int32_t)(rng_u64(&rng) % (uint64_t)s->m->config.vocab_size);
-            s->items[k] = (struct batch_item){ .tokens = s->ids + k, .n_tokens = 1, .pos = s->context, .table = s->table + (size_t)k * (size_t)s->blocks_each, .n_logits = 1 };
+            s->items[k] = (struct batch_item){ .tokens = s->ids + k, .n_tokens = 1, .pos = s->context, .table = s->table + (size_t)k * (size_t)s->blocks_each, .state = k, .n_logits = 1 };
         }
         const uint64_t start = clock_ns();
         rc = counts ? backend_cpu.forward(s->b, &(struct batch){ s->items, n_seqs }, s->logits, e) : -1;

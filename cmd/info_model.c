@@ -56,7 +56,8 @@ static const char *role_of(const char *name)
 {
     static const char *const norm[] = { "norm", "ln_", "layernorm", "layer_norm", NULL };
     static const char *const embed[] = { "embed", "token_embd", "position_embd", "wte", "wpe", NULL };
-    static const char *const attention[] = { "attn", "attention", "q_proj", "k_proj", "v_proj", "o_proj", "qkv", "query_key_value", NULL };
+    static const char *const attention[] = { "attn", "attention", "q_proj", "k_proj", "v_proj", "o_proj", "qkv", "query_key_value", "in_proj", "in_ba_proj", "mixer.", "mamba.",
+                                             NULL };
     static const char *const experts[] = { "experts.", "block_sparse_moe.", "_exps", NULL }, *const routers[] = { "router", ".gate.weight", "ffn_gate_inp", NULL };
     static const char *const mlp[] = { "mlp", "ffn", "gate_proj", "up_proj", "down_proj", "gate_up_proj", "fc1", "fc2", "fc_in", "fc_out", NULL };
     size_t n = strlen(name);
@@ -240,6 +241,8 @@ static json_t *memory(const struct info *i, const json_t *tensors)
         uint64_t f16 = kv_bytes(&i->c, KV_F16);
         json_object_set_new(m, "kv_bytes_per_token", json_pack("{s:I, s:I, s:I}", "f32", (json_int_t)kv_bytes(&i->c, KV_F32), "f16", (json_int_t)f16,
                                                                "i8", (json_int_t)kv_bytes(&i->c, KV_I8)));
+        if (config_state_bytes(&i->c))
+            json_object_set_new(m, "state_bytes_per_sequence", json_integer((json_int_t)config_state_bytes(&i->c)));
         json_object_set_new(m, "kv_bytes_full_context_f16", json_integer((json_int_t)(f16 * (uint64_t)i->c.max_len)));
     }
     return m;
@@ -294,11 +297,16 @@ static void add_numbers(const struct info *i, json_t *d)
         json_object_set(d, "rope_theta", (json_t *)theta);
     json_object_set_new(d, c->norm == NORM_RMS ? "rms_norm_eps" : "layer_norm_eps", json_real((double)c->norm_eps));
     json_object_set_new(d, "tie_word_embeddings", json_boolean(c->tied));
-    json_object_set_new(d, "attention_type", json_string(config_has_mixer(c, MIXER_MLA) ? "mla" : c->n_kv_heads == c->n_heads ? "mha" : c->n_kv_heads == 1 ? "mqa" : "gqa"));
+    json_object_set_new(d, "attention_type", json_string(config_has_mixer(c, MIXER_MLA) ? "mla" : config_kv_layers(c) == 0 ? "none" : c->n_kv_heads == c->n_heads ? "mha" : c->n_kv_heads == 1 ? "mqa" : "gqa"));
     add_mixture(c, d);
     int windows = 0;
     for (int k = 0; k < c->n_layers; k++)
         windows += c->window[k] > 0;
+    int recurrent = 0;
+    for (int k = 0; k < c->n_layers; k++)
+        recurrent += mixer_has_state(c->mixer[k]);
+    if (recurrent)
+        json_object_set_new(d, "recurrent_layers", json_integer(recurrent));
     if (windows)
         json_object_set_new(d, "sliding_window_layers", json_integer(windows));
 }

@@ -136,6 +136,9 @@ static void print_overview(const json_t *d)
     if (kv) {
         printf("%-15s %s a token in f16, ", "KV cache", cli_bytes(b, (uint64_t)int_of(kv, "f16")));
         printf("%s for the whole context\n", cli_bytes_both(b, (uint64_t)int_of(m, "kv_bytes_full_context_f16")));
+        if (int_of(m, "state_bytes_per_sequence"))
+            line("recurrent state", "%s a sequence, in %" PRId64 " of the layers", cli_bytes_both(b, (uint64_t)int_of(m, "state_bytes_per_sequence")),
+                 int_of(d, "recurrent_layers"));
     }
     print_facts("quantization", json_object_get(d, "quantization"));
     if (js_get(d, "tokenizer_size"))
@@ -220,6 +223,8 @@ static void print_memory(const json_t *d)
         snprintf(label, sizeof label, "KV %s", types[i]);
         line(label, "%16" PRId64 "  bytes a token", int_of(kv, types[i]));
     }
+    if (int_of(m, "state_bytes_per_sequence"))
+        line("recurrent state", "%16" PRId64 "  bytes a sequence, and a snapshot", int_of(m, "state_bytes_per_sequence"));
     line("KV f16, full", "%16" PRId64 "  %s for %" PRId64 " tokens", int_of(m, "kv_bytes_full_context_f16"),
          cli_bytes_both(b, (uint64_t)int_of(m, "kv_bytes_full_context_f16")), int_of(d, "max_position_embeddings"));
 }

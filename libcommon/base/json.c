@@ -53,13 +53,52 @@ json_t *js_parse(const char *name, const void *text, size_t size, struct err *e)
     return v;
 }
 
+/* The same text with "" around Infinity and NaN outside of strings. Caller frees. */
+static char *quote_constants(const char *text, size_t *size)
+{
+    static const char *const names[] = { "Infinity", "NaN" };
+    char *out = malloc(*size + *size + 1);              /* two bytes for three at least */
+    size_t n = 0;
+    int in_string = 0;
+    for (size_t i = 0; out && i < *size;) {
+        size_t length = 0;
+        for (size_t k = 0; !in_string && k < 2; k++)
+            if (strlen(names[k]) <= *size - i && memcmp(text + i, names[k], strlen(names[k])) == 0)
+                length = strlen(names[k]);
+        if (length) {
+            out[n++] = '"';
+            memcpy(out + n, text + i, length);
+            n += length;
+            out[n++] = '"';
+            i += length;
+            continue;
+        }
+        in_string ^= text[i] == '"';
+        if (in_string && text[i] == '\\' && i + 1 < *size)
+            out[n++] = text[i++];
+        out[n++] = text[i++];
+    }
+    *size = n;
+    return out;
+}
+
+json_t *js_parse_python(const char *name, const void *text, size_t size, struct err *e)
+{
+    char *quoted = quote_constants(text, &size);
+    json_t *v = quoted ? js_parse(name, quoted, size, e) : NULL;
+    if (!quoted)
+        err_nomem(e, name);
+    free(quoted);
+    return v;
+}
+
 json_t *js_load(const char *path, size_t max, struct err *e)
 {
     size_t size;
     char *text = file_read(path, max, &size, e);
     if (!text)
         return NULL;
-    json_t *v = js_parse(path, text, size, e);
+    json_t *v = js_parse_python(path, text, size, e);
     free(text);
     return v;
 }

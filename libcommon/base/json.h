@@ -13,6 +13,8 @@
 
 /* "config.json: line 3, column 7: ...".  Refuses duplicate keys and what is not UTF-8.  New reference, NULL on failure. */
 json_t *js_parse(const char *name, const void *text, size_t size, struct err *e);
+/* The same of a text that Python wrote: Infinity and NaN, which JSON has not, become the strings of these names. */
+json_t *js_parse_python(const char *name, const void *text, size_t size, struct err *e);
 /* The same from a file of at most max bytes. */
 json_t *js_load(const char *path, size_t max, struct err *e);
 

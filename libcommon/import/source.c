@@ -385,7 +385,7 @@ static json_t *parse_small(const struct source *s, const char *name, struct err 
 {
     const struct source_file *f = source_file(s, name);
     char *path = join(s->path, name, e);
-    json_t *j = path && f ? js_parse(path, f->data, f->size, e) : NULL;
+    json_t *j = path && f ? js_parse_python(path, f->data, f->size, e) : NULL;
     if (j && !json_is_object(j)) {
         err_set(e, ERR_FORMAT, "%s: found %s, expected an object", path, js_kind(j));
         json_decref(j);

@@ -4,6 +4,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
+#include <unistd.h>
 
 #include <stdlib.h>
 #include <string.h>
@@ -124,6 +125,18 @@ static void fields(void **state)
     assert_null(js_parse("x.json", "{\n\"a\":1,\"a\":2}", 14, &e));
     assert_non_null(strstr(e.msg, "x.json: line 2"));
     assert_null(js_load("/nonexistent.json", 100, &e));
+    char path[] = "/tmp/zse-json-XXXXXX";
+    const int fd = mkstemp(path);
+    static const char python[] = "{\"a\": [0.0, Infinity], \"b\": \"NaN \\\" Infinity\", \"c\": NaN}";
+    assert_true(fd >= 0 && write(fd, python, sizeof python - 1) == (ssize_t)sizeof python - 1);
+    close(fd);
+    json_t *j = js_load(path, 1000, &e);
+    unlink(path);
+    assert_non_null(j);
+    assert_string_equal(json_string_value(json_array_get(json_object_get(j, "a"), 1)), "Infinity");
+    assert_string_equal(json_string_value(json_object_get(j, "b")), "NaN \" Infinity");
+    assert_string_equal(json_string_value(json_object_get(j, "c")), "NaN");
+    json_decref(j);
 }
 
 int main(void)

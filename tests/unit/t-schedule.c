@@ -41,7 +41,7 @@ static void forward(void *b, const struct batch_item *items, int n, float *logit
 static void *open_backend(const struct model *m, int n_threads, enum kv_type kv, int max_tokens, const char *kernels)
 {
     struct err e;
-    const struct backend_options o = { .n_threads = n_threads, .kv_type = kv, .n_blocks = BLOCKS, .max_tokens = max_tokens, .max_logits = max_tokens, .kernels = kernels };
+    const struct backend_options o = { .n_threads = n_threads, .kv_type = kv, .n_blocks = BLOCKS, .n_states = 2 * SEQS, .max_tokens = max_tokens, .max_logits = max_tokens, .kernels = kernels };
     void *b = backend_cpu.open(m, &o, &e);
     if (!b)
         fail_msg("%s", e.msg);
@@ -72,15 +72,26 @@ static void run_alone(const struct model *m, enum kv_type kv, struct sequence *s
 }
 
 /* One sequence of a schedule. */
-struct run { int n, at, drafts; int32_t table[BLOCKS_EACH], ids[MOST_TOKENS]; };
+struct run { int n, at, drafts, recurrent, state; int32_t table[BLOCKS_EACH], ids[MOST_TOKENS]; };
 
-/* Begin with what the sequence before has computed: whole blocks are shared, the rest of a block is copied. */
+static void copy_state(void *b, int from, int to)
+{
+    struct err e;
+    if (backend_cpu.copy_state(b, from, to, &e) != 0)
+        fail_msg("%s", e.msg);
+}
+
+/* Begin with what the sequence before has computed: whole blocks are shared, the rest of a block is copied; a recurrent state is copied, so all or nothing. */
 static int reuse(void *b, const struct run *from, struct run *to, int most, struct rng *r)
 {
     struct err e;
+    if (to->recurrent && (from->at == 0 || from->at > most || from->at > to->n - 1))
+        return 0;
     int n = from->at < most ? from->at : most;
     n = n < to->n - 1 ? n : to->n - 1;
-    n = n > 0 ? below(r, n + 1) : 0;
+    n = to->recurrent ? n : n > 0 ? below(r, n + 1) : 0;
+    if (to->recurrent)
+        copy_state(b, from->state, to->state);
     for (int i = 0; i < n / KV_BLOCK; i++)
         to->table[i] = from->table[i];
     if (n % KV_BLOCK && backend_cpu.copy_block(b, from->table[n / KV_BLOCK], to->table[n / KV_BLOCK], &e) != 0)
@@ -111,10 +122,10 @@ static struct batch_item plan(struct run *run, const struct sequence *s, int roo
             run->ids[i] = below(r, vocab);
     }
     const int logits = run->drafts ? n : run->at + n == run->n ? 1 + below(r, n) : below(r, n < 4 ? n + 1 : 4);
-    return (struct batch_item){ .tokens = run->ids, .n_tokens = n, .pos = run->at, .table = run->table, .n_logits = logits };
+    return (struct batch_item){ .tokens = run->ids, .n_tokens = n, .pos = run->at, .table = run->table, .state = run->state, .n_logits = logits };
 }
 
-static void schedule(void *b, const struct sequence *s, int longest, int vocab, float *logits, struct rng *r, const char *what)
+static void schedule(void *b, int recurrent, const struct sequence *s, int longest, int vocab, float *logits, struct rng *r, const char *what)
 {
     static const int mosts[] = { 1, 7, 33, 130, MOST_TOKENS };
     static struct run run[SEQS];
@@ -129,6 +140,8 @@ static void schedule(void *b, const struct sequence *s, int longest, int vocab, 
     for (int i = 0; i < SEQS; i++) {
         run[i].n = length[i] <= longest ? length[i] : 0;
         run[i].at = 0;
+        run[i].recurrent = recurrent;
+        run[i].state = i;
         memcpy(run[i].table, block + i * BLOCKS_EACH, sizeof run[i].table);
         left += run[i].n;
     }
@@ -145,6 +158,8 @@ static void schedule(void *b, const struct sequence *s, int longest, int vocab, 
                 left -= run[i].at = reuse(b, &run[i - 1], &run[i], same[i], r);
             }
             items[n] = plan(&run[i], &s[i], room, most, vocab, r);
+            if (recurrent && run[i].drafts)             /* a snapshot to go back to */
+                copy_state(b, i, SEQS + i);
             room -= items[n].n_tokens;
             of[n++] = i;
         }
@@ -158,6 +173,10 @@ static void schedule(void *b, const struct sequence *s, int longest, int vocab, 
             for (int t = it->n_tokens - it->n_logits; t < it->n_tokens; t++, got += vocab)
                 if (t < it->n_tokens - x->drafts)
                     check(s, of[k], it->pos + t, got, (size_t)vocab, what);
+            if (recurrent && x->drafts) {
+                copy_state(b, SEQS + of[k], of[k]);
+                continue;
+            }
             x->at += it->n_tokens - x->drafts;
             left -= it->n_tokens - x->drafts;
         }
@@ -194,7 +213,7 @@ static void run_schedules(const char *name, int rounds)
                 const int threads = 1 + below(&r, THREADS);
                 char what[100];
                 snprintf(what, sizeof what, "%s, kernels %s, kv %d, %d threads, schedule %d", name, (*k)->name, kv, threads, i);
-                schedule(b[threads - 1], s, i % 13 == 0 ? LONGEST : 150, vocab, logits, &r, what);
+                schedule(b[threads - 1], config_state_bytes(&m->config) > 0, s, i % 13 == 0 ? LONGEST : 150, vocab, logits, &r, what);
                 n_run++;
             }
             for (int i = 0; i < THREADS; i++)
@@ -220,10 +239,13 @@ static void shared_experts(void **state) { (void)state; run_schedules("qwen2_moe
 static void sinks(void **state) { (void)state; run_schedules("gpt_oss", FEW_ROUNDS); }
 static void chunked(void **state) { (void)state; run_schedules("llama4_text", FEW_ROUNDS); }
 static void latent(void **state) { (void)state; run_schedules("deepseek_v3", FEW_ROUNDS); }
+static void delta_net(void **state) { (void)state; run_schedules("qwen3_next", FEW_ROUNDS / 2); }
+static void mamba(void **state) { (void)state; run_schedules("granitemoehybrid", FEW_ROUNDS / 2); }
+static void convolutions(void **state) { (void)state; run_schedules("lfm2", FEW_ROUNDS / 4); }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(dense), cmocka_unit_test(shared_experts), cmocka_unit_test(sinks), cmocka_unit_test(chunked),
-                                        cmocka_unit_test(latent) };
+                                        cmocka_unit_test(latent), cmocka_unit_test(delta_net), cmocka_unit_test(mamba), cmocka_unit_test(convolutions) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -59,7 +59,7 @@ static inline int quantize_model(struct model *m, uint8_t **owned)
         const struct { struct linear *l; enum qtype type; int group_size, act_group; } all[] = {
             { &l->q, QT_NL4, 32, 64 }, { &l->k, QT_NL4, 32, 64 }, { &l->v, QT_I8, 32, 32 }, { &l->o, QT_I4M, 32, 32 }, { &l->gate, QT_NL4, 32, 64 },
             { &l->up, QT_I4, 128, 128 }, { &l->down, QT_NF4, 64, 64 }, { &l->q_a, QT_NL4, 32, 32 }, { &l->kv_a, QT_I8, 64, 64 }, { &l->k_b, QT_I8, 32, 32 },
-            { &l->v_b, QT_I8, 32, 32 },
+            { &l->v_b, QT_I8, 32, 32 }, { &l->in, QT_NL4, 32, 64 }, { &l->in_ba, QT_I8, 32, 32 }, { &l->q_gate, QT_I8, 32, 32 },
         };
         for (size_t k = 0; k < sizeof all / sizeof *all; k++)
             if (all[k].l->w.data)
