@@ -16,7 +16,7 @@ int grid_of(const struct mat *m, struct grid *g)
         for (int i = 0; i < 255; i++)
             g->level[i] = (float)(i - 127);
     } else {
-        g->n = 1 << t->bits;
+        g->n = m->type == QT_T2 ? 3 : 1 << t->bits;        /* the fourth code of t2 is none */
         memcpy(g->level, t->value, (size_t)g->n * sizeof *g->level);
     }
     g->linear = 1;

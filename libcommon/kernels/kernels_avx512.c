@@ -149,10 +149,11 @@ INLINE void dot_panel(const int T, const int kind, const struct weights *w, cons
             vf_store(c + 32 * t, f[t][0]), vf_store(c + 32 * t + 16, f[t][1]);
 }
 
-/* The same straight from a tile's 4- or 8-bit codes, for the few tokens of one panel: pure streaming. */
+/* The same straight from a tile's 2-, 4- or 8-bit codes, for the few tokens of one panel: pure streaming. */
 INLINE void dot_stream(const int T, const int bits, const struct qtype_info type, const int step, const struct weights *w, const uint8_t *tile, int k0, int n_k, struct act_panel a, float *c)
 {
     const struct mat *m = w->m;
+    const int lines = bits == 2 ? 2 : 4;                /* steps of 32 k have no more */
     const int split = T <= 2;                           /* two sums each, or the chain of dot products would be too long */
     const __m512i table = vi_load(w->table);
     /* steps of a group, or groups of a step */
@@ -186,21 +187,17 @@ INLINE void dot_stream(const int T, const int bits, const struct qtype_info type
                     e[t][0] = e[t][1] = vi_set(0);
                 }
                 a.seed += T;
-                for (int l = 0; l < n_lines; l += 4) {
-                    prefetch_512(line, w->ahead);
-                    UNROLL for (int j = 0; j < 4; j++) {
-                        __m512i w0 = vi_load(line), w1 = vi_load(line + 64);
-                        __m512i v0 = bits == 4 ? _mm512_permutexvar_epi8(w0, table) : vbytes_flip(w0), v1 = bits == 4 ? _mm512_permutexvar_epi8(w1, table) : vbytes_flip(w1);
-                        UNROLL for (int t = 0; t < T; t++) {
-                            __m512i q = bcast4(code + 4 * t);
-                            d[t][0] = _mm512_dpbusd_epi32(d[t][0], v0, q);
-                            d[t][1] = _mm512_dpbusd_epi32(d[t][1], v1, q);
-                        }
-                        code += 4 * T;
-                        if (bits == 4) {
-                            v0 = _mm512_permutexvar_epi8(vbytes_shr(w0, 4), table), v1 = _mm512_permutexvar_epi8(vbytes_shr(w1, 4), table);
+                for (int l = 0; l < n_lines; l += lines) {
+                    UNROLL for (int j = 0; j < 128 * lines; j += 64)
+                        if (w->ahead)
+                            prefetch(line + w->ahead + j);
+                    UNROLL for (int j = 0; j < lines; j++) {
+                        const __m512i w0 = vi_load(line), w1 = vi_load(line + 64);
+                        UNROLL for (int u = 0; u < 8 / bits; u++) {
+                            const __m512i s0 = u ? vbytes_shr(w0, u * bits) : w0, s1 = u ? vbytes_shr(w1, u * bits) : w1;
+                            const __m512i v0 = bits < 8 ? _mm512_permutexvar_epi8(s0, table) : vbytes_flip(s0), v1 = bits < 8 ? _mm512_permutexvar_epi8(s1, table) : vbytes_flip(s1);
                             UNROLL for (int t = 0; t < T; t++) {
-                                __m512i q = bcast4(code + 4 * t), *to = split ? e[t] : d[t];
+                                __m512i q = bcast4(code + 4 * t), *to = split && u % 2 ? e[t] : d[t];
                                 to[0] = _mm512_dpbusd_epi32(to[0], v0, q);
                                 to[1] = _mm512_dpbusd_epi32(to[1], v1, q);
                             }
@@ -244,17 +241,17 @@ INLINE void dot_stream(const int T, const int bits, const struct qtype_info type
 #define STREAM_X(T, bits) dot_stream(T, bits, *w->type, w->step, w, tile, k0, n_k, a, c)
 #define STREAM(name, T, bits, kind) \
     static void name##_##T(const struct weights *w, const uint8_t *tile, int k0, int n_k, struct act_panel a, float *c) { kind(T, bits); }
-#define STREAMS(T) STREAM(stream_nl4, T, 4, STREAM_S) STREAM(stream_i4, T, 4, STREAM_F) STREAM(stream_4, T, 4, STREAM_X) STREAM(stream_i8, T, 8, STREAM_F) STREAM(stream_8, T, 8, STREAM_X)
+#define STREAMS(T) STREAM(stream_nl4, T, 4, STREAM_S) STREAM(stream_i4, T, 4, STREAM_F) STREAM(stream_4, T, 4, STREAM_X) STREAM(stream_i8, T, 8, STREAM_F) STREAM(stream_8, T, 8, STREAM_X) STREAM(stream_t2, T, 2, STREAM_F)
 STREAMS(1) STREAMS(2) STREAMS(3) STREAMS(4) STREAMS(5) STREAMS(6) STREAMS(7) STREAMS(8) STREAMS(9) STREAMS(10) STREAMS(11) STREAMS(12)
 
 #define TWELVE(name) { name##_1, name##_2, name##_3, name##_4, name##_5, name##_6, name##_7, name##_8, name##_9, name##_10, name##_11, name##_12 }
 typedef void stream_fn(const struct weights *, const uint8_t *, int, int, struct act_panel, float *);
 static stream_fn *const stream_nl4[] = TWELVE(stream_nl4), *const stream_i4[] = TWELVE(stream_i4), *const stream_4[] = TWELVE(stream_4),
-                 *const stream_i8[] = TWELVE(stream_i8), *const stream_8[] = TWELVE(stream_8);
+                 *const stream_i8[] = TWELVE(stream_i8), *const stream_8[] = TWELVE(stream_8), *const stream_t2[] = TWELVE(stream_t2);
 
 static stream_fn *stream_of(const struct qtype_info *t, int n_tokens)
 {
-    stream_fn *const *s = t->type == QT_NL4 ? stream_nl4 : t->type == QT_I4 ? stream_i4 : t->type == QT_I8 ? stream_i8 : t->bits == 4 ? stream_4 : t->bits == 8 ? stream_8 : NULL;
+    stream_fn *const *s = t->type == QT_NL4 ? stream_nl4 : t->type == QT_I4 ? stream_i4 : t->type == QT_I8 ? stream_i8 : t->type == QT_T2 ? stream_t2 : t->bits == 4 ? stream_4 : t->bits == 8 ? stream_8 : NULL;
     return s && n_tokens <= STREAM_MAX ? s[n_tokens - 1] : NULL;
 }
 

@@ -61,6 +61,7 @@ static void grid_init(struct grid *g, enum qtype type)
     switch (type) {
     case QT_I8: case QT_I8R: g->low = -127; g->high = 127; break;
     case QT_I4M: case QT_I4Z: g->high = 15; break;
+    case QT_T2: g->low = -1; g->high = 1; break;
     default:
         g->low = t->value[0];
         g->high = t->value[(1 << t->bits) - 1];
@@ -78,7 +79,9 @@ static void grid_init(struct grid *g, enum qtype type)
     static const float trial_high[9] = { 0, 0, 1.3f, 1.4f, 1.45f, 1.15f, 1.10f, 0, 1.08f };
     g->trial_low = trial_low[t->bits];
     g->trial_high = trial_high[t->bits];
-    g->one_sign = type == QT_I8 || type == QT_I8R || type == QT_NF4;
+    if (type == QT_T2)              /* a normal number's best step is .47 of the extreme of 128, .57 of that of 32 */
+        g->trial_low = .25f, g->trial_high = 1;
+    g->one_sign = type == QT_T2 || type == QT_I8 || type == QT_I8R || type == QT_NF4;
 }
 
 /* Nearest integer, ties to even, |t| < 2^22. */
@@ -425,6 +428,7 @@ uint8_t quantize_nearest(const struct mat *m, float t)
     case QT_I8: case QT_I8R:    return (uint8_t)(int8_t)round_even(clamp(t, -127, 127));
     case QT_I4M: case QT_I4Z:   return (uint8_t)round_even(clamp(t, 0, 15));
     case QT_I4:                 return (uint8_t)(round_even(clamp(t, -8, 7)) + 8);
+    case QT_T2:                 return (uint8_t)(round_even(clamp(t, -1, 1)) + 1);
     case QT_M5:                 return (uint8_t)(round_even(clamp(t, -16, 15)) + 16);
     case QT_M6:                 return (uint8_t)(round_even(clamp(t, -32, 31)) + 32);
     default:                    /* codebooks: halve the range, 2 to 4 times */

@@ -198,7 +198,7 @@ static void check(enum qtype type, int group_size, int act_group, int rows, int 
 
 static void each_type(int is_float, int exact)
 {
-    for (int type = 0; type < 64; type++) {
+    for (int type = 0; type < 256; type++) {
         const struct qtype_info *t = qtype_info((enum qtype)type);
         if (!t || !t->has_kernels || t->is_float != is_float)
             continue;

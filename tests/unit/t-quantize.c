@@ -15,7 +15,7 @@
 #include "libcommon/quant/half.h"
 #include "libcommon/quant/quantize.h"
 
-static const enum qtype types[] = { QT_I8, QT_I8R, QT_I4, QT_I4M, QT_I4Z, QT_NL4, QT_NF4, QT_M2, QT_M3, QT_M5, QT_M6 };
+static const enum qtype types[] = { QT_I8, QT_I8R, QT_I4, QT_I4M, QT_I4Z, QT_NL4, QT_NF4, QT_M2, QT_M3, QT_M5, QT_M6, QT_T2 };
 enum { N_TYPES = sizeof types / sizeof *types, COLS = 576 };
 
 /* Nearly normal with exact arithmetic: the sum of 12 multiples of 2^-10, so that every machine has the same input. */
@@ -105,7 +105,7 @@ static void nearest(void **state)
                     int g = k / f.m.group_size;
                     float extra = f.q.extra ? f.q.extra[g] : 0, s = t->row_scale ? f.q.row_scale * f.q.scale[g] : f.q.scale[g];
                     float norm = t->extra == EXTRA_MIN_F16 ? (x[k] - extra) / s : x[k] / s + extra, best = INFINITY, y;
-                    for (int c = 0; c < 1 << t->bits; c++) {
+                    for (int c = 0; c < (t->type == QT_T2 ? 3 : 1 << t->bits); c++) {
                         uint8_t code = (uint8_t)c;
                         codes_decode(&f.m, &code, 1, f.q.row_scale, f.q.scale[g], extra, &y);
                         if ((t->bits < 8 || c != 128) && fabsf(y - x[k]) < best)

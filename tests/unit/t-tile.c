@@ -14,7 +14,7 @@
 #include "libcommon/quant/quantize.h"
 #include "libcommon/quant/tile.h"
 
-static const enum qtype int_types[] = { QT_I8, QT_I8R, QT_I4, QT_I4M, QT_I4Z, QT_NL4, QT_NF4, QT_M2, QT_M3, QT_M5, QT_M6 };
+static const enum qtype int_types[] = { QT_I8, QT_I8R, QT_I4, QT_I4M, QT_I4Z, QT_NL4, QT_NF4, QT_M2, QT_M3, QT_M5, QT_M6, QT_T2 };
 static const int sizes_rows[] = { 1, 31, 32, 33 }, sizes_cols[] = { 1, 31, 32, 33, 100, 576 };
 
 /* Where the words of tile.h put things: a walk over the tile, byte by byte, with nothing of tile.c. */
