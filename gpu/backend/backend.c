@@ -252,6 +252,19 @@ static int open_memory(struct gpu_backend *b, struct err *e)
     return 0;
 }
 
+/* The one number format that has CPU kernels alone. */
+static int has_ternary(const struct model *m)
+{
+    for (int i = 0; i < m->config.n_layers; i++) {
+        const struct layer *l = &m->layers[i];
+        const struct linear *all[] = { &l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down };
+        for (size_t k = 0; k < sizeof all / sizeof *all; k++)
+            if (all[k]->w.data && all[k]->w.type == QT_T2)
+                return 1;
+    }
+    return m->embed.w.type == QT_T2 || m->head.w.type == QT_T2;
+}
+
 static void *backend_open(const struct model *m, const struct backend_options *o, struct err *e)
 {
     const struct config *c = &m->config;
@@ -261,6 +274,10 @@ static void *backend_open(const struct model *m, const struct backend_options *o
     }
     if (config_beyond_dense(c)) {
         err_set(e, ERR_UNSUPPORTED, "%s: %s (%s) runs on the CPU only", gpu_kind, c->arch, config_beyond_dense(c));
+        return NULL;
+    }
+    if (has_ternary(m)) {
+        err_set(e, ERR_UNSUPPORTED, "%s: ternary weights (t2) run on the CPU only", gpu_kind);
         return NULL;
     }
     if (c->head_dim % 8 || c->head_dim > GPU_ATTN_MAX_DIM) {

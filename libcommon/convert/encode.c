@@ -23,6 +23,7 @@ struct encoder {
     struct rows rows;
     struct fold fold;
     const float *importance;
+    float absmean;                      /* MAKE_ABSMEAN */
     struct worker *workers; int n_workers;
     uint8_t *tiles;                     /* of one batch */
     int tile0, batch;
@@ -101,6 +102,42 @@ static void near_i4m(const struct mat *m, const float *x, struct qrow *q)
     }
 }
 
+/* Codes by the scale as it is, which f16 then rounds. */
+static void one_scale(const struct mat *m, const float *x, float scale, struct qrow *q)
+{
+    for (int g = 0; g < m->n_groups; g++)
+        q->scale[g] = g * m->group_size < m->cols ? scale : 0;
+    quantize_codes(m, x, q);
+    for (int g = 0; g < m->n_groups; g++)
+        q->scale[g] = f16_to_f32(f32_to_f16(q->scale[g]));
+}
+
+/* Values that are a scale, its negative or 0. */
+static void near_t2(const struct mat *m, const float *x, struct qrow *q)
+{
+    float amax = 0;
+    for (int k = 0; k < m->cols; k++)
+        amax = fmaxf(amax, fabsf(x[k]));
+    one_scale(m, x, amax, q);
+}
+
+/* The mean of all magnitudes. */
+static int find_absmean(struct encoder *c, struct err *e)
+{
+    const struct mat *m = &c->p->m;
+    float *x = malloc((size_t)m->cols * sizeof *x);
+    double sum = 0;
+    int rc = x ? 0 : err_nomem(e, c->p->source->name);
+    for (int row = 0; row < m->rows && rc == 0; row++) {
+        rc = rows_read(&c->rows, row, 1, x, e);
+        for (int k = 0; k < m->cols && rc == 0; k++)
+            sum += fabs((double)x[k]);
+    }
+    free(x);
+    c->absmean = (float)fmax(sum / ((double)m->rows * m->cols), 1e-5);
+    return rc;
+}
+
 static int float_row(const struct mat *m, uint8_t *tile, int r, const float *x, float *decoded, const struct plan *p, int64_t row, struct err *e)
 {
     for (int i = 0; i < m->cols; i++) {
@@ -138,8 +175,12 @@ static int encode_row(struct encoder *c, struct worker *w, uint8_t *tile, int64_
     } else if (p->make == MAKE_NEAR) {
         if (m->type == QT_I4M)
             near_i4m(m, w->x, &w->q);
+        else if (m->type == QT_T2)
+            near_t2(m, w->x, &w->q);
         else
             near_i8(m, w->x, &w->q);
+    } else if (p->make == MAKE_ABSMEAN) {
+        one_scale(m, w->x, c->absmean, &w->q);
     } else {
         fold_row(&c->fold, row, w->x, m->cols);
         quantize_row(m, w->x, c->importance, QUANT_SEARCH, &w->q);
@@ -316,6 +357,8 @@ int encode_tensor(struct job *j, struct plan *p, sink_fn *sink, void *user, stru
         rc = importance ? open_workers(&c, e) : err_nomem(e, p->source->name);
         if (rc == 0 && p->make == MAKE_QUANT && encode_importance(j, p, importance))
             c.importance = importance;
+        if (rc == 0 && p->make == MAKE_ABSMEAN)
+            rc = find_absmean(&c, e);
         if (rc == 0)
             rc = encode_tiles(j, &c, sink, user, e);
         close_workers(&c);

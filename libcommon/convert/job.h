@@ -16,6 +16,7 @@ enum make {
     MAKE_COPY,              /* codes and scales of the source, no rounding */
     MAKE_NEAR,              /* a linear grid laid over the source's grid: exact or next to it */
     MAKE_QUANT,             /* rounded */
+    MAKE_ABSMEAN,           /* ternary, one scale for the tensor: the mean of its magnitudes, as BitNet was trained */
 };
 
 /* Inputs of linear layers within a layer, in forward order; q, k, v share one (latent attention: q_a and kv_a; then q reads another), gate and up another,

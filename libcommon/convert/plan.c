@@ -10,6 +10,7 @@
 static const struct { const char *name; struct convert_type type; } names[] = {
     { "nl4", { CONVERT_TYPE, QT_NL4 } },   { "int4", { CONVERT_TYPE, QT_I4 } },   { "int8", { CONVERT_TYPE, QT_I8 } },
     { "nf4", { CONVERT_TYPE, QT_NF4 } },   { "mixed", { CONVERT_MIXED, 0 } },     { "f16", { CONVERT_TYPE, QT_F16 } },
+    { "ternary", { CONVERT_TYPE, QT_T2 } },
     { "bf16", { CONVERT_TYPE, QT_BF16 } }, { "f32", { CONVERT_TYPE, QT_F32 } },   { "keep", { CONVERT_KEEP, 0 } },
     /* other spellings, and types that only make sense for parts of a model */
     { "fp16", { CONVERT_TYPE, QT_F16 } },  { "fp32", { CONVERT_TYPE, QT_F32 } },  { "int4m", { CONVERT_TYPE, QT_I4M } },
@@ -24,7 +25,7 @@ int convert_parse_type(struct convert_type *t, const char *name, struct err *e)
             *t = names[i].type;
             return 0;
         }
-    return err_set(e, ERR_UNSUPPORTED, "'%s' is no type to convert to: nl4, int4, int8, nf4, mixed, f16, bf16, f32, keep "
+    return err_set(e, ERR_UNSUPPORTED, "'%s' is no type to convert to: nl4, int4, int8, nf4, ternary, mixed, f16, bf16, f32, keep "
                                        "(or, for experiments, int4m, int4z, m2, m3, m5, m6)", name);
 }
 
@@ -114,7 +115,7 @@ static int set_copy(struct plan *p, struct err *e)
 
 static int default_group(enum qtype type)
 {
-    return type == QT_I8 || type == QT_NF4 ? 64 : 32;
+    return type == QT_T2 ? 128 : type == QT_I8 || type == QT_NF4 ? 64 : 32;
 }
 
 int plan_set(struct plan *p, enum qtype type, int group_size, struct err *e)
@@ -151,6 +152,15 @@ static int set_keep(struct plan *p, struct err *e)
     }
     p->make = MAKE_NEAR;
     return mat_init(&p->m, type, group, group < 128 ? 32 : 128, s->rows, s->cols, e);
+}
+
+/* A matrix that was trained to be ternary: codes as in the packed checkpoint, or those of the floats that were trained. */
+static int set_bitnet(struct plan *p, struct err *e)
+{
+    if (p->exact >= 0 && p->source->packed)
+        return set_copy(p, e);
+    p->make = p->source->packed ? MAKE_NEAR : MAKE_ABSMEAN;
+    return mat_init(&p->m, QT_T2, 128, 32, p->spec->rows, p->spec->cols, e);
 }
 
 static int matches(const struct convert_options *o, const struct plan *p)
@@ -201,10 +211,13 @@ static int plan_tensor(struct job *j, struct plan *p, struct convert_type type, 
         p->fixed = 1;
         return set_keep(p, e);
     }
+    const int bitnet = strcmp(j->config.arch, "bitnet") == 0 && p->spec->layer >= 0;
     if (o->part[part].set) {
         p->fixed = o->part[part].type.kind != CONVERT_MIXED;
         return set_type(j, p, o->part[part].type, e);
     }
+    if (bitnet && (o->keep_grid || (type.kind == CONVERT_TYPE && type.qtype == QT_T2)))
+        return set_bitnet(p, e);
     if (o->keep_grid && p->source->packed && p->exact >= 0 && qtype_info((enum qtype)p->exact)->bits <= p->source->packed->bits + 2)
         return set_keep(p, e);              /* not MXFP4, which our 8 bits would hold */
     const int compressed = p->spec->role == ROLE_K_B || p->spec->role == ROLE_V_B;      /* read by every head of every token: 8 bits */

@@ -36,6 +36,10 @@ static const struct shape {
     { "Llama-3.2-3B",   "llama",      28,  3072,  8192,  24,   8, 128, 128256, 131072, 1,  500000, 1e-5, 32, NULL },
     { "Llama-3.1-8B",   "llama",      32,  4096, 14336,  32,   8, 128, 128256, 131072, 0,  500000, 1e-5,  8, NULL },
     { "Llama-3.1-70B",  "llama",      80,  8192, 28672,  64,   8, 128, 128256, 131072, 0,  500000, 1e-5,  8, NULL },
+    { .name = "BitNet-2B-4T", .vocab = 128256, .config =
+      "{\"architectures\":[\"BitNetForCausalLM\"],\"model_type\":\"bitnet\",\"num_hidden_layers\":30,\"hidden_size\":2560,\"intermediate_size\":6912,"
+      "\"num_attention_heads\":20,\"num_key_value_heads\":5,\"vocab_size\":128256,\"max_position_embeddings\":4096,\"rope_theta\":500000.0,"
+      "\"rms_norm_eps\":1e-5,\"hidden_act\":\"relu2\",\"tie_word_embeddings\":true}" },
     { .name = "Qwen3-30B-A3B", .vocab = 151936, .config =
       "{\"architectures\":[\"Qwen3MoeForCausalLM\"],\"model_type\":\"qwen3_moe\",\"num_hidden_layers\":48,\"hidden_size\":2048,\"intermediate_size\":6144,"
       "\"num_attention_heads\":32,\"num_key_value_heads\":4,\"head_dim\":128,\"vocab_size\":151936,\"max_position_embeddings\":40960,\"rope_theta\":1000000.0,"
@@ -76,7 +80,7 @@ static json_t *config_of(const struct shape *s)
 {
     if (s->config) {
         json_t *c = json_loads(s->config, 0, NULL);
-        json_object_update_new(c, json_pack("{s:s,s:s,s:i,s:i}", "hidden_act", "silu", "torch_dtype", "bfloat16", "bos_token_id", s->vocab - 3, "eos_token_id", s->vocab - 1));
+        json_object_update_missing_new(c, json_pack("{s:s,s:s,s:i,s:i}", "hidden_act", "silu", "torch_dtype", "bfloat16", "bos_token_id", s->vocab - 3, "eos_token_id", s->vocab - 1));
         return c;
     }
     json_t *c = json_pack("{s:[s],s:s,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:f,s:f,s:b,s:s,s:s,s:i,s:i}", "architectures",
@@ -325,6 +329,8 @@ struct maker {
 static float code_size(const struct qtype_info *t)
 {
     double n = t->value ? 1 << t->bits : 128, sum = 0, sum2 = 0;
+    if (t->type == QT_T2)               /* half of them 0: random_row */
+        return 0.70710678f;
     for (int i = 0; i < (int)n; i++) {
         double v = t->value ? (double)t->value[i] : 2 * i - 127;        /* int8: the odd codes, see random_row */
         sum += v / n;
@@ -342,6 +348,8 @@ static void random_row(const struct mat *m, float size, struct rng *r, struct qr
     float unit = size / code_size(t);
     for (int k = 0; k < m->cols; k += 8) {              /* 8 bits: odd codes only, because -128 is none */
         uint64_t v = (rng_u64(r) & mask) | set;
+        if (m->type == QT_T2)           /* 3 is no code: 1 instead */
+            v ^= (v & v >> 1 & 0x0101010101010101u) << 1;
         memcpy(q->code + k, &v, 8);                     /* room for whole words: qrow_init */
     }
     memset(q->code + m->cols, t->code_zero, (size_t)(m->cols_padded - m->cols));

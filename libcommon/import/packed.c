@@ -168,7 +168,7 @@ static int mxfp4_config(struct indexer *x, const json_t *q)
 static int bitnet_config(struct indexer *x, const json_t *q)
 {
     static const char *const known[] = { "quant_method", "modules_to_not_convert", "linear_class", "quantization_mode", "rms_norm_eps", NULL };
-    static const char *const classes[] = { "bitlinear", "autobitlinear", NULL }, *const modes[] = { "offline", NULL };
+    static const char *const classes[] = { "bitlinear", "autobitlinear", NULL }, *const modes[] = { "offline", "online", NULL };
     int c = one_of(x, q, "linear_class", classes);
     if (c < 0 || one_of(x, q, "quantization_mode", modes) < 0 || check_keys(x, q, known) < 0)
         return -1;

@@ -158,7 +158,7 @@ int packed_exact(const struct packed *p, int *group_size)
     if (p->layout == PACKED_MXFP4)                          /* the scale is of halves */
         return scales_fit_f16(p, 0.5f) ? QT_I8 : -1;
     if (p->layout == PACKED_TERNARY)
-        return scales_fit_f16(p, 1) ? QT_I4 : -1;
+        return scales_fit_f16(p, 1) ? QT_T2 : -1;
     int middle = zero_in_the_middle(p);
     if (p->bits > 4 && !middle)
         return -1;                                          /* differences of 9 bits */
@@ -194,6 +194,6 @@ void packed_row(const struct packed *p, const struct mat *m, int64_t row, struct
         else if (m->type == QT_I4Z)
             q->code[k] = (uint8_t)(int)code_at(p, row, k);
         else
-            q->code[k] = (uint8_t)((int)code_at(p, row, k) - zero + (m->type == QT_I4 ? 8 : 0));
+            q->code[k] = (uint8_t)((int)code_at(p, row, k) - zero + (m->type == QT_I4 ? 8 : m->type == QT_T2 ? 1 : 0));
     }
 }

@@ -279,6 +279,7 @@ static void bitnet_by_hand(void **state)
     for (int i = 0; i < 16; i++)
         want[i] = codes[i] * 1.25f;
     holds(s, "w.weight", want, 8, 2);
+    keeps(s, "w.weight", QT_T2, 128);
     source_close(s);
     s = opens("{\"quant_method\": \"bitnet\"}");           /* BitLinear divides */
     for (int i = 0; i < 16; i++)
@@ -446,7 +447,7 @@ static void not_understood(void **state)
         { "{\"quant_method\": \"fp8\", \"fmt\": \"e5m2\"}", "fmt: \"e5m2\" is not supported" },
         { "{\"quant_method\": \"mxfp4\", \"block\": 16}", "block: 16 is not understood" },
         { "{\"quant_method\": \"bitnet\", \"use_rms_norm\": true}", "use_rms_norm: true is not understood" },
-        { "{\"quant_method\": \"bitnet\", \"quantization_mode\": \"online\"}", "quantization_mode: \"online\" is not supported" },
+        { "{\"quant_method\": \"bitnet\", \"quantization_mode\": \"both\"}", "quantization_mode: \"both\" is not supported" },
         { "{\"quant_method\": \"compressed-tensors\"}", "config_groups: expected an object" },
         { "{\"quant_method\": \"compressed-tensors\", \"format\": \"marlin-24\"}", "format: \"marlin-24\" is not supported" },
         { "{\"quant_method\": \"compressed-tensors\", \"config_groups\": {\"g\": {}}}", "g: weights is missing" },
