@@ -216,7 +216,7 @@ static int plan_tensor(struct job *j, struct plan *p, struct convert_type type, 
         p->fixed = o->part[part].type.kind != CONVERT_MIXED;
         return set_type(j, p, o->part[part].type, e);
     }
-    if (bitnet && (o->keep_grid || (type.kind == CONVERT_TYPE && type.qtype == QT_T2)))
+    if (bitnet && (o->keep_grid || (type.kind == CONVERT_KEEP && j->source->quantization) || (type.kind == CONVERT_TYPE && type.qtype == QT_T2)))
         return set_bitnet(p, e);
     if (o->keep_grid && p->source->packed && p->exact >= 0 && qtype_info((enum qtype)p->exact)->bits <= p->source->packed->bits + 2)
         return set_keep(p, e);              /* not MXFP4, which our 8 bits would hold */
