@@ -306,7 +306,7 @@ static int check_on_hub(json_t *report, struct hub_setup *s, const struct hub_na
         add_problem(report, "no config.json");
     if (c.n_safetensors && !c.has_tokenizer)
         add_problem(report, "no tokenizer");
-    if (text && c.n_safetensors && (raw = js_parse("config.json", text, size, e))) {
+    if (text && c.n_safetensors && (raw = js_parse_python("config.json", text, size, e))) {
         config = config_normalize(raw, e);
         json_decref(raw);
     }

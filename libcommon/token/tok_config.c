@@ -103,10 +103,10 @@ int tok_config_apply(struct tok_spec *s, const struct tokenizer_files *f, struct
 {
     json_t *config = NULL, *map = NULL, *generation = NULL, *model = NULL;
     int rc = -1, said_bos, said_eos, said_pad;
-    if ((f->tokenizer_config && !(config = js_parse("tokenizer_config.json", f->tokenizer_config, f->tokenizer_config_size, e))) ||
-        (f->special_tokens_map && !(map = js_parse("special_tokens_map.json", f->special_tokens_map, f->special_tokens_map_size, e))) ||
-        (f->generation_config && !(generation = js_parse("generation_config.json", f->generation_config, f->generation_config_size, e))) ||
-        (f->config && !(model = js_parse("config.json", f->config, f->config_size, e))))
+    if ((f->tokenizer_config && !(config = js_parse_python("tokenizer_config.json", f->tokenizer_config, f->tokenizer_config_size, e))) ||
+        (f->special_tokens_map && !(map = js_parse_python("special_tokens_map.json", f->special_tokens_map, f->special_tokens_map_size, e))) ||
+        (f->generation_config && !(generation = js_parse_python("generation_config.json", f->generation_config, f->generation_config_size, e))) ||
+        (f->config && !(model = js_parse_python("config.json", f->config, f->config_size, e))))
         goto done;
     if (more_added(s, json_object_get(config, "added_tokens_decoder"), e))
         goto done;

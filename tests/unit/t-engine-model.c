@@ -1,4 +1,4 @@
-/* t-engine-model.c - the scheduler on the CPU backend with the tiny model: shared prefixes, several answers to a prompt, preemption, chunks and cancels leave every answer
+/* t-engine-model.c - the scheduler on the CPU backend with the tiny model and one with recurrent layers: shared prefixes, several answers to a prompt, preemption, chunks and cancels leave every answer
  * as it is alone, to the last bit of its log probabilities; with every number format of the KV cache. */
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,6 +11,7 @@
 #include "libcommon/base/rng.h"
 #include "libcommon/convert/assemble.h"
 #include "libcommon/engine/engine.h"
+#include "tests/unit/tiny.h"
 
 enum { LEN = 160, N = 12, MOST = 3 };
 
@@ -34,9 +35,9 @@ struct job { int32_t ids[LEN]; struct request_params p; struct answer got[MOST];
 static struct engine *open_engine(const struct model *m, enum kv_type kv, int max_seqs, int max_tokens, int extra_blocks, int no_prefix_cache)
 {
     struct err e;
-    const struct config *c = &m->config;
-    const size_t block = 2 * (size_t)c->n_layers * (size_t)c->n_kv_heads * kv_block_bytes(kv, c->head_dim);
+    const size_t block = config_kv_bytes(&m->config, kv);
     const struct engine_options o = { .kv_type = kv, .max_len = LEN, .max_seqs = max_seqs, .max_tokens = max_tokens, .no_prefix_cache = no_prefix_cache, .n_threads = 2,
+                                      .snapshots = 1 + extra_blocks, .snapshot_every = 32,
                                       .kv_bytes = (size_t)(LEN / KV_BLOCK + extra_blocks) * block };
     struct engine *g = engine_open(m, NULL, &o, &e);
     if (!g)
@@ -99,21 +100,15 @@ static void check_job(const struct model *m, enum kv_type kv, const struct job *
     }
 }
 
-static void test_schedules(void **state)
+static void run_schedules(struct model *m, int rounds)
 {
-    (void)state;
     static const enum kv_type kinds[] = { KV_F32, KV_F16, KV_I8 };
     static struct job jobs[N];
     int32_t shared[LEN];
     struct err e;
     uint64_t preemptions = 0, cached = 0, copies = 0;
-    struct source *source = source_open("models/tiny", &e);
-    struct model *m = source ? model_assemble(source, QT_F32, &e) : NULL;
-    source_close(source);
-    if (!m)
-        fail_msg("%s", e.msg);
     assert_true(m->config.hidden_size <= 512);
-    for (int round = 0; round < (getenv("ZSE_SANITIZED") ? 3 : 12); round++) {
+    for (int round = 0; round < (getenv("ZSE_SANITIZED") ? 3 : rounds); round++) {
         struct rng r = { (uint64_t)round };
         const enum kv_type kv = kinds[round % 3];
         for (int i = 0; i < LEN; i++)
@@ -146,8 +141,31 @@ static void test_schedules(void **state)
     model_close(m);
 }
 
+static void test_schedules(void **state)
+{
+    (void)state;
+    struct err e;
+    struct source *source = source_open("models/tiny", &e);
+    struct model *m = source ? model_assemble(source, QT_F32, &e) : NULL;
+    source_close(source);
+    if (!m)
+        fail_msg("%s", e.msg);
+    run_schedules(m, 12);
+}
+
+static void test_recurrent(void **state)
+{
+    (void)state;
+    struct model *m = load("granitemoehybrid");
+    if (!m) {
+        print_message("# skipped: granitemoehybrid is not here\n");
+        skip();
+    }
+    run_schedules(m, 8);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_schedules) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_schedules), cmocka_unit_test(test_recurrent) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
