@@ -707,4 +707,7 @@ static size_t backend_memory(const void *backend)
 static size_t backend_kv_bytes(const void *backend) { return ((const struct gpu_backend *)backend)->kv_size; }
 static const char *backend_describe(const void *backend) { return ((const struct gpu_backend *)backend)->name; }
 
-const struct backend backend_gpu = { "gpu", backend_open, backend_forward, backend_copy_block, backend_memory, backend_kv_bytes, backend_describe, backend_close, NULL };
+const struct backend backend_gpu = {
+    .name = "gpu", .open = backend_open, .forward = backend_forward, .copy_block = backend_copy_block, .memory = backend_memory,
+    .kv_bytes = backend_kv_bytes, .describe = backend_describe, .close = backend_close, .drop_block = NULL, .copy_state = NULL,
+};
