@@ -315,11 +315,12 @@ done:
 
 /* ---- the whole ---- */
 
+/* Calibration runs layers of attention and MLPs only. */
+static int cannot_calibrate(const struct config *c) { return config_state_bytes(c) || config_has_mixer(c, MIXER_NONE); }
+
 static int wants_calibration(const struct job *j)
 {
-    if (config_state_bytes(&j->config) || config_has_mixer(&j->config, MIXER_NONE))
-        return 0;
-    if (j->o->synthetic || (j->o->effort == CONVERT_FAST && j->report->type.kind != CONVERT_MIXED))
+    if (cannot_calibrate(&j->config) || j->o->synthetic || (j->o->effort == CONVERT_FAST && j->report->type.kind != CONVERT_MIXED))
         return 0;
     for (int i = 0; i < j->n_plans; i++)
         if (j->plans[i].make == MAKE_QUANT && (j->plans[i].input >= 0 || j->plans[i].spec->expert >= 0))
@@ -359,8 +360,13 @@ static int run(struct job *j, struct err *e)
         job_note(j, "%s: quality best is not for this architecture (%s): good is what is done", j->source->path, config_beyond_dense(&j->config));
         j->effort = CONVERT_GOOD;
     }
-    if (!j->o->output && j->report->type.kind == CONVERT_MIXED) {
-        job_note(j, "which tensors get how many bits is an estimate here: a conversion runs the model to find out");
+    const int blind = cannot_calibrate(&j->config);
+    if (blind && j->o->effort != CONVERT_FAST && !j->o->synthetic)
+        job_note(j, "%s: quality %s is not for this architecture (recurrent layers): fast is what is done", j->source->path,
+                 j->o->effort == CONVERT_BEST ? "best" : "good");
+    if ((!j->o->output || blind) && j->report->type.kind == CONVERT_MIXED) {
+        if (!blind)
+            job_note(j, "which tensors get how many bits is an estimate here: a conversion runs the model to find out");
         if (mixed_assign(j, e))
             return -1;
     }
