@@ -382,7 +382,7 @@ static double scaling_error(const char *path, int *scaled)
     struct err e = { 0 };
     memset(&r, 0, sizeof r);
     double worst = -1;
-    if (job_open(&j, &o, &r, &e) == 0) {
+    if (job_open(&j, &o, &r, &e) == 0 && !config_state_bytes(&j.config)) {
         struct rng rng = { 77 };
         struct model plain = { 0 }, folded = { 0 };
         size_t n = T * (size_t)j.config.hidden_size;
@@ -434,7 +434,7 @@ static void channel_scaling(void **state)
         scaled = 0;
         worst = scaling_error(oracle(name), &scaled);
         if (worst < 0)
-            continue;                   /* recurrent layers: not yet */
+            continue;                   /* recurrent layers are not calibrated */
         print_message("# %-18s %.1e, %d inputs scaled\n", entry->d_name, worst, scaled);
         assert_true(worst < 1e-5);
         n += scaled > 0;
