@@ -134,15 +134,17 @@ static int check_config(void *user, const char *folder, uint64_t bytes, struct e
     (void)bytes;
     if (asprintf(&path, "%s/config.json", folder) < 0)
         return err_nomem(e, "path");
-    json_t *raw = access(path, R_OK) == 0 ? js_load(path, 16 << 20, e) : NULL, *config = raw ? config_normalize(raw, &why) : NULL;
+    if (access(path, R_OK) != 0) {      /* a GGUF says it in its first bytes */
+        free(path);
+        return 0;
+    }
+    json_t *raw = js_load(path, 16 << 20, &why), *config = raw ? config_normalize(raw, &why) : NULL;
     free(path);
     int rc = config && config_parse(&c, config, &why) == 0 ? 0 : -1;
     if (rc == 0)
         config_release(&c);
-    else if (raw)
-        err_set(e, ERR_UNSUPPORTED, "nothing was downloaded: %s", why.msg);
     else
-        rc = 0;                         /* a GGUF says it in its first bytes */
+        err_set(e, ERR_UNSUPPORTED, "nothing was downloaded: %s", why.msg);
     json_decref(config);
     json_decref(raw);
     return rc;

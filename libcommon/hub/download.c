@@ -14,6 +14,7 @@
 #include "libcommon/base/file.h"
 
 enum { LEAST_PART = 512 << 10, MOST_PART = 32 << 20, MOST_UNSAVED = 16 << 20, HASH_STEP = 1 << 20, HASH_A_TICK = 32 << 20 };
+static const int64_t most_bytes = (int64_t)1 << 50;      /* of a file: what says more is no size */
 
 /* ---- ranges ---- */
 
@@ -88,6 +89,8 @@ static int head_done(struct web_job *j, struct err *e)
     snprintf(f->etag, sizeof f->etag, "%s", *a->linked_etag ? a->linked_etag : a->etag);
     f->size = *a->linked_etag && a->linked_size >= 0 ? a->linked_size : a->status / 100 == 2 ? a->length : -1;
     f->has_sha256 = is_sha256(f->etag);
+    if (f->size > most_bytes)
+        return err_set(e, ERR_FORMAT, "%s: the hub says it has %" PRId64 " bytes, expected %" PRId64 " at most", f->name, f->size, most_bytes);
     if (!cache_etag_ok(f->etag))
         return err_set(e, ERR_FORMAT, "%s: the hub says no usable ETag ('%.60s')", f->name, f->etag);
     return 0;
@@ -149,7 +152,8 @@ int download_plan(struct download *d, const char *const *names, int n, struct er
                 return -1;
             f->have = 1;
         }
-        d->total += f->size > 0 ? (uint64_t)f->size : 0;
+        if (__builtin_add_overflow(d->total, f->size > 0 ? (uint64_t)f->size : 0, &d->total))
+            return err_set(e, ERR_FORMAT, "%s: the sizes of its files add up to 2^64 bytes or more", d->name->repo);
         d->left += !f->have && f->size > 0 ? (uint64_t)f->size : 0;
     }
     return 0;
@@ -203,6 +207,26 @@ static int remember_direct(struct download_file *f, const struct web_job *j)
     return f->direct ? 0 : -1;
 }
 
+static int digest_start(struct download_file *f, struct err *e)
+{
+    struct net_digest *n = &f->in->net;
+    f->hashed = 0;
+    if (!f->has_sha256)
+        return 0;
+    if (!f->digest && !(f->digest = n->ctx_new()))
+        return err_nomem(e, "checksum");
+    return n->init(f->digest, n->sha256(), NULL) == 1 ? 0 : err_set(e, ERR_UNSUPPORTED, "libcrypto has no SHA-256");
+}
+
+/* What came is of no use. */
+static int forget_bytes(struct download_file *f)
+{
+    f->done.n = 0;
+    f->saved_bytes = 0;
+    unlink(f->ranges);
+    return ftruncate(f->fd, 0);
+}
+
 static int part_data(struct web_job *j, const void *data, size_t n, struct err *e)
 {
     struct download_file *f = j->user;
@@ -226,6 +250,12 @@ static int part_data(struct web_job *j, const void *data, size_t n, struct err *
             return err_set(e, ERR_FORMAT, "%s: more than the %" PRId64 " bytes that the hub announced", f->name, f->size);
         n = (size_t)(j->to - at);
     }
+    if (f->size < 0 && at + n > f->in->most_unsized)
+        return err_set(e, ERR_LIMIT, "%s: more than %" PRIu64 " bytes of a file whose size the hub did not say", f->name, f->in->most_unsized);
+    if (j->whole && at == 0 && forget_bytes(f) != 0)    /* from its beginning, perhaps once more and with other bytes */
+        return err_sys(e, "%s", f->part);
+    if (f->has_sha256 && at < f->hashed && digest_start(f, e) != 0)
+        return -1;                      /* the digest is of bytes that are written anew */
     for (size_t left = n; left;) {
         ssize_t put = pwrite(f->fd, p, left, (off_t)(at + (n - left)));
         if (put < 0 && errno == EINTR)
@@ -265,17 +295,6 @@ static int hash_more(struct download_file *f, uint64_t most, struct err *e)
     }
     free(buf);
     return 0;
-}
-
-static int digest_start(struct download_file *f, struct err *e)
-{
-    struct net_digest *n = &f->in->net;
-    f->hashed = 0;
-    if (!f->has_sha256)
-        return 0;
-    if (!f->digest && !(f->digest = n->ctx_new()))
-        return err_nomem(e, "checksum");
-    return n->init(f->digest, n->sha256(), NULL) == 1 ? 0 : err_set(e, ERR_UNSUPPORTED, "libcrypto has no SHA-256");
 }
 
 static int part_done(struct web_job *j, struct err *e);
@@ -329,11 +348,8 @@ static int add_parts(struct download_file *f, struct err *e)
 
 static void discard(struct download_file *f)
 {
-    f->done.n = 0;
-    f->saved_bytes = 0;
     f->whole = 0;
-    unlink(f->ranges);
-    if (ftruncate(f->fd, 0) != 0)
+    if (forget_bytes(f) != 0)
         unlink(f->part);
 }
 
@@ -481,6 +497,9 @@ int download_run(struct download *d, struct err *e)
     }
     d->web->tick = before;
     d->web->user = user;
+    for (int i = 0; i < d->n_files && rc >= 0; i++)
+        if (!d->files[i].have)
+            rc = err_set(e, ERR_IO, "%s: %s: only a part of it came", d->name->repo, d->files[i].name);
     for (int i = 0; i < d->n_files; i++)
         if (d->files[i].fd >= 0)
             save_ranges(&d->files[i]);

@@ -38,6 +38,7 @@ struct download {
     const char *commit;
     struct download_file *files;
     int n_files;
+    uint64_t most_unsized;          /* bytes of a file whose size the hub does not say */
     struct net_digest net;
     uint64_t total, left;           /* bytes of all files; of those that are not here */
 };

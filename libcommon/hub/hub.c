@@ -13,7 +13,7 @@
 #include "libcommon/hub/choose.h"
 #include "libcommon/hub/download.h"
 
-enum { MAX_LISTING = 64 << 20, MAX_INDEX = 64 << 20, CONNECTIONS = 8 };
+enum { MAX_LISTING = 64 << 20, MAX_INDEX = 64 << 20, MAX_UNSIZED = 1 << 30, CONNECTIONS = 8 };
 
 /* ---- names ---- */
 
@@ -131,27 +131,25 @@ static int numbered_complete(const char *snapshot, const char *first)
 static int look_in_cache(const struct hub_name *name, const char *folder, const char *commit, char **path)
 {
     struct err ignored;
-    struct choice c;
+    struct choice c = { .file = NULL };
     char **names = NULL, *snapshot = cache_path(folder, "snapshots/%s", commit);
     int n = 0, sure = 0;
     *path = NULL;
-    if (!snapshot || list_folder(snapshot, "", &names, &n) != 0 || !n || choose(&c, name->repo, name->pick, (const char *const *)names, n, &ignored) != 0) {
-        if (snapshot && n)
-            choose_release(&c);
+    if (!snapshot || list_folder(snapshot, "", &names, &n) != 0 || !n || choose(&c, name->repo, name->pick, (const char *const *)names, n, &ignored) != 0)
         goto done;
-    }
     if (c.file) {
         *path = cache_path(snapshot, "%s", c.file);
         /* Without a pick the repository may have safetensors, or a quantization that goes before: unless that was asked already. */
         sure = *name->pick || cache_has(folder, commit, "model.safetensors") < 0;
     } else if (c.indexed ? has_shards(snapshot) : numbered_complete(snapshot, c.weights[0])) {
+        int one = !c.indexed && strcmp(c.weights[0], "model.safetensors") == 0;      /* an index beside it is not needed */
         *path = strdup(snapshot);
         sure = 1;
         for (int i = 0; i < CHOOSE_N_OPTIONAL; i++)
-            sure &= cache_has(folder, commit, choose_optional[i]) != 0;
+            sure &= cache_has(folder, commit, choose_optional[i]) != 0 || (one && strcmp(choose_optional[i], CHOOSE_INDEX) == 0);
     }
-    choose_release(&c);
 done:
+    choose_release(&c);
     free_names(names, n);
     free(snapshot);
     return sure;
@@ -292,7 +290,7 @@ struct fetch {
 /* Some files of the commit into the cache. final: weights, about which before_weights is asked. */
 static int get_files(struct fetch *f, const char *const *names, int n, int weights, struct err *e)
 {
-    struct download d = { .web = f->web, .o = f->o, .name = f->name, .commit = f->commit };
+    struct download d = { .web = f->web, .o = f->o, .name = f->name, .commit = f->commit, .most_unsized = weights ? MAX_UNSIZED : MAX_INDEX };
     char text[300], *snapshot = NULL;
     int rc = download_plan(&d, names, n, e);
     if (rc == 0 && weights && d.left && f->o->before_weights) {
@@ -322,6 +320,14 @@ static int read_index(struct fetch *f, struct choice *c, struct err *e)
     return rc;
 }
 
+static int is_listed(const char *const *names, int n, const char *name)
+{
+    for (int i = 0; i < n; i++)
+        if (strcmp(names[i], name) == 0)
+            return 1;
+    return 0;
+}
+
 static int get_commit(struct fetch *f, const json_t *info, char **path, struct err *e)
 {
     int n, rc;
@@ -335,7 +341,7 @@ static int get_commit(struct fetch *f, const json_t *info, char **path, struct e
     if (rc == 0)
         rc = get_files(f, c.weights, c.n_weights, 1, e);
     for (int i = 0; rc == 0 && !c.file && i < CHOOSE_N_OPTIONAL; i++)
-        if (cache_has(f->folder, f->commit, choose_optional[i]) == 0)
+        if (cache_has(f->folder, f->commit, choose_optional[i]) == 0 && !is_listed(names, n, choose_optional[i]))
             cache_set_absent(f->folder, f->commit, choose_optional[i]);
     if (rc == 0 && c.file && !*f->name->pick)
         cache_set_absent(f->folder, f->commit, "model.safetensors");
@@ -348,16 +354,21 @@ static int get_commit(struct fetch *f, const json_t *info, char **path, struct e
     return rc;
 }
 
-/* Ask the hub; what the cache has (may be NULL) is used where it cannot be reached. */
+/* Is the cache no answer to this?  The hub said no, or nobody wants to go on. */
+static int is_final(const struct web *w, const struct err *e)
+{
+    return w->refused || e->code == ERR_CANCELLED || e->code == ERR_MEMORY;
+}
+
+/* Ask the hub; what the cache has (may be NULL) is used where it cannot be reached or does not answer as it should. */
 static int fetch(const struct hub_options *o, const struct hub_name *name, const char *folder, char **path, struct err *e)
 {
     struct web w;
     char *cached = *path, text[700];
     int rc = -1;
     *path = NULL;
-    if (open_web(&w, o, name->repo, e) != 0)
-        goto done;
-    json_t *info = model_info(&w, o, name, e);
+    int is_open = open_web(&w, o, name->repo, e) == 0;
+    json_t *info = is_open ? model_info(&w, o, name, e) : NULL;
     const char *commit = json_string_value(json_object_get(info, "sha"));
     if (info && o->known)
         *o->known = 1;
@@ -366,15 +377,15 @@ static int fetch(const struct hub_options *o, const struct hub_name *name, const
     else if (info)
         rc = get_commit(&(struct fetch){ o, name, folder, commit, &w }, info, path, e);
     json_decref(info);
-    web_close(&w);
-    if (rc != 0 && cached && !w.heard && e->code == ERR_IO) {
+    if (is_open)
+        web_close(&w);
+    if (rc != 0 && cached && !is_final(&w, e)) {
         snprintf(text, sizeof text, "%.450s; what the cache has is used", e->msg);
         if (o->note)
             o->note(o->note_user, text);
         *path = cached;
         return 0;
     }
-done:
     free(cached);
     return rc;
 }

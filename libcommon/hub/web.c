@@ -301,6 +301,8 @@ static int explain(struct web *w, struct web_job *j, struct err *e)
 {
     char said[200], more[220] = "";
     long status = j->answer.status;
+    if (status == 401 || status == 403 || status == 404)
+        w->refused = status;
     body_error(j, said, sizeof said);
     if (*said)
         snprintf(more, sizeof more, " (%s)", said);
@@ -498,6 +500,7 @@ int web_open(struct web *w, struct err *e)
     w->first = NULL;
     w->last = &w->first;
     w->n_active = w->heard = 0;
+    w->refused = 0;
     w->multi = NULL;
     if (net_open(&w->net, e) != 0)
         return -1;
@@ -544,7 +547,13 @@ char *web_get(struct web *w, const char *url, const char *what, size_t max, size
         j->body = keep;
         j->user = &d;
     }
-    if (!d.text || !j || web_add(w, j, e) != 0 || web_run(w, e) != 0) {
+    if (!d.text) {
+        if (j)
+            free_job(w, j);
+        err_nomem(e, what);
+        return NULL;
+    }
+    if (!j || web_add(w, j, e) != 0 || web_run(w, e) != 0) {
         free(d.text);
         return NULL;
     }

@@ -53,6 +53,7 @@ struct web {
     CURLM *multi;
     struct web_job *first, **last;      /* waiting or under way */
     int n_active, heard;                /* heard: somebody has answered */
+    long refused;                       /* 401, 403 or 404 that ended it; 0: none */
     struct err error;                   /* of a body or done */
     /* Some times a second; non-zero ends everything with ERR_CANCELLED. */
     int (*tick)(void *user);                        /* may be NULL */

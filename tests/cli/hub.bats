@@ -11,13 +11,15 @@ setup_file() {
   cp "$T/bare/tiny-nl4.zse" "$T/quants/tiny-Q4_K_M.zse"
   cp "$T/bare/tiny-nl4.zse" "$T/quants/tiny-Q8_0.zse"
   : >"$T/tiny/NOTICE"
+  cp -r models/tiny "$T/both"
+  echo '{"weight_map":{}}' >"$T/both/model.safetensors.index.json"
   split_model
   cp -r models/tiny/. "$T/strange"
   sed -i 's/"model_type": *"[^"]*"/"model_type": "abacus"/; s/"architectures".*\[[^]]*\]/"architectures": ["AbacusForCausalLM"]/' "$T/strange/config.json"
   echo '# nothing' >"$T/empty/README.md"
   mkfifo "$T/hub.pipe"
   python3 -B tests/hub/server.py test/tiny="$T/tiny" private/model="$T/tiny" gated/model="$T/tiny" test/bare="$T/bare" test/shards="$T/shards" \
-    test/strange="$T/strange" test/empty="$T/empty" test/quants="$T/quants" >"$T/hub.pipe" 2>"$T/hub.err" 3>&- &
+    test/strange="$T/strange" test/empty="$T/empty" test/quants="$T/quants" test/both="$T/both" >"$T/hub.pipe" 2>"$T/hub.err" 3>&- &
   echo $! >"$T/hub.pid"
   read -r HUB CDN <"$T/hub.pipe"
   export HUB CDN
@@ -167,6 +169,41 @@ complete() {
   never_asked 'GET.*model.safetensors'
 }
 
+@test "a broken config.json: nothing more is downloaded" {
+  fault '{"file":"config.json","kind":"wrong","method":"GET"}'
+  convert
+  [ "$status" = 1 ] && [[ $stderr == *"nothing was downloaded: "*config.json* ]] || { echo "$stderr"; return 1; }
+  never_asked 'GET.*model.safetensors'
+}
+
+@test "safetensors in one file beside an index: the index is not said to be absent, and not missed" {
+  convert test/both
+  [ "$status" = 0 ] || { echo "$stderr"; return 1; }
+  [ ! -e "$HF_HOME/hub/models--test--both/.no_exist/$COMMIT/model.safetensors.index.json" ]
+  [ -e "$HF_HOME/hub/models--test--both/.no_exist/$COMMIT/merges.txt" ]
+  curl -s "$HUB/_reset" -d ''
+  answers test/both
+  [ -z "$(requests)" ]
+}
+
+@test "sizes: not said, endless, too large" {
+  fault '{"file":"config.json","kind":"unsized","after":5000,"method":"GET"}'
+  fault '{"file":"config.json","kind":"unsized","times":9}'
+  convert
+  [ "$status" = 0 ] || { echo "$stderr"; return 1; }
+  complete
+  rm -rf "$HF_HOME"
+  curl -s "$HUB/_reset" -d ''
+  fault '{"file":"config.json","kind":"unsized","endless":true,"times":9}'
+  convert
+  [ "$status" = 1 ] && [[ $stderr == *"config.json: more than 67108864 bytes of a file whose size the hub did not say"* ]] || { echo "$stderr"; return 1; }
+  [ -z "$(find "$REPO" -name '*.zse-*')" ]
+  curl -s "$HUB/_reset" -d ''
+  fault '{"file":"model.safetensors","kind":"","size":9223372036854775807,"times":9}'
+  convert
+  [ "$status" = 1 ] && [[ $stderr == *"model.safetensors: the hub says it has 9223372036854775807 bytes, expected"* ]] || { echo "$stderr"; return 1; }
+}
+
 @test "cuts, stalls of ranges, short bodies, 5xx, 429: the download ends well all the same" {
   fault '{"file":"model.safetensors","kind":"cut","after":100000,"at":"cdn","times":3}'
   fault '{"file":"model.safetensors","kind":"short","bytes":1000,"at":"cdn"}'
@@ -206,6 +243,14 @@ complete() {
   [ ! -e "$REPO/refs/main" ] && [ ! -e "$REPO/snapshots/$COMMIT/model.safetensors" ] && [ -z "$(find "$REPO" -name '*.zse-*')" ]
 }
 
+@test "bytes that come once more, and differ, are checked once more" {
+  fault '{"file":"model.safetensors","kind":"cut","whole":true,"after":1000000,"at":"cdn","times":4}'
+  fault '{"file":"model.safetensors","kind":"wrong","whole":true,"at":"cdn","times":99}'
+  convert
+  [ "$status" = 1 ] && [[ $stderr == *"it came twice and was removed"* ]] || { echo "$stderr"; return 1; }
+  [ ! -e "$REPO/snapshots/$COMMIT/model.safetensors" ]
+}
+
 @test "a hub that stays broken: one sentence, and what is in the cache goes on" {
   fault '{"file":"api","kind":"status","code":500,"times":99,"error":"out of order"}'
   convert
@@ -219,6 +264,17 @@ complete() {
   [ "$status" = 0 ]
   HF_ENDPOINT=http://127.0.0.1:9 convert
   [ "$status" = 0 ] && [[ $stderr == *"what the cache has is used"* ]]
+  for answer in '"code":429,"headers":{"Retry-After":"3600"}' '"code":200'; do
+    curl -s "$HUB/_reset" -d ''
+    fault "{\"file\":\"api\",\"kind\":\"status\",\"times\":99,$answer}"
+    convert
+    [ "$status" = 0 ] && [[ $stderr == *"what the cache has is used"* ]] || { echo "$answer: $stderr"; return 1; }
+  done
+  curl -s "$HUB/_reset" -d ''
+  fault '{"file":"api","kind":"status","code":404,"times":99}'
+  convert
+  [ "$status" = 1 ]
+  curl -s "$HUB/_reset" -d ''
   HF_ENDPOINT=http://127.0.0.1:9 HF_HUB_OFFLINE=1 convert
   [ "$status" = 0 ] && [ -z "$stderr" ]
   HF_HUB_OFFLINE=1 convert test/shards

@@ -10,8 +10,10 @@ POST /_fault {"file": NAME, "kind": KIND, "times": N, ...} breaks the next N ans
   wrong                                       the first byte is another
   whole                                       Range is ignored
   short   {"bytes": N}                        Content-Length and body are N bytes less
+  unsized {"after": BYTES, "endless": BOOL}   without Content-Length; after: with bytes that are not the file's behind it, cut there
   hold                                        after half of the body, until the next POST /_release
   elsewhere {"to": URL}                       redirect to another origin, also small files
+cut and wrong with "whole": true ignore Range as well; "size": N is what X-Linked-Size says instead.
 GET /_log: one line a request: method, path, range, whether a token came, the host asked."""
 import hashlib, json, os, signal, ssl, sys, threading, urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -79,7 +81,7 @@ class Handler(BaseHTTPRequestHandler):
         """data, or the range of it that was asked for."""
         code, begin, end = 200, 0, len(data)
         wanted = self.headers.get('Range', '')
-        if wanted.startswith('bytes=') and f['kind'] != 'whole':
+        if wanted.startswith('bytes=') and f['kind'] != 'whole' and not f.get('whole'):
             a, _, b = wanted[6:].partition('-')
             begin, end, code = int(a), min(int(b) + 1 if b else len(data), len(data)), 206
             headers['Content-Range'] = f'bytes {begin}-{end - 1}/{len(data)}'
@@ -88,6 +90,8 @@ class Handler(BaseHTTPRequestHandler):
             body = body[:-f['bytes']]
         if f['kind'] == 'wrong':
             body = bytes([body[0] ^ 1]) + body[1:]
+        if f['kind'] == 'unsized':
+            return self.unsized(data, headers, f)
         headers['Content-Length'] = len(body)
         if f['kind'] == 'cut' and self.command != 'HEAD':
             self.answer(code, headers, body[:f['after']])
@@ -99,6 +103,23 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body[len(body) // 2:])
         else:
             self.answer(code, headers, body)
+
+    def unsized(self, data, headers, f):
+        self.send_response(200)
+        for k, v in (headers | {'Transfer-Encoding': 'chunked'}).items():
+            self.send_header(k, v)
+        self.end_headers()
+        if self.command == 'HEAD':
+            return
+        if 'after' in f:
+            data = (data + b' ' * f['after'])[:f['after']]
+        self.wfile.write(b'%x\r\n%s\r\n' % (len(data), data))
+        while f.get('endless'):
+            self.wfile.write(b'%x\r\n%s\r\n' % (1 << 20, b' ' * (1 << 20)))
+        if 'after' in f:
+            self.close_connection = True
+        else:
+            self.wfile.write(b'0\r\n\r\n')
 
     def authorized(self, repo):
         """None: go on; else a status."""
@@ -167,7 +188,7 @@ class Handler(BaseHTTPRequestHandler):
         if is_lfs(name, data):
             sha = hashlib.sha256(data).hexdigest()
             where = f'{self.server.cdn}/{repo}/{name}?signature=secret'
-            return self.answer(302, {'X-Repo-Commit': COMMIT, 'X-Linked-Etag': f'"{sha}"', 'X-Linked-Size': len(data), 'Location': where})
+            return self.answer(302, {'X-Repo-Commit': COMMIT, 'X-Linked-Etag': f'"{sha}"', 'X-Linked-Size': f.get('size', len(data)), 'Location': where})
         self.file_body(data, headers, f)
 
     def cdn(self, path):
