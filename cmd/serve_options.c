@@ -33,7 +33,7 @@ static const char usage[] =
     "      --max-queue N          requests that may wait, 0: any number (default: 1000)\n"
     "      --kv-bytes SIZE        memory for keys and values of each model (default: enough, at most a quarter of the machine's)\n"
     "      --max-memory SIZE      weights and memory of all models; the least recently used leave (default: no limit)\n"
-    "      --no-memory-watch      go on when memory runs short (default: refuse new requests below 5 % of it, end below 2 %)\n"
+    "      --no-memory-watch      go on when memory runs short (default: below 3 % and 1 GiB refuse new requests, below 2 % and 256 MiB end)\n"
     "      --no-prefix-cache      compute every prompt from its beginning\n"
     "      --timeout SECONDS      end a request after this time, 0: never (default: 600)\n"
     "      --drain SECONDS        what running requests get when the server stops or a model leaves (default: 30)\n"

@@ -20,7 +20,7 @@ complete -c zse-serve -l max-seqs -x -d 'answers that are made together (default
 complete -c zse-serve -l max-queue -x -d 'requests that may wait, 0 any number (default 1000)'
 complete -c zse-serve -l kv-bytes -x -d 'memory for keys and values of each model (default enough, at most a quarter of the machines)'
 complete -c zse-serve -l max-memory -x -d 'weights and memory of all models; the least recently used leave (default no limit)'
-complete -c zse-serve -l no-memory-watch -d 'go on when memory runs short (default refuse new requests below 5 % of it, end below 2 %)'
+complete -c zse-serve -l no-memory-watch -d 'go on when memory runs short (default below 3 % and 1 GiB refuse new requests, below 2 % and 256 MiB end)'
 complete -c zse-serve -l no-prefix-cache -d 'compute every prompt from its beginning'
 complete -c zse-serve -l timeout -x -d 'end a request after this time, 0 never (default 600)'
 complete -c zse-serve -l drain -x -d 'what running requests get when the server stops or a model leaves (default 30)'

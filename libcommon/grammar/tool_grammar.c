@@ -6,8 +6,6 @@
 #include "libcommon/grammar/schema.h"
 #include "libcommon/grammar/tool_format.h"
 
-enum { MAX_TOOLS = 512 };
-
 struct maker {
     struct grammar *g;
     struct exprs *x;

@@ -58,6 +58,7 @@ void tool_parser_close(struct tool_parser *p);
 
 /* ---- enforcing ---- */
 
+enum { MAX_TOOLS = 512 };               /* of one request */
 enum tool_choice { TOOL_AUTO, TOOL_REQUIRED };
 struct tool_grammar_options {
     const json_t *tools;                /* array of {"type": "function", "function": {"name", "parameters"}}, borrowed for the call */

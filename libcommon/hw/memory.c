@@ -83,13 +83,14 @@ int cgroup_up(struct cgroup *g)
     return 1;
 }
 
-/* One folder's limit, and what is used below it without page cache; 0: no limit. */
-static int group_limit(const struct cgroup *g, const char *root, uint64_t *limit, uint64_t *used)
+/* One folder's limit (hard: without memory.high; UINT64_MAX: none), and what is used below it without page cache; 0: no limit. */
+static int group_limit(const struct cgroup *g, const char *root, uint64_t *limit, uint64_t *hard, uint64_t *used)
 {
     static const long long none = 1ll << 60;            /* version 1 says "none" by a number near 2^63 */
     const int v2 = g->version == 2;
     char stat[SMALL_FILE], path[600];
     long long max = sys_number(-1, root, v2 ? "%s/memory.max" : "%s/memory.limit_in_bytes", g->dir), high = v2 ? sys_number(-1, root, "%s/memory.high", g->dir) : -1;
+    *hard = max < 0 || max >= none ? UINT64_MAX : (uint64_t)max;
     if (high > 0 && (max < 0 || high < max))
         max = high;                                     /* beyond it everything is slowed down until it is below again */
     long long current = sys_number(-1, root, v2 ? "%s/memory.current" : "%s/memory.usage_in_bytes", g->dir);
@@ -100,6 +101,19 @@ static int group_limit(const struct cgroup *g, const char *root, uint64_t *limit
         current -= sys_field(stat, v2 ? "inactive_file" : "total_inactive_file", 0) + sys_field(stat, v2 ? "active_file" : "total_active_file", 0);
     *limit = (uint64_t)max;
     *used = current > 0 ? (uint64_t)current : 0;
+    return 1;
+}
+
+/* The least limit, and the least that is left of any; 0: it does not limit. */
+static int count_limit(uint64_t limit, uint64_t used, uint64_t total, uint64_t *least, uint64_t *least_left)
+{
+    const uint64_t left = limit > used ? limit - used : 0;
+    if (limit >= total)
+        return 0;
+    if (!*least || left < *least_left)
+        *least_left = left;
+    if (!*least || limit < *least)
+        *least = limit;
     return 1;
 }
 
@@ -135,18 +149,16 @@ int memory_read(struct memory *m, const char *root, struct err *e)
         snprintf(path, sizeof path, "%s/memory.pressure", g.dir);
         m->stalled10 = stalled(root, path);
     }
-    if (m->stalled10 < 0)
+    m->stalled_own = m->stalled10 >= 0;
+    if (!m->stalled_own)
         m->stalled10 = stalled(root, "/proc/pressure/memory");
     for (int more = g.version != 0; more; more = cgroup_up(&g)) {
-        uint64_t limit, used;
-        if (!group_limit(&g, root, &limit, &used) || limit >= m->total)
+        uint64_t limit, hard, used;
+        if (!group_limit(&g, root, &limit, &hard, &used))
             continue;
-        const uint64_t left = limit > used ? limit - used : 0;
-        if (!m->limit || left < m->left)
-            m->left = left;
-        if (!m->limit || limit < m->limit)
-            m->limit = limit;
-        m->limit_version = g.version;
+        if (count_limit(limit, used, m->total, &m->limit, &m->left))
+            m->limit_version = g.version;
+        count_limit(hard, used, m->total, &m->hard, &m->hard_left);
     }
     return 0;
 }

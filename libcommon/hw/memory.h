@@ -23,8 +23,10 @@ struct memory {                 /* bytes */
     uint64_t total, available, free, cached, swap_total, swap_free;     /* of the machine: /proc/meminfo */
     uint64_t limit;             /* the least limit of this process's control groups; 0: none below total */
     uint64_t left;              /* what is left below it: the group's page cache can be given back and does not count as used */
+    uint64_t hard, hard_left;   /* the same of limits at which processes are ended (without memory.high) */
     int limit_version;          /* of the group that limits: 1 or 2 */
     double stalled10;           /* per cent of the last 10 s in which all tasks waited for memory (PSI "full"; the group's own if there is one); -1: unknown */
+    int stalled_own;            /* that is the group's own, not the whole machine's */
 };
 /* -1: /proc/meminfo is not there or says nothing. */
 int memory_read(struct memory *m, const char *root, struct err *e);

@@ -16,7 +16,7 @@ struct preparing {
     pthread_t thread[N_PREPARING]; int n_threads;
     pthread_mutex_t lock;
     pthread_cond_t work;
-    struct call *first, **last;         /* to do */
+    struct call *first, **last; int n;  /* to do */
     struct call *done, **done_last;
     int stop;
     struct loop *loop;
@@ -25,6 +25,7 @@ struct preparing {
 enum { STAGE_PARSE, STAGE_PROMPTS, STAGE_READY };
 
 static void end_visit(struct call *c);
+static void forget_preparing(struct call *c);
 
 static void call_free(struct call *c)
 {
@@ -99,7 +100,7 @@ void call_usage(const struct call *c, struct buf *out)
     }
     buf_printf(out, "{\"prompt_tokens\":%d,\"completion_tokens\":%d,\"total_tokens\":%d,\"prompt_tokens_details\":{\"cached_tokens\":%d}", prompt,
                completion, prompt + completion, cached);
-    if (c->h->thinks)
+    if (c->h->thinks || tool_format_has_channels(c->h->calls_form))
         buf_printf(out, ",\"completion_tokens_details\":{\"reasoning_tokens\":%d}", reasoning);
     buf_str(out, "}");
 }
@@ -268,7 +269,8 @@ void call_cancel(struct call *c)
 void call_gone(struct call *c)
 {
     c->conn = NULL;
-    call_cancel(c);                             /* what is still being prepared is looked at afterwards */
+    call_cancel(c);
+    forget_preparing(c);                        /* what a thread has begun is looked at afterwards */
 }
 
 static void refuse(struct call *c, const struct problem *p)
@@ -372,7 +374,7 @@ static int check_length(const struct call *c, const struct prompt *p, const char
     int room = c->form->body == BODY_EMBEDDING ? 0 : 1, max_len = c->h->m.max_len;
     if (p->n_ids < 1)
         return problem_set(pr, 400, field, "empty", "%s: the prompt is empty, expected at least 1 token", field);
-    if (p->n_ids + room > max_len)
+    if (p->n_ids + room > max_len && c->form->body != BODY_COUNT)
         return problem_set(pr, 400, field, "context_length_exceeded", "%s: the prompt has %d tokens, the context of %s is %d tokens%s", field, p->n_ids, c->h->id,
                            max_len, room ? ", and an answer needs at least 1" : "");
     return 0;
@@ -560,7 +562,7 @@ static int bind(struct call *c, struct problem *pr)
         return problem_set(pr, 400, NULL, "invalid_type", "the body: found %s, expected an object", js_kind(c->json));
     if (name && !json_is_string(name))
         return problem_set(pr, 400, "model", "invalid_type", "model: found %s, expected a string", js_kind(name));
-    if (c->s->watch != WATCH_FINE)
+    if (c->s->watch.state != WATCH_FINE)
         return problem_set(pr, 503, NULL, "memory_pressure", "memory is short: no new requests until there is more");
     struct hosted *h = models_find(c->s, json_string_value(name), pr);
     struct problem recalled;
@@ -650,25 +652,65 @@ static void submit(struct call *c)
 }
 
 /* One stage; any thread. */
-static int work_on(struct call *c, struct problem *pr)
+static void work_on(struct call *c)
 {
+    struct problem *pr = &c->problem;
     struct err e;
-    if (c->stage == STAGE_PROMPTS)
-        return c->form->prepare(c, pr);
-    c->json = js_parse("body", c->body.data ? c->body.data : "", c->body.size, &e);
-    buf_release(&c->body);
-    return c->json ? 0 : problem_set(pr, 400, NULL, "invalid_json", "%s", e.msg);
+    const double limit = c->s->o.timeout_s;
+    if (limit > 0 && (double)(clock_ns() - c->start_ns) * 1e-9 > limit) {
+        problem_set(pr, 504, NULL, "timeout", "no complete answer within %g s", limit);
+    } else if (c->stage == STAGE_PROMPTS) {
+        if (c->form->prepare(c, pr) != 0 && !pr->status)
+            problem_set(pr, 503, NULL, NULL, "out of memory");
+    } else {
+        c->json = js_parse("body", c->body.data ? c->body.data : "", c->body.size, &e);
+        buf_release(&c->body);
+        if (!c->json)
+            problem_set(pr, 400, NULL, "invalid_json", "%s", e.msg);
+    }
 }
 
-static void to_thread(struct call *c)
+/* -1 with c->problem: as many wait already as --max-queue lets wait. */
+static int to_thread(struct call *c)
 {
     struct preparing *p = c->s->preparing;
+    const int most = c->s->o.max_queue;
     pthread_mutex_lock(&p->lock);
-    c->next_preparing = NULL;
-    *p->last = c;
-    p->last = &c->next_preparing;
-    pthread_cond_signal(&p->work);
+    const int full = most && p->n >= most;
+    if (!full) {
+        c->next_preparing = NULL;
+        *p->last = c;
+        p->last = &c->next_preparing;
+        p->n++;
+        pthread_cond_signal(&p->work);
+    }
     pthread_mutex_unlock(&p->lock);
+    return full ? problem_set(&c->problem, 503, NULL, "overloaded", "%d requests wait to be prepared, expected at most %d", most, most) : 0;
+}
+
+/* Nobody waits for it any more: it is done, if no thread has begun with it. */
+static void forget_preparing(struct call *c)
+{
+    struct preparing *p = c->s->preparing;
+    if (!p)
+        return;                                 /* the server ends */
+    pthread_mutex_lock(&p->lock);
+    struct call **at = &p->first;
+    while (*at && *at != c)
+        at = &(*at)->next_preparing;
+    const int found = *at != NULL;
+    if (found) {
+        *at = c->next_preparing;
+        if (!*at)
+            p->last = at;
+        p->n--;
+        c->next_preparing = NULL;
+        *p->done_last = c;
+        p->done_last = &c->next_preparing;
+    }
+    pthread_mutex_unlock(&p->lock);
+    if (found)
+        loop_wake(p->loop);
 }
 
 /* Must something be compiled? */
@@ -690,11 +732,12 @@ static void advance(struct call *c, int large)
             if (bind(c, &c->problem) != 0)
                 break;
             if (large || takes_long(c)) {
+                if (to_thread(c) != 0)
+                    break;
                 c->h->preparing++;
-                to_thread(c);
                 return;
             }
-            work_on(c, &c->problem);
+            work_on(c);
         } else {
             c->stage = STAGE_READY;
             if (!c->form->event)
@@ -735,12 +778,10 @@ void call_start(struct server *s, struct conn *conn, struct visit *visit, const 
     buf_add(&c->body, text, size);
     if (c->body.failed)
         problem_set(&c->problem, 503, NULL, NULL, "out of memory");
-    if (large && !c->problem.status) {
-        to_thread(c);
+    if (large && !c->problem.status && to_thread(c) == 0)
         return;
-    }
     if (!c->problem.status)
-        work_on(c, &c->problem);
+        work_on(c);
     advance(c, 0);
 }
 
@@ -755,14 +796,17 @@ static void *prepare(void *arg)
             pthread_cond_wait(&p->work, &p->lock);
         int stop = p->stop;
         struct call *c = stop ? NULL : p->first;
-        if (c && !(p->first = c->next_preparing))
-            p->last = &p->first;
+        if (c) {
+            p->n--;
+            if (!(p->first = c->next_preparing))
+                p->last = &p->first;
+        }
         pthread_mutex_unlock(&p->lock);
         if (!c && !stop)
             continue;                   /* the other thread took it */
         if (stop)
             return NULL;
-        work_on(c, &c->problem);
+        work_on(c);
         pthread_mutex_lock(&p->lock);
         c->next_preparing = NULL;
         *p->done_last = c;

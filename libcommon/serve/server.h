@@ -54,6 +54,7 @@ struct server_options {
     const char *const *hosts; int n_hosts;          /* names besides localhost that a loopback listener answers to */
     const char *admin_token;            /* NULL: no administration over HTTP */
     int max_connections; size_t max_body;
+    int max_queue;                      /* requests that wait to be prepared; 0: any number */
     double timeout_s;                   /* of a request; 0: none */
     double drain_s;                     /* of a shutdown or unload: what runs may go on for so long */
     uint64_t max_memory;                /* bytes of weights and private memory of all models; 0: no limit */

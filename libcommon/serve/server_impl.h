@@ -94,7 +94,7 @@ struct server {
     struct guard guard;
     unsigned long long cpu_total, cpu_idle;     /* of /proc/stat, when it was last read */
     uint64_t ws_stats_ns;
-    enum watch_state watch;
+    struct watch watch;
 };
 
 /* No new clients; calls that run get so many seconds. */

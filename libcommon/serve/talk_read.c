@@ -158,6 +158,8 @@ int talk_add_tool(struct talk *t, const char *name, const json_t *description, c
     json_array_foreach(t->tools, i, tool)
         if (strcmp(json_string_value(json_object_get(json_object_get(tool, "function"), "name")), name) == 0)
             return problem_set(pr, 400, param, "invalid_tool", "%s: there are two functions '%s'", param, name);
+    if (json_array_size(t->tools) == MAX_TOOLS)
+        return problem_set(pr, 400, "tools", "out_of_range", "tools: more than %d", MAX_TOOLS);
     if (!t->tools)
         t->tools = json_array();
     json_t *function = json_pack("{s:s}", "name", name), *entry = json_pack("{s:s, s:O}", "type", "function", "function", function);

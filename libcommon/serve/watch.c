@@ -4,14 +4,29 @@
 #include "libcommon/serve/server_impl.h"
 #include "libcommon/serve/worker.h"
 
+/* Is so little left? Both the share and the amount, so that a large machine is not refused with plenty, nor a small one with what its model left. */
+static int below(uint64_t left, uint64_t most, double share, uint64_t bytes) { return (double)left < share * (double)most && left < bytes; }
+
 enum watch_state watch_next(enum watch_state before, const struct memory *m)
 {
-    const double left = (double)memory_now(m) / (double)memory_most(m);
-    if (before == WATCH_FINE)
-        return left < 0.05 || m->stalled10 >= 25 ? WATCH_SHED : WATCH_FINE;
-    if (before == WATCH_END || left < 0.02)
+    static const uint64_t mib = 1 << 20;
+    const uint64_t left = memory_now(m), most = memory_most(m), hard_left = m->hard && m->hard_left < m->available ? m->hard_left : m->available;
+    const double stalled = m->stalled_own && (double)left < 0.15 * (double)most ? m->stalled10 : 0;
+    if (before == WATCH_END || below(hard_left, m->hard ? m->hard : m->total, 0.02, 256 * mib))
         return WATCH_END;
-    return left < 0.10 || m->stalled10 >= 10 ? WATCH_SHED : WATCH_FINE;
+    if (before == WATCH_FINE)
+        return below(left, most, 0.03, 1024 * mib) || stalled >= 25 ? WATCH_SHED : WATCH_FINE;
+    return below(left, most, 0.04, 1280 * mib) || stalled >= 10 ? WATCH_SHED : WATCH_FINE;
+}
+
+void watch_step(struct watch *w, const struct memory *m)
+{
+    const enum watch_state ask = watch_next(w->state, m), sure = ask < w->asked ? ask : w->asked;
+    w->asked = ask;
+    if (ask < w->state)
+        w->state = ask;
+    else if (sure > w->state)           /* shedding comes before the end */
+        w->state = w->state == WATCH_FINE ? WATCH_SHED : WATCH_END;
 }
 
 static void end(struct server *s, const struct memory *m)
@@ -28,17 +43,18 @@ void watch_tick(struct server *s)
     struct err ignored;
     if (s->o.no_watch || s->draining || memory_read(&m, s->o.sysroot, &ignored) != 0)
         return;
-    const enum watch_state before = s->watch;
-    s->watch = watch_next(before, &m);
-    if (s->watch == WATCH_SHED && before == WATCH_FINE)
+    const enum watch_state before = s->watch.state;
+    watch_step(&s->watch, &m);
+    const enum watch_state now = s->watch.state;
+    if (now == WATCH_SHED && before == WATCH_FINE)
         server_log(s, "memory is short: %.2f GB of %.2f GB are left, stalled %.0f %% of the time; no new requests, no prefix cache", (double)memory_now(&m) * 1e-9,
                    (double)memory_most(&m) * 1e-9, m.stalled10 > 0 ? m.stalled10 : 0);
-    if (s->watch == WATCH_FINE && before != WATCH_FINE)
+    if (now == WATCH_FINE && before != WATCH_FINE)
         server_log(s, "memory is back: %.2f GB are left", (double)memory_now(&m) * 1e-9);
-    if (s->watch == WATCH_SHED)
+    if (now == WATCH_SHED)
         for (struct hosted *h = s->models; h; h = h->next)
             if (h->worker)
                 worker_shed(h->worker);         /* again each second: what ends meanwhile leaves prefixes, too */
-    if (s->watch == WATCH_END)
+    if (now == WATCH_END)
         end(s, &m);
 }

@@ -6,11 +6,16 @@
 
 enum watch_state {
     WATCH_FINE,
-    WATCH_SHED,             /* less than 5 % is left, or all tasks wait for memory a quarter of the time; until there are 10 % and they wait less than a tenth of it */
-    WATCH_END,              /* less than 2 % is left, a second after shedding began */
+    /* less than 3 % (and 1 GiB) is left, until there are 4 % (or 1.25 GiB): models are let in up to 95 %.  Or less than 15 %, and all tasks of this process's own control
+     * group wait for memory a quarter of the time, until they wait less than a tenth of it. */
+    WATCH_SHED,
+    WATCH_END,              /* less than 2 % (and 256 MiB) is left below limits at which the system ends processes, a second after shedding began */
 };
-/* The state after `before`.  Of the memory that this process may have (memory_most), memory_now is left. */
+/* What one reading asks for after the state `before`.  Of the memory that this process may have (memory_most), memory_now is left. */
 enum watch_state watch_next(enum watch_state before, const struct memory *m);
+/* Two readings one after the other must ask for what is worse; one is enough for what is better. */
+struct watch { enum watch_state state, asked; };
+void watch_step(struct watch *w, const struct memory *m);
 
 struct server;
 /* Once a second, from the loop. */

@@ -41,18 +41,18 @@ cached() { jq '.usage.prompt_tokens_details.cached_tokens' "$T/body"; }
   until_status 200
   until_status 200
   [ "$(cached)" -gt 0 ]
-  left 400000                       # 4 %
+  left 250000                       # 2.5 %
   until_status 503
   grep -qi '^retry-after:' "$T/head"
   jq -e '.error.code == "memory_pressure"' "$T/body"
-  left 700000                       # 7 %: not yet
+  left 350000                       # 3.5 %: not yet
   [ "$(ask)" = 503 ]
   left 5000000
   until_status 200
   [ "$(cached)" = 0 ]
   until_status 200
   [ "$(cached)" -gt 0 ]
-  grep -q 'memory is short: 0.41 GB of 10.24 GB' "$T/err"
+  grep -q 'memory is short: 0.26 GB of 10.24 GB' "$T/err"
   grep -q 'memory is back' "$T/err"
 }
 

@@ -86,7 +86,7 @@ static void memory_alone(void **state)
     assert_true(memory_most(&m) == m.total && memory_now(&m) == m.available);
     put("/proc/pressure/memory", "some avg10=1.00 avg60=0.00 avg300=0.00 total=1\nfull avg10=12.50 avg60=0.00 avg300=0.00 total=1\n");
     assert_int_equal(memory_read(&m, root, &e), 0);
-    assert_true(m.stalled10 == 12.5);
+    assert_true(m.stalled10 == 12.5 && !m.stalled_own && m.hard == 0);
     put("/proc/meminfo", "MemFree: 5 kB\n");
     assert_int_equal(memory_read(&m, root, &e), -1);
     assert_non_null(strstr(e.msg, "MemTotal"));
@@ -109,13 +109,13 @@ static void memory_of_a_group(void **state)
     put("/sys/fs/cgroup/a/b/c/memory.current", "1\n");
     put("/sys/fs/cgroup/a/b/c/memory.pressure", "some avg10=9.00\nfull avg10=3.00 avg60=0.00 avg300=0.00 total=1\n");
     assert_int_equal(memory_read(&m, root, &e), 0);
-    assert_true(m.limit == 2147483648u && m.left == 2147483648u - 400000000u && m.limit_version == 2 && m.stalled10 == 3);
+    assert_true(m.limit == 2147483648u && m.left == 2147483648u - 400000000u && m.limit_version == 2 && m.stalled10 == 3 && m.stalled_own && m.hard == m.limit && m.hard_left == m.left);
     assert_true(memory_most(&m) == 2147483648u && memory_now(&m) == m.left);
     put("/sys/fs/cgroup/a/b/memory.high", "1073741824\n");      /* slowed down from there on: as good as a limit */
     put("/sys/fs/cgroup/a/b/memory.max", "max\n");
     put("/sys/fs/cgroup/a/b/memory.current", "100\n");
     assert_int_equal(memory_read(&m, root, &e), 0);
-    assert_true(m.limit == 1073741824 && m.left == 1073741724);
+    assert_true(m.limit == 1073741824 && m.left == 1073741724 && m.hard == 2147483648u && m.hard_left == 2147483648u - 400000000u);
     put("/sys/fs/cgroup/a/b/memory.high", "99999999999999\n");  /* more than the machine has: no limit */
     assert_int_equal(memory_read(&m, root, &e), 0);
     assert_true(m.limit == 2147483648u);

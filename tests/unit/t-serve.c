@@ -199,24 +199,55 @@ static void test_reasoning(void **state)
 /* When memory is short, when it is back, when it is over; and in a control group it is the group's that counts. */
 static void memory_watch(void **state)
 {
-    static const struct { enum watch_state before; int left; double stalled; enum watch_state after; } all[] = {
-        { WATCH_FINE, 50, 0, WATCH_FINE }, { WATCH_FINE, 5, -1, WATCH_FINE },  { WATCH_FINE, 4, -1, WATCH_SHED },  { WATCH_FINE, 1, 0, WATCH_SHED },
-        { WATCH_SHED, 7, 0, WATCH_SHED },  { WATCH_SHED, 10, 0, WATCH_FINE },  { WATCH_SHED, 1, 0, WATCH_END },    { WATCH_END, 50, 0, WATCH_END },
-        { WATCH_FINE, 50, 25, WATCH_SHED }, { WATCH_SHED, 50, 15, WATCH_SHED }, { WATCH_SHED, 50, 9, WATCH_FINE },
+    static const struct { enum watch_state before; int most_mib, left_mib; double stalled; enum watch_state after; } all[] = {
+        { WATCH_FINE, 10000, 5000, 0, WATCH_FINE }, { WATCH_FINE, 10000, 300, -1, WATCH_FINE }, { WATCH_FINE, 10000, 299, -1, WATCH_SHED }, { WATCH_FINE, 10000, 100, 0, WATCH_END },
+        { WATCH_SHED, 10000, 399, 0, WATCH_SHED },  { WATCH_SHED, 10000, 400, 0, WATCH_FINE },  { WATCH_SHED, 10000, 199, 0, WATCH_END },   { WATCH_END, 10000, 5000, 0, WATCH_END },
+        /* plenty, however small its share */
+        { WATCH_FINE, 1000000, 1024, 0, WATCH_FINE }, { WATCH_FINE, 1000000, 1023, 0, WATCH_SHED }, { WATCH_SHED, 1000000, 1280, 0, WATCH_FINE },
+        { WATCH_SHED, 1000000, 256, 0, WATCH_SHED },  { WATCH_SHED, 1000000, 255, 0, WATCH_END },
+        /* a model that was let in with 95 % */
+        { WATCH_FINE, 1000, 50, 0, WATCH_FINE },      { WATCH_SHED, 1000, 50, 0, WATCH_FINE },
+        /* who waits with plenty left waits for something else */
+        { WATCH_FINE, 10000, 5000, 90, WATCH_FINE },  { WATCH_FINE, 10000, 1499, 25, WATCH_SHED }, { WATCH_FINE, 10000, 1499, 24, WATCH_FINE },
+        { WATCH_SHED, 10000, 1499, 15, WATCH_SHED },  { WATCH_SHED, 10000, 1499, 9, WATCH_FINE },  { WATCH_SHED, 10000, 1500, 15, WATCH_FINE },
     };
     (void)state;
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-        struct memory m = { .total = 100, .available = (uint64_t)all[i].left, .stalled10 = all[i].stalled };
+        const uint64_t most = (uint64_t)all[i].most_mib << 20, left = (uint64_t)all[i].left_mib << 20;
+        struct memory m = { .total = most, .available = left, .stalled10 = all[i].stalled, .stalled_own = 1 };
         assert_int_equal(watch_next(all[i].before, &m), all[i].after);
-        m = (struct memory){ .total = 1000, .available = 900, .limit = 100, .left = (uint64_t)all[i].left, .stalled10 = all[i].stalled };
+        m = (struct memory){ .total = 10 * most, .available = 9 * most, .limit = most, .left = left, .hard = most, .hard_left = left, .stalled10 = all[i].stalled, .stalled_own = 1 };
         assert_int_equal(watch_next(all[i].before, &m), all[i].after);
+    }
+    /* others of the machine wait; and memory.high, at which nothing is ended */
+    struct memory m = { .total = 100ull << 30, .available = 10ull << 30, .stalled10 = 90 };
+    assert_int_equal(watch_next(WATCH_FINE, &m), WATCH_FINE);
+    m = (struct memory){ .total = 100ull << 30, .available = 50ull << 30, .limit = 10ull << 30, .left = 0, .hard = 20ull << 30, .hard_left = 10ull << 30 };
+    assert_int_equal(watch_next(WATCH_SHED, &m), WATCH_SHED);
+    m.hard = m.hard_left = 0;
+    assert_int_equal(watch_next(WATCH_SHED, &m), WATCH_SHED);
+}
+
+/* One reading alone changes nothing for the worse, and shedding comes before the end. */
+static void memory_watch_steps(void **state)
+{
+    static const struct { int left_mib; enum watch_state after; } steps[] = {
+        { 100, WATCH_FINE }, { 5000, WATCH_FINE }, { 250, WATCH_FINE }, { 250, WATCH_SHED }, { 100, WATCH_SHED }, { 250, WATCH_SHED }, { 5000, WATCH_FINE },
+        { 100, WATCH_FINE }, { 100, WATCH_SHED },  { 100, WATCH_END },  { 5000, WATCH_END },
+    };
+    struct watch w = { 0 };
+    (void)state;
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
+        struct memory m = { .total = 10000ull << 20, .available = (uint64_t)steps[i].left_mib << 20, .stalled10 = -1 };
+        watch_step(&w, &m);
+        assert_int_equal(w.state, steps[i].after);
     }
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(memory_watch), cmocka_unit_test(test_http_cut_at_every_byte), cmocka_unit_test(test_http_limits), cmocka_unit_test(test_websocket),
+        cmocka_unit_test(memory_watch), cmocka_unit_test(memory_watch_steps), cmocka_unit_test(test_http_cut_at_every_byte), cmocka_unit_test(test_http_limits), cmocka_unit_test(test_websocket),
         cmocka_unit_test(test_fields), cmocka_unit_test(test_json_text), cmocka_unit_test(test_reasoning),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -69,6 +69,13 @@ static void test_tools(void **state)
     assert_int_equal(talk_add_tool(&t, "h", NULL, text, "tools[2]", &pr), -1);
     assert_int_equal(json_array_size(t.tools), 2);
     assert_int_equal(talk_check_tools(&t, &pr), 0);
+    for (int i = 2; i < MAX_TOOLS; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "f%d", i);
+        assert_int_equal(talk_add_tool(&t, name, NULL, NULL, "tools", &pr), 0);
+    }
+    assert_int_equal(talk_add_tool(&t, "one-more", NULL, NULL, "tools[512]", &pr), -1);
+    assert_string_equal(pr.message, "tools: more than 512");
     t.only = "h";
     assert_int_equal(talk_check_tools(&t, &pr), -1);
     talk_release(&t);
