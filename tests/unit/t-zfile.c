@@ -320,7 +320,7 @@ static void json_fields(void **state)
         { "\"kind\":\"layer\",\"offset\":12288", "\"kind\":\"layer\",\"offset\":9223372036854771712", "beyond section WGTS" },
         { "\"layer\":0", "\"layer\":-1", "group 1: layer" },
         { "\"type\":\"nl4\"", "\"type\":\"nl5\"", "number format 'nl5' is unknown" },
-        { "\"type\":\"nl4\"", "\"type\":\"t2\"", "t2" },
+        { "\"type\":\"nl4\"", "\"type\":\"t3\"", "t3" },
         { "\"type\":\"nl4\"", "\"type\":\"i8\"", "size" },
         { "\"type\":\"f32\"", "\"type\":\"nl4\"", "nl4 is not possible in plain rows" },
         { "\"group_size\":32,\"act_group\":32,\"source\":\"qkv\"", "\"group_size\":31,\"act_group\":32,\"source\":\"qkv\"", "group size" },
