@@ -8,6 +8,7 @@
 
 #include "cmd/cli.h"
 #include "libcommon/base/clock.h"
+#include "libcommon/base/json.h"
 
 static const char prog[] = "zse-chat";
 
@@ -157,7 +158,7 @@ static void print_line(struct line *l, const struct chat_options *o, int number,
     if (l->refused.code != ERR_NONE) {
         cli_note(prog, "%s: line %d: %s", o->batch, number, l->refused.msg);
         if (o->json || o->ids)
-            chat_print_json(json_pack("{s:s}", "error", l->refused.msg));
+            chat_print_json(json_pack("{s:o}", "error", js_text(l->refused.msg)));
         else
             printf("error: %s\n", l->refused.msg);
     } else if (o->json)

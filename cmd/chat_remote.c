@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "cmd/cli.h"
@@ -14,9 +15,10 @@
 #include "libcommon/base/file.h"
 #include "libcommon/base/json.h"
 #include "libcommon/hub/net.h"
+#include "libcommon/hub/web.h"
 
 static const char prog[] = "zse-chat";
-enum { MAX_TRIES = 20, MAX_WAIT_S = 60 };
+enum { MAX_TRIES = 20, MAX_WAIT_S = 60, LIST_S = 30 };
 
 struct remote {
     const struct chat_options *o;
@@ -35,7 +37,8 @@ struct exchange {
     char *body;
     char *line; size_t n_line, line_room;       /* of the stream, not whole yet; where it is no stream: everything */
     int is_stream, is_open, thinking, asked_stop;
-    int tries, retry_after_s;   /* retry_after_s -1: not said */
+    int tries;
+    int64_t retry_after_s;      /* -1: not said */
     uint64_t start_ns, due_ns;  /* due_ns 0: it is under way */
     struct err error;           /* code ERR_NONE: none */
     char curl_error[CURL_ERROR_SIZE];
@@ -163,11 +166,12 @@ static void take_line(struct exchange *x, char *line, size_t n)
 static size_t on_header(char *line, size_t size, size_t n, void *user)
 {
     struct exchange *x = user;
+    char text[100];
     n *= size;
-    if (n > 13 && strncasecmp(line, "content-type:", 13) == 0)
-        x->is_stream = memmem(line, n, "text/event-stream", 17) != NULL;
-    else if (n > 12 && strncasecmp(line, "retry-after:", 12) == 0)
-        sscanf(line + 12, "%9d", &x->retry_after_s);
+    if (web_header(line, n, "content-type", text, sizeof text))
+        x->is_stream = strstr(text, "text/event-stream") != NULL;
+    else if (web_header(line, n, "retry-after", text, sizeof text))
+        x->retry_after_s = web_retry_after(text);
     return n;
 }
 
@@ -309,14 +313,21 @@ static void exchange_end(struct exchange *x, CURLcode rc)
 }
 
 /* The server is full, or still opens its model, and says when it may be asked again. */
+static int may_ask_again(struct exchange *x, long status)
+{
+    if ((status != 429 && status != 503) || x->retry_after_s < 0 || x->retry_after_s > MAX_WAIT_S || x->tries == MAX_TRIES || x->asked_stop)
+        return 0;
+    if (x->tries++ == 0)
+        cli_note(prog, "%s: HTTP %ld: it is asked again in %d s", x->r->base, status, (int)x->retry_after_s);
+    return 1;
+}
+
 static int wait_for_server(struct exchange *x, CURLM *multi)
 {
     long status = 0;
     x->r->net.easy_getinfo(x->easy, CURLINFO_RESPONSE_CODE, &status);
-    if ((status != 429 && status != 503) || x->retry_after_s < 0 || x->retry_after_s > MAX_WAIT_S || x->tries == MAX_TRIES || x->asked_stop)
+    if (!may_ask_again(x, status))
         return 0;
-    if (x->tries++ == 0)
-        cli_note(prog, "%s: HTTP %ld: it is asked again in %d s", x->r->base, status, x->retry_after_s);
     x->r->net.multi_remove_handle(multi, x->easy);
     x->due_ns = clock_ns() + (uint64_t)x->retry_after_s * 1000000000u + 1;
     x->n_line = 0;
@@ -354,7 +365,9 @@ static void collect(struct remote *r, CURLM *multi)
 int remote_answer(struct remote *r, json_t *prompt, struct answer *a, const volatile sig_atomic_t *stop, struct err *e)
 {
     struct exchange x;
+    struct sigaction before;
     CURLM *multi = r->net.multi_init();
+    cli_ignore_pipe(&before);
     int running, rc = multi ? exchange_start(&x, r, multi, a, prompt, e) : err_nomem(e, "request");
     while (rc == 0 && x.is_open) {
         start_due(&x, multi);
@@ -370,6 +383,7 @@ int remote_answer(struct remote *r, json_t *prompt, struct answer *a, const vola
     }
     if (multi)
         r->net.multi_cleanup(multi);
+    cli_restore_pipe(&before);
     if (rc == 0 && x.error.code != ERR_NONE) {
         *e = x.error;
         rc = -1;
@@ -388,27 +402,49 @@ static size_t on_list(char *data, size_t size, size_t n, void *user)
     return x->n_line + n > 16u << 20 || grow(&x->line, &x->n_line, &x->line_room, data, n) != 0 ? 0 : n;
 }
 
+/* The server still opens its model: 1 when it is time to ask again, 0 if it did not say when. */
+static int wait_for_list(struct exchange *x, long status)
+{
+    if (!may_ask_again(x, status))
+        return 0;
+    struct timespec t = { (time_t)x->retry_after_s, 0 };
+    while (nanosleep(&t, &t) != 0 && errno == EINTR)
+        ;
+    x->n_line = 0;
+    x->retry_after_s = -1;
+    return 1;
+}
+
 /* The first model of /v1/models. */
 static int ask_model(struct remote *r, struct err *e)
 {
-    struct exchange x = { .r = r };
+    struct exchange x = { .r = r, .retry_after_s = -1 };
     const struct net *n = &r->net;
+    struct sigaction before;
     char *url = NULL;
     long status = 0;
     int rc = -1;
+    cli_ignore_pipe(&before);
     x.easy = n->easy_init();
     if (!x.easy || asprintf(&url, "%s/models", r->base) < 0) {
         err_nomem(e, "request");
     } else if ((rc = set_common(r, x.easy, &x.headers, url, x.curl_error, e)) == 0) {
         n->easy_setopt(x.easy, CURLOPT_WRITEFUNCTION, on_list);
         n->easy_setopt(x.easy, CURLOPT_WRITEDATA, &x);
-        CURLcode c = n->easy_perform(x.easy);
-        n->easy_getinfo(x.easy, CURLINFO_RESPONSE_CODE, &status);
+        n->easy_setopt(x.easy, CURLOPT_HEADERFUNCTION, on_header);
+        n->easy_setopt(x.easy, CURLOPT_HEADERDATA, &x);
+        n->easy_setopt(x.easy, CURLOPT_TIMEOUT, (long)LIST_S);
+        CURLcode c;
+        do {
+            c = n->easy_perform(x.easy);
+            n->easy_getinfo(x.easy, CURLINFO_RESPONSE_CODE, &status);
+        } while (c == CURLE_OK && wait_for_list(&x, status));
         if (c != CURLE_OK)
             rc = err_set(e, ERR_IO, "%s: %s", r->base, *x.curl_error ? x.curl_error : n->easy_strerror(c));
         else if (status != 200)
             rc = explain_status(r->base, status, x.line, x.n_line, e);
     }
+    cli_restore_pipe(&before);
     json_t *j = rc == 0 ? json_loadb(x.line ? x.line : "", x.n_line, 0, NULL) : NULL;
     const char *id = json_string_value(json_object_get(json_array_get(json_object_get(j, "data"), 0), "id"));
     if (rc == 0 && !id)
@@ -426,8 +462,12 @@ static int add_shape(struct remote *r, struct err *e)
 {
     const struct chat_options *o = r->o;
     size_t size;
-    if (o->regex)
-        json_object_set_new(r->fields, "regex", json_string(o->regex));
+    if (o->regex) {
+        json_t *v = json_string(o->regex);
+        if (!v)
+            return err_set(e, ERR_FORMAT, "--regex: not UTF-8");
+        json_object_set_new(r->fields, "regex", v);
+    }
     if (o->grammar_file) {
         char *text = file_read(o->grammar_file, 16 << 20, &size, e);
         if (!text)
@@ -516,7 +556,7 @@ static json_t *question(const struct chat_options *o, const char *text, size_t s
 static json_t *reply_json(const struct remote *r, const struct answer *a)
 {
     const struct request_stats *s = &a->stats;
-    json_t *j = json_pack("{s:s%, s:s, s:s, s:{s:f, s:f}}", "text", a->text ? a->text : "", a->size, "finish_reason", a->reason, "model", r->model,
+    json_t *j = json_pack("{s:s%, s:o, s:s, s:{s:f, s:f}}", "text", a->text ? a->text : "", a->size, "finish_reason", js_text(a->reason), "model", r->model,
                           "timings", "first_token_s", s->first_token_s, "decode_s", s->decode_s);
     if (a->reasoning)
         json_object_set_new(j, "reasoning", json_stringn(a->reasoning, a->reasoning_size));
@@ -562,9 +602,9 @@ static void print_line(const struct remote *r, const struct chat_options *o, str
     if (l->refused.code != ERR_NONE) {
         cli_note(prog, "%s: line %d: %s", o->batch, number, l->refused.msg);
         if (o->json)
-            chat_print_json(json_pack("{s:s}", "error", l->refused.msg));
+            chat_print_json(json_pack("{s:o}", "error", js_text(l->refused.msg)));
         else
-            printf("error: %s\n", l->refused.msg);
+            printf("error: %s\n", cli_plain(l->refused.msg, sizeof l->refused.msg, l->refused.msg));
     } else if (o->json) {
         chat_print_json(reply_json(r, &l->answer));
     } else {
@@ -581,8 +621,10 @@ static int run_lines(struct remote *r, const struct chat_options *o, struct line
 {
     CURLM *multi = r->net.multi_init();
     int started = 0, printed = 0, active = 0, n_refused = 0, running;
+    struct sigaction before;
     if (!multi)
         return err_nomem(e, "connections");
+    cli_ignore_pipe(&before);
     while (printed < n && !ferror(stdout)) {
         for (; started < n && active < o->parallel; started++) {
             struct line *l = &lines[started];
@@ -607,6 +649,7 @@ static int run_lines(struct remote *r, const struct chat_options *o, struct line
         if (lines[i].x.is_open)
             exchange_close(&lines[i].x, multi);
     r->net.multi_cleanup(multi);
+    cli_restore_pipe(&before);
     return n_refused ? err_set(e, ERR_LIMIT, "%s: %d of %d prompts have no answer", o->batch, n_refused, n) : 0;
 }
 
@@ -624,7 +667,8 @@ static int batch(struct remote *r, const struct chat_options *o, struct err *e)
     if (!lines)
         err_nomem(e, "prompts");
     for (int i = 0; lines && text && i < n; i++) {
-        size_t length = strcspn(p, "\n");
+        const char *end = memchr(p, '\n', (size_t)(text + size - p));
+        size_t length = (size_t)((end ? end : text + size) - p);      /* it may hold bytes of zero */
         lines[i].prompt = question(o, p, length, &lines[i].refused);
         p += length + 1;
     }

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "libcommon/base/clock.h"
+#include "libcommon/base/utf8.h"
 
 int cli_help(const char *usage)
 {
@@ -36,14 +37,31 @@ int cli_usage(const char *usage)
     return CLI_USAGE;
 }
 
+const char *cli_plain(char *out, size_t room, const char *text)
+{
+    size_t n = 0;
+    for (; *text && n + 1 < room; text++) {
+        unsigned char c = (unsigned char)*text;
+        int c1 = c == 0xC2 && (unsigned char)text[1] >= 0x80 && (unsigned char)text[1] < 0xA0;      /* U+009B begins a sequence as ESC [ does */
+        out[n++] = (c < ' ' && c != '\n' && c != '\t') || c == 0x7f || c1 ? '?' : *text;
+        text += c1;
+    }
+    if (*text)
+        n -= utf8_incomplete(out, n);
+    out[n] = '\0';
+    return out;
+}
+
 void cli_note(const char *prog, const char *fmt, ...)
 {
     va_list ap;
+    char *text = NULL;
     va_start(ap, fmt);
-    fprintf(stderr, "%s: ", prog);
-    vfprintf(stderr, fmt, ap);
-    fputc('\n', stderr);
+    if (vasprintf(&text, fmt, ap) < 0)
+        text = NULL;
     va_end(ap);
+    fprintf(stderr, "%s: %s\n", prog, text ? cli_plain(text, strlen(text) + 1, text) : "out of memory");
+    free(text);
 }
 
 int cli_wrong(const char *prog, const char *fmt, ...)
@@ -235,6 +253,21 @@ void cli_catch_interrupt(void)
 int cli_interrupted(void)
 {
     return interrupted;
+}
+
+void cli_ignore_pipe(struct sigaction *before)
+{
+    struct sigaction ignore = { .sa_handler = SIG_IGN };
+    sigemptyset(&ignore.sa_mask);
+    sigaction(SIGPIPE, &ignore, before);
+}
+
+void cli_restore_pipe(const struct sigaction *before)
+{
+    sigaction(SIGPIPE, before, NULL);
+    cli_flush();
+    if (flush_errno == EPIPE)
+        raise(SIGPIPE);
 }
 
 void cli_die_of_interrupt(void)

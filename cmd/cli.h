@@ -5,6 +5,7 @@
 #ifndef ZSE_CMD_CLI_H
 #define ZSE_CMD_CLI_H
 
+#include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -21,7 +22,9 @@ int cli_version(const char *prog);                          /* "prog 0.1.0" on s
 int cli_usage(const char *usage);                           /* the synopsis, where usage begins, and a hint at --help on stderr: 2 */
 int cli_wrong(const char *prog, const char *fmt, ...) __attribute__((format(printf, 2, 3)));   /* "prog: TEXT" and a hint at --help: 2 */
 int cli_fail(const char *prog, const struct err *e);        /* "prog: MESSAGE" on stderr: 1 */
-void cli_note(const char *prog, const char *fmt, ...) __attribute__((format(printf, 2, 3)));   /* "prog: TEXT" on stderr */
+void cli_note(const char *prog, const char *fmt, ...) __attribute__((format(printf, 2, 3)));   /* "prog: TEXT" on stderr, as cli_plain has it */
+/* text without what a terminal would obey: control characters become '?', but for tab and newline.  Returns out, cut to room. */
+const char *cli_plain(char *out, size_t room, const char *text);
 /* Flush stdout; a full disk or a closed pipe shows here or nowhere: 0 or 1. */
 int cli_finish(const char *prog);
 /* Flush it now; what fails is said by cli_finish. */
@@ -49,6 +52,9 @@ const char *cli_duration(char out[CLI_BYTES], double seconds);
 /* From now on Ctrl-C and SIGTERM do not end the program: cli_interrupted() answers the signal's number, and cli_progress asks its callee to stop. */
 void cli_catch_interrupt(void);
 int cli_interrupted(void);
+/* TLS writes to sockets with the signal on: ignore it meanwhile.  Afterwards standard output may end the program by it as ever. */
+void cli_ignore_pipe(struct sigaction *before);
+void cli_restore_pipe(const struct sigaction *before);
 /* After ERR_CANCELLED: end by the signal that asked for it, so that the shell sees why. Does not return if there was one. */
 void cli_die_of_interrupt(void);
 

@@ -155,7 +155,7 @@ int hub_model_path(const char *prog, const char *arg, int refresh, char **path, 
     struct hub_setup s;
     struct hub_name name;
     struct stat st;
-    struct sigaction before[2];
+    struct sigaction before[2], pipe_before;
     struct err not_a_name;
     size_t n = strlen(arg);
     *path = NULL;
@@ -170,11 +170,13 @@ int hub_model_path(const char *prog, const char *arg, int refresh, char **path, 
     s.o.before_weights = check_config;
     sigaction(SIGINT, NULL, &before[0]);
     sigaction(SIGTERM, NULL, &before[1]);
+    cli_ignore_pipe(&pipe_before);
     cli_catch_interrupt();              /* Ctrl-C writes down how far it came */
     if (rc == 0)
         rc = hub_fetch(&s.o, &name, path, e);
     cli_progress_clear(&s.progress);
     cli_die_of_interrupt();
+    cli_restore_pipe(&pipe_before);
     sigaction(SIGINT, &before[0], NULL);
     sigaction(SIGTERM, &before[1], NULL);
     hub_setup_release(&s);

@@ -116,29 +116,34 @@ static const struct option search_options[] = {
 static json_t *search_row(const json_t *info, int *ok)
 {
     char text[120];
+    json_t *row;
     struct contents c = look_through(info);
     int runs;
     const char *id = json_string_value(json_object_get(info, "id")), *why = obstacle(info, &c, text, sizeof text, &runs);
     *ok = !why;
     if (!id)
         id = json_string_value(json_object_get(info, "modelId"));
-    return json_pack("{s:s, s:I, s:I, s:s*, s:i, s:i, s:i, s:s*, s:b, s:s*}", "id", id ? id : "?", "downloads", json_integer_value(json_object_get(info, "downloads")),
+    row = json_pack("{s:s, s:I, s:I, s:s*, s:i, s:i, s:i, s:s*, s:b}", "id", id ? id : "?", "downloads", json_integer_value(json_object_get(info, "downloads")),
                      "likes", json_integer_value(json_object_get(info, "likes")), "license", license_of(info), "safetensors", c.n_safetensors, "gguf", c.n_gguf, "zse", c.n_zse,
-                     "model_type", json_string_value(json_object_get(json_object_get(info, "config"), "model_type")), "compatible", *ok, "reason", why);
+                     "model_type", json_string_value(json_object_get(json_object_get(info, "config"), "model_type")), "compatible", *ok);
+    if (why)
+        json_object_set_new(row, "reason", js_text(why));
+    return row;
 }
 
 static void print_search(const json_t *rows, int all)
 {
     const json_t *r;
+    char b[3][200];
     size_t i;
     json_array_foreach(rows, i, r) {
         const char *why = json_string_value(json_object_get(r, "reason")), *license = json_string_value(json_object_get(r, "license"));
         const char *files = json_integer_value(json_object_get(r, "safetensors")) ? "safetensors" : json_integer_value(json_object_get(r, "gguf")) ? "GGUF" : "zse";
         if (i == 0)
             printf("%-52s %12s  %-11s %-16s%s\n", "model", "downloads", "files", "license", all ? " converts" : "");
-        printf("%-52s %12lld  %-11s %-16s", json_string_value(json_object_get(r, "id")), (long long)json_integer_value(json_object_get(r, "downloads")),
-               why ? "-" : files, license ? license : "-");
-        printf(all ? " %s\n" : "\n", why ? why : "yes");
+        printf("%-52s %12lld  %-11s %-16s", cli_plain(b[0], sizeof b[0], json_string_value(json_object_get(r, "id"))), (long long)json_integer_value(json_object_get(r, "downloads")),
+               why ? "-" : files, license ? cli_plain(b[1], sizeof b[1], license) : "-");
+        printf(all ? " %s\n" : "\n", why ? cli_plain(b[2], sizeof b[2], why) : "yes");
     }
 }
 
@@ -147,9 +152,12 @@ static int search(const char *words, int limit, int all, int json)
     static const char prog[] = "zse-info models search";
     struct hub_setup s;
     struct err e;
+    struct sigaction before;
+    cli_ignore_pipe(&before);
     json_t *found = hub_setup(&s, prog, &e) == 0 ? hub_search(&s.o, words, limit, &e) : NULL, *rows = json_array(), *info;
     size_t i;
     int n_hidden = 0, ok;
+    cli_restore_pipe(&before);
     hub_setup_release(&s);
     if (!found) {
         json_decref(rows);
@@ -227,7 +235,7 @@ static const struct option check_options[] = {
 
 static void add_problem(json_t *report, const char *text)
 {
-    json_array_append_new(json_object_get(report, "problems"), json_string(text));
+    json_array_append_new(json_object_get(report, "problems"), js_text(text));
 }
 
 /* Weights as 16 bits, and the memory that models of that size take: with 20 % for keys, values and work; 8 and 4 bits with 10 % for scales. */
@@ -329,12 +337,12 @@ static void print_check(const json_t *report)
     static const struct { const char *key, *label; } texts[] = { { "architecture", "architecture" }, { "license", "license" }, { "commit", "commit" } };
     const json_t *v, *memory = json_object_get(report, "memory");
     const char *type;
-    char b[CLI_BYTES];
+    char b[CLI_BYTES], text[5000];
     size_t i;
-    printf("%-14s %s\n", "model", json_string_value(json_object_get(report, "model")));
+    printf("%-14s %s\n", "model", cli_plain(text, sizeof text, json_string_value(json_object_get(report, "model"))));
     for (i = 0; i < sizeof texts / sizeof *texts; i++)
         if ((v = json_object_get(report, texts[i].key)))
-            printf("%-14s %s\n", texts[i].label, json_string_value(v));
+            printf("%-14s %s\n", texts[i].label, cli_plain(text, sizeof text, json_string_value(v)));
     if ((v = json_object_get(report, "context")))
         printf("%-14s %lld tokens\n", "context", (long long)json_integer_value(v));
     if ((v = json_object_get(report, "weight_bytes")))
@@ -343,7 +351,7 @@ static void print_check(const json_t *report)
     json_object_foreach(m, type, bytes)
         printf("memory %-7s about %s\n", type, cli_bytes(b, (uint64_t)json_integer_value(bytes)));
     json_array_foreach(json_object_get(report, "problems"), i, v)
-        printf("%-14s %s\n", "problem", json_string_value(v));
+        printf("%-14s %s\n", "problem", cli_plain(text, sizeof text, json_string_value(v)));
     printf("%-14s %s\n", "converts", json_is_true(json_object_get(report, "compatible")) ? "yes" : "no");
 }
 
@@ -355,7 +363,9 @@ static int check(const char *model, int json)
     struct stat st;
     struct err e;
     int there = stat(model, &st) == 0, rc;
-    json_t *report = json_pack("{s:s, s:s, s:[]}", "model", model, "where", there ? "here" : "hub", "problems");
+    struct sigaction before;
+    json_t *report = json_pack("{s:o, s:s, s:[]}", "model", js_text(model), "where", there ? "here" : "hub", "problems");
+    cli_ignore_pipe(&before);
     if (there)
         rc = check_path(report, model, &e);
     else if ((rc = hub_parse_name(&name, model, &e)) != 0)
@@ -363,6 +373,7 @@ static int check(const char *model, int json)
     else if ((rc = hub_setup(&s, prog, &e)) == 0)
         rc = check_on_hub(report, &s, &name, &e);
     hub_setup_release(&s);
+    cli_restore_pipe(&before);
     if (rc != 0) {
         json_decref(report);
         return cli_fail(prog, &e);

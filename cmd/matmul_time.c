@@ -6,6 +6,7 @@
 
 #include "libcommon/base/clock.h"
 #include "libcommon/base/rng.h"
+#include "libcommon/hw/memory.h"
 
 enum {
     FOOTPRINT = 256 << 20,      /* bytes of copies of the matrix, used in turn: each is read from memory, as in a model */
@@ -63,7 +64,13 @@ static int fill(struct matmul_time *b, struct err *e)
     const struct qtype_info *t = qtype_info(b->m.type);
     const uint64_t mask = t->is_float || t->scale == SCALE_F16 ? 0x3bff3bff3bff3bff : UINT64_MAX;
     struct rng rng = { 1 };
-    b->n_copies = (int)(FOOTPRINT / b->m.size) + 1;
+    struct memory memory;
+    struct err ignored;
+    const uint64_t half = memory_read(&memory, NULL, &ignored) == 0 ? memory_now(&memory) / 2 : UINT64_MAX;
+    if (b->m.size > half)
+        return err_set(e, ERR_LIMIT, "the matrix has %zu bytes, expected %llu at most: half of what this process can have", b->m.size, (unsigned long long)half);
+    const size_t most = half < FOOTPRINT ? (size_t)half : FOOTPRINT;
+    b->n_copies = (int)(most / b->m.size) + (most == FOOTPRINT);
     const size_t total = b->m.size * (size_t)b->n_copies;
     b->data = mmap(NULL, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (b->data == MAP_FAILED) {

@@ -5,6 +5,16 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "libcommon/base/utf8.h"
+
+/* Nothing of a character that no longer had room. */
+static void end_whole(struct err *e)
+{
+    size_t n = strlen(e->msg);
+    if (n == sizeof e->msg - 1)
+        e->msg[n - utf8_incomplete(e->msg, n)] = '\0';
+}
+
 int err_set(struct err *e, enum err_code code, const char *fmt, ...)
 {
     if (!e)
@@ -14,6 +24,7 @@ int err_set(struct err *e, enum err_code code, const char *fmt, ...)
     e->code = code;
     vsnprintf(e->msg, sizeof e->msg, fmt, ap);
     va_end(ap);
+    end_whole(e);
     return -1;
 }
 
@@ -30,6 +41,7 @@ int err_sys(struct err *e, const char *fmt, ...)
     size_t n = strlen(e->msg);
     char text[128];
     snprintf(e->msg + n, sizeof e->msg - n, ": %s", strerror_r(number, text, sizeof text));
+    end_whole(e);
     return -1;
 }
 
@@ -45,6 +57,7 @@ int err_prefix(struct err *e, const char *fmt, ...)
     va_end(ap);
     size_t n = strlen(e->msg);
     snprintf(e->msg + n, sizeof e->msg - n, ": %s", old);
+    end_whole(e);
     return -1;
 }
 

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "libcommon/base/file.h"
+#include "libcommon/base/utf8.h"
 
 /* The same text with "e0" behind every whole number of 19 digits or more, so that it is read as a real. Caller frees. */
 static char *reals_for_huge(const char *text, size_t size, size_t *new_size)
@@ -100,6 +101,20 @@ json_t *js_load(const char *path, size_t max, struct err *e)
         return NULL;
     json_t *v = js_parse_python(path, text, size, e);
     free(text);
+    return v;
+}
+
+json_t *js_text(const char *text)
+{
+    size_t size = strlen(text), n = 0;
+    char *out = malloc(3 * size + 1);                   /* U+FFFD takes three bytes */
+    int used;
+    if (!out)
+        return NULL;
+    for (size_t i = 0; i < size; i += (size_t)used)
+        n += (size_t)utf8_encode(utf8_next(text + i, size - i, &used), out + n);
+    json_t *v = json_stringn(out, n);
+    free(out);
     return v;
 }
 

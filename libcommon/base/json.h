@@ -28,6 +28,9 @@ int js_bool_or(const json_t *o, const char *key, int otherwise, int *out, struct
 int js_string(const json_t *o, const char *key, const char **out, struct err *e);
 int js_string_or(const json_t *o, const char *key, const char *otherwise, const char **out, struct err *e);
 
+/* A string of any bytes: those that are not UTF-8 become U+FFFD.  New reference, NULL if memory is out. */
+json_t *js_text(const char *text);
+
 /* The field, or NULL if it is absent or null. */
 json_t *js_get(const json_t *o, const char *key);
 const char *js_kind(const json_t *v);       /* "an object", "null", ... for messages */

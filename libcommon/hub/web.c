@@ -11,7 +11,7 @@
 #include "libcommon/base/clock.h"
 #include "libcommon/base/json.h"
 
-enum { MAX_REDIRECTS = 8, MAX_TRIES = 6, FIRST_TRIES = 4, MAX_WAIT_S = 120, STALL_S = 30, CONNECT_S = 15 };
+enum { MAX_REDIRECTS = 8, MAX_TRIES = 6, FIRST_TRIES = 4, MAX_WAIT_S = 120, STALL_S = 30, STALL_BYTES = 1000, CONNECT_S = 15, MAX_ERROR = 1 << 20 };
 
 /* ---- URLs ---- */
 
@@ -59,8 +59,7 @@ static void forget_answer(struct web_answer *a)
     *a = (struct web_answer){ .linked_size = -1, .length = -1, .retry_after_s = -1 };
 }
 
-/* The value of header `name`, cut and without quotes and W/, if this line is it. */
-static int take_text(const char *line, size_t n, const char *name, char *out, size_t room)
+int web_header(const char *line, size_t n, const char *name, char *out, size_t room)
 {
     size_t m = strlen(name);
     if (n <= m || strncasecmp(line, name, m) != 0 || line[m] != ':')
@@ -84,8 +83,7 @@ static void unquote(char *etag)
     etag[n] = '\0';
 }
 
-/* Seconds, or a date (RFC 9110, section 10.2.3). */
-static int64_t retry_after(const char *text)
+int64_t web_retry_after(const char *text)
 {
     struct tm tm = { 0 };
     char *end;
@@ -106,21 +104,21 @@ static size_t on_header(char *line, size_t size, size_t n, void *user)
     n *= size;
     if (n > 5 && memcmp(line, "HTTP/", 5) == 0)
         forget_answer(a);               /* 100 Continue and proxies come before */
-    else if (take_text(line, n, "location", text, sizeof text) && strlen(text) < sizeof text - 1) {
+    else if (web_header(line, n, "location", text, sizeof text) && strlen(text) < sizeof text - 1) {
         free(a->location);
         a->location = strdup(text);
-    } else if (take_text(line, n, "etag", a->etag, sizeof a->etag))
+    } else if (web_header(line, n, "etag", a->etag, sizeof a->etag))
         unquote(a->etag);
-    else if (take_text(line, n, "x-linked-etag", a->linked_etag, sizeof a->linked_etag))
+    else if (web_header(line, n, "x-linked-etag", a->linked_etag, sizeof a->linked_etag))
         unquote(a->linked_etag);
-    else if (take_text(line, n, "x-linked-size", text, sizeof text))
+    else if (web_header(line, n, "x-linked-size", text, sizeof text))
         a->linked_size = strtoll(text, NULL, 10);
-    else if (take_text(line, n, "content-length", text, sizeof text))
+    else if (web_header(line, n, "content-length", text, sizeof text))
         a->length = strtoll(text, NULL, 10);
-    else if (take_text(line, n, "retry-after", text, sizeof text))
-        a->retry_after_s = retry_after(text);
-    else if (!take_text(line, n, "x-repo-commit", a->commit, sizeof a->commit) && !take_text(line, n, "content-range", a->content_range, sizeof a->content_range))
-        take_text(line, n, "x-error-message", a->error, sizeof a->error);
+    else if (web_header(line, n, "retry-after", text, sizeof text))
+        a->retry_after_s = web_retry_after(text);
+    else if (!web_header(line, n, "x-repo-commit", a->commit, sizeof a->commit) && !web_header(line, n, "content-range", a->content_range, sizeof a->content_range))
+        web_header(line, n, "x-error-message", a->error, sizeof a->error);
     return n;
 }
 
@@ -148,7 +146,8 @@ static size_t on_body(char *data, size_t size, size_t n, void *user)
         memcpy(j->head_text + j->head_size, data, take);
         j->head_size += take;
         j->head_text[j->head_size] = '\0';
-        return n;
+        j->error_size += n;
+        return j->error_size > MAX_ERROR ? 0 : n;
     }
     if (check_range(j) != 0) {
         j->failed = 1;
@@ -242,7 +241,7 @@ static int start(struct web *w, struct web_job *j, struct err *e)
     forget_answer(&j->answer);
     j->easy = h;
     j->checked = 0;
-    j->head_size = 0;
+    j->head_size = j->error_size = 0;
     j->head_text[0] = j->curl_error[0] = '\0';
     j->ranged = j->to && !j->head && !j->whole;
     if (!j->ranged)
@@ -254,7 +253,7 @@ static int start(struct web *w, struct web_job *j, struct err *e)
     n->easy_setopt(h, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1);     /* each exchange a connection of its own */
     n->easy_setopt(h, CURLOPT_NOSIGNAL, 1L);
     n->easy_setopt(h, CURLOPT_CONNECTTIMEOUT, (long)CONNECT_S);
-    n->easy_setopt(h, CURLOPT_LOW_SPEED_LIMIT, 1L);
+    n->easy_setopt(h, CURLOPT_LOW_SPEED_LIMIT, (long)STALL_BYTES);
     n->easy_setopt(h, CURLOPT_LOW_SPEED_TIME, (long)STALL_S);
     n->easy_setopt(h, CURLOPT_BUFFERSIZE, 256L * 1024);
     n->easy_setopt(h, CURLOPT_ERRORBUFFER, j->curl_error);
@@ -408,7 +407,7 @@ static int judge(struct web *w, struct web_job *j, CURLcode rc, struct err *e)
     if (j->enough)
         return 1;
     w->heard |= status != 0 && status < 500;
-    if (rc != CURLE_OK)
+    if (rc != CURLE_OK && j->error_size <= MAX_ERROR)
         return worth_another_try(w, rc) && again(w, j, -1) == 0 ? 0 : explain_curl(w, j, rc, e);
     if (status / 100 == 3)
         return redirect(w, j, e);

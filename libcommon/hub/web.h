@@ -42,7 +42,7 @@ struct web_job {
     struct web_job *next;
     int tries, n_redirects, enough, ranged, checked, failed;
     uint64_t due_ns;
-    char head_text[512]; size_t head_size;          /* the beginning of an error's body */
+    char head_text[512]; size_t head_size, error_size;         /* the beginning of an error's body */
     char curl_error[CURL_ERROR_SIZE];
 };
 
@@ -72,6 +72,10 @@ int web_run(struct web *w, struct err *e);
 /* One GET to memory: at most max bytes, '\0' appended. Caller frees. */
 char *web_get(struct web *w, const char *url, const char *what, size_t max, size_t *size, struct err *e);
 
+/* The value of header `name`, without blanks around it, if this line of n bytes is it: 1. */
+int web_header(const char *line, size_t n, const char *name, char *out, size_t room);
+/* Seconds that Retry-After says, also as a date (RFC 9110, section 10.2.3); -1: neither. */
+int64_t web_retry_after(const char *text);
 /* Are these URLs of one scheme, host and port? */
 int web_same_origin(const char *a, const char *b);
 

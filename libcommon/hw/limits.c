@@ -12,6 +12,7 @@
 
 #include "libcommon/base/clock.h"
 #include "libcommon/base/pool.h"
+#include "libcommon/hw/memory.h"
 
 enum {
     MB = 1 << 20,
@@ -150,8 +151,11 @@ static double best_time(struct pool *pool, int n, int passes, void (*fn)(void *,
     return best > 0 ? best : 1e-9;
 }
 
+/* Bytes a thread reads; 0: there is not the memory for it. */
 static size_t read_size(int n_threads)
 {
+    struct memory m;
+    struct err ignored;
     size_t size = READ_LEAST, cache = 0;
 #ifdef _SC_LEVEL3_CACHE_SIZE
     long l3 = sysconf(_SC_LEVEL3_CACHE_SIZE);
@@ -159,11 +163,9 @@ static size_t read_size(int n_threads)
 #endif
     size = cache > size ? cache : size;
     size = size < READ_MOST ? size : READ_MOST;
-    long pages = sysconf(_SC_AVPHYS_PAGES), page = sysconf(_SC_PAGESIZE);
-    if (pages > 0 && page > 0 && size > (size_t)pages / 2 * (size_t)page)       /* never more than half of what is free */
-        size = (size_t)pages / 2 * (size_t)page;
-    size /= (size_t)n_threads;
-    return size < MB ? MB : size / MB * MB;
+    if (memory_read(&m, NULL, &ignored) == 0 && size > memory_now(&m) / 2)      /* never more than half of what this process can have */
+        size = (size_t)(memory_now(&m) / 2);
+    return size / (size_t)n_threads / MB * MB;
 }
 
 static int measure_read(struct limits *l, const struct limits_options *o, struct pool *pool, struct err *e)
@@ -171,6 +173,8 @@ static int measure_read(struct limits *l, const struct limits_options *o, struct
     const int n = l->n_threads;
     struct pass p = { .loops = PICK(read), .size = read_size(n) };
     const size_t total = p.size * (size_t)n;
+    if (total == 0)
+        return err_set(e, ERR_LIMIT, "memory for reading: expected %d MiB, half of what this process can have is less", n);
     void *data = mmap(NULL, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data == MAP_FAILED)
         return err_set(e, ERR_MEMORY, "out of memory: %zu bytes to read", total);

@@ -112,6 +112,19 @@ What is 2+2?<|im_end|>
   [ "$status" = 1 ] && [[ $stderr == *"HTTP 404: no API of OpenAI's kind"* ]]
   run --separate-stderr zse-chat --url http://127.0.0.1:9 -p hi
   [ "$status" = 1 ] && [[ $stderr == *"http://127.0.0.1:9/v1: "*onnect* ]] && [ "${#stderr_lines[@]}" = 1 ]
+  fake -m escape -p hi
+  [ "$status" = 1 ] && [[ $stderr == *"a?[2Jb?cééé"* ]] || { echo "$stderr"; return 1; }
+  iconv -f UTF-8 -t UTF-8 <<<"$stderr" >/dev/null                  # cut, but not inside of a character
+  echo hi >"$T/hi"
+  fake -m escape --batch "$T/hi" --json
+  [ "$status" = 1 ] && [ "$(jq -r .error <<<"$output" | cut -c 1-4)" = http ] || { echo "$output"; return 1; }
+  fake -m escape --batch "$T/hi"
+  [[ $output == "error: "*"a?[2Jb?cé"* ]] || { echo "$output"; return 1; }
+  fake -m echo -p hi --regex $'[\377]'
+  [ "$status" = 1 ] && [ -z "$output" ] && [ "$stderr" = "zse-chat: --regex: not UTF-8" ] || { echo "$output $stderr"; return 1; }
+  printf 'a\0b\nc\n' >"$T/zero"
+  fake -m echo --batch "$T/zero" --raw
+  [ "$(jq -c .prompt <<<"$output")" = $'"a\\\\u0000b"\n"c"' ] || { echo "$output"; return 1; }
   printf 'a\n\377\n' >"$T/mixed"
   fake --batch "$T/mixed"
   [ "$status" = 1 ] && [ "${lines[0]}" = 'Grüße, 世界!' ] && [ "${lines[1]}" = 'error: the prompt is not UTF-8' ] && [[ $stderr == *"1 of 2 prompts have no answer"* ]]

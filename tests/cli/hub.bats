@@ -358,6 +358,13 @@ complete() {
   [ "$status" = 0 ] && [ "$(jq -c '[.where, .architecture, .compatible]' <<<"$output")" = '["here","llama",true]' ]
   run --separate-stderr zse-info models check models/tiny/config.json
   [ "$status" = 1 ] && [[ $output == *"no safetensors, only a config.json"* ]]
+  local odd=$BATS_TEST_TMPDIR/$'caf\351'
+  cp -r "$T/strange" "$odd"
+  jq '.model_type = "a\u001b[2J" + "é" * 20' "$T/strange/config.json" >"$odd/config.json"       # 40 bytes of it end inside of a character
+  run --separate-stderr zse-info models check "$odd" --json
+  [ "$status" = 1 ] && [ "$(jq -c '[.compatible, (.problems | length), (.model | endswith("caf\ufffd"))]' <<<"$output")" = '[false,1,true]' ] || { echo "$output $stderr"; return 1; }
+  run --separate-stderr zse-info models check "$odd"
+  [ "$status" = 1 ] && [[ $output == *"architecture   a?[2Jé"* && $output == *problem*"a?[2Jé"* && $output != *$'\33'* ]] || { echo "$output"; return 1; }
   run --separate-stderr zse-info models check no-such
   [ "$status" = 1 ] && [[ $stderr == *"no such file or folder here, and: 'no-such' is not a name on the hub"* ]] || { echo "$stderr"; return 1; }
   run --separate-stderr zse-info models

@@ -3,7 +3,7 @@
 
 Prints its address.  plain: thoughts, words in pieces of a few bytes, CRLF, comments; whole: no stream although one was asked for; cut: the
 connection ends in the middle; busy: 503 with Retry-After every second time; error: an error inside of the stream; html: no JSON; hang: one word, then nothing; status: 418 with a text;
-echo: the body of the request as the answer.  Without the key "sesame" it says 401 to the model `locked`."""
+escape: a refusal that would steer a terminal; echo: the body of the request as the answer.  Without the key "sesame" it says 401 to the model `locked`."""
 import json, threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -49,6 +49,8 @@ class Handler(BaseHTTPRequestHandler):
                 return self.end_headers()
         if model == 'status':
             return self.send(418, '{"error":"I am a teapot"}')
+        if model == 'escape':
+            return self.send(400, json.dumps({'error': 'a\x1b[2Jb\x9bc' + 'é' * 600}))
         if model == 'html':
             return self.send(200, '<html>hello</html>', 'text/html')
         if model == 'whole':
