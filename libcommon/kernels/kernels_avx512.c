@@ -193,7 +193,7 @@ INLINE void dot_stream(const int T, const int bits, const struct qtype_info type
                             prefetch(line + w->ahead + j);
                     UNROLL for (int j = 0; j < lines; j++) {
                         const __m512i w0 = vi_load(line), w1 = vi_load(line + 64);
-                        UNROLL for (int u = 0; u < 8 / bits; u++) {
+                        UNROLL_SOME for (int u = 0; u < 8 / bits; u++) {
                             const __m512i s0 = u ? vbytes_shr(w0, u * bits) : w0, s1 = u ? vbytes_shr(w1, u * bits) : w1;
                             const __m512i v0 = bits < 8 ? _mm512_permutexvar_epi8(s0, table) : vbytes_flip(s0), v1 = bits < 8 ? _mm512_permutexvar_epi8(s1, table) : vbytes_flip(s1);
                             UNROLL for (int t = 0; t < T; t++) {
