@@ -23,6 +23,8 @@ static int add(struct serve_config *c, const char *key, const char *value, struc
 static int add_value(struct serve_config *c, const char *path, const char *name, const char *key, const json_t *v, struct err *e)
 {
     char number[40];
+    if (!key && json_string_value(v) && json_string_value(v)[0] == '-')
+        return err_set(e, ERR_FORMAT, "%s: %s: '%s' begins with -, expected a model", path, name, json_string_value(v));
     if (json_is_string(v))
         return add(c, key, json_string_value(v), e);
     if (key && json_is_integer(v))
@@ -65,7 +67,7 @@ static int add_option(struct serve_config *c, const char *path, const struct opt
     return json_is_true(v) ? add(c, key, NULL, e) : 0;
 }
 
-static int read_file(struct serve_config *c, const char *path, const struct option *options, int n_models, struct err *e)
+static int read_file(struct serve_config *c, const char *path, const struct option *options, int n_models, int n_names, struct err *e)
 {
     json_t *file = js_load(path, FILE_MOST, e), *v;
     const char *key;
@@ -73,8 +75,9 @@ static int read_file(struct serve_config *c, const char *path, const struct opti
     if (file && !json_is_object(file))
         rc = err_set(e, ERR_FORMAT, "%s: found %s, expected an object", path, js_kind(file));
     json_object_foreach(file, key, v)
-        if (rc == 0 && strcmp(key, "models") != 0)
+        if (rc == 0 && strcmp(key, "models") != 0 && !(strcmp(key, "name") == 0 && (n_models || n_names)))  /* its names are those of its models */
             rc = add_option(c, path, options, key, v, e);
+    c->n_options = c->n_strings;
     const json_t *models = rc == 0 ? json_object_get(file, "models") : NULL;
     if (models && n_models == 0)
         rc = add_values(c, path, "models", NULL, models, e);
@@ -82,19 +85,21 @@ static int read_file(struct serve_config *c, const char *path, const struct opti
     return rc;
 }
 
-int serve_config_open(struct serve_config *c, const char *path, const struct option *options, int argc, char **argv, int n_models, struct err *e)
+int serve_config_open(struct serve_config *c, const char *path, const struct option *options, int argc, char **argv, int n_models, int n_names, struct err *e)
 {
     *c = (struct serve_config){ 0 };
-    if (path && read_file(c, path, options, n_models, e) != 0)
+    if (path && read_file(c, path, options, n_models, n_names, e) != 0)
         return -1;
     c->argv = calloc((size_t)(argc + c->n_strings) + 1, sizeof *c->argv);
     if (!c->argv)
         return err_nomem(e, "configuration");
     c->argv[c->argc++] = argv[0];
-    for (int i = 0; i < c->n_strings; i++)
+    for (int i = 0; i < c->n_options; i++)
         c->argv[c->argc++] = c->strings[i];
     for (int i = 1; i < argc; i++)
         c->argv[c->argc++] = argv[i];
+    for (int i = c->n_options; i < c->n_strings; i++)
+        c->argv[c->argc++] = c->strings[i];
     return 0;
 }
 

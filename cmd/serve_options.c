@@ -132,21 +132,28 @@ static int check(struct serve_options *o)
     const char *host = getenv("ZSE_HOST"), *port = getenv("ZSE_PORT");
     if (!o->host && (!o->socket_path || o->port_given))
         o->host = host && *host ? host : "127.0.0.1";
-    if (!o->port_given && port && *port && whole("ZSE_PORT", port, 0, 65535, &o->port) != 0)
+    if (port && strncmp(port, "tcp://", 6) == 0) {      /* what Kubernetes and Docker set for a service that is called zse */
+        cli_note(prog, "ZSE_PORT is '%s', the address of a service: ignored", port);
+        port = NULL;
+    }
+    if (o->host && !o->port_given && port && *port && whole("ZSE_PORT", port, 0, 65535, &o->port) != 0)
         return CLI_USAGE;
     return run_options_check(prog, &o->run);
 }
 
-/* --config of the command line, and how many models it names; the arguments themselves are looked at, and complained about, later. */
-static const char *find_config(int argc, char **argv, int *n_models)
+/* --config of the command line, and how many models and ids it names; the arguments themselves are looked at, and complained about, later. */
+static const char *find_config(int argc, char **argv, int *n_models, int *n_names)
 {
     const char *path = NULL;
     const int before = opterr;
     int c;
     opterr = 0;
-    while ((c = getopt_long(argc, argv, "q:hV", options, NULL)) != -1)
+    *n_names = 0;
+    while ((c = getopt_long(argc, argv, "q:hV", options, NULL)) != -1) {
         if (c == OPT_CONFIG)
             path = optarg;
+        *n_names += c == OPT_NAME;
+    }
     *n_models = argc - optind;
     opterr = before;
     optind = 0;                             /* begin anew */
@@ -155,11 +162,11 @@ static const char *find_config(int argc, char **argv, int *n_models)
 
 int serve_options_parse(struct serve_options *o, int argc, char **argv)
 {
-    int c, rc, n_models;
+    int c, rc, n_models, n_names;
     struct err e;
     *o = (struct serve_options){ .port = 8000, .max_seqs = 32, .max_queue = 1000, .timeout_s = 600, .drain_s = 30, .max_connections = 4096, .max_body = 16000000 };
-    const char *config = find_config(argc, argv, &n_models);
-    if (serve_config_open(&o->config, config, options, argc, argv, n_models, &e) != 0)
+    const char *config = find_config(argc, argv, &n_models, &n_names);
+    if (serve_config_open(&o->config, config, options, argc, argv, n_models, n_names, &e) != 0)
         return cli_fail(prog, &e);
     argc = o->config.argc;
     argv = o->config.argv;

@@ -30,7 +30,7 @@ struct request {
     int slot;                           /* of the state that kv.n_tokens tokens left behind in recurrent layers; -1: it holds none */
     struct sampler *sampler;
     struct answer_text text;
-    int32_t *stop_ids; int n_stop_ids;  /* stop strings that are one special token: these never appear in the text */
+    int32_t *stop_ids; int n_stop_ids;  /* of each stop string: the special token that it is, which never appears in the text; -1: it is none */
     struct constraint constraint; int constrained;      /* state is owned */
     const uint32_t *allowed; int has_allowed;   /* its mask, as worked out beside this step; borrowed from the constraint */
     int32_t forced[FORCED_AT_ONCE]; int n_forced, at_forced;    /* still to come, where each needs logits of its own */

@@ -5,11 +5,17 @@
 #include "libcommon/base/clock.h"
 #include "libcommon/engine/engine_core.h"
 
-static int ends_answer(const struct engine *g, const struct request *r, int32_t id)
+/* Which stop string the token is; 0: none. */
+static int stop_of(const struct request *r, int32_t id)
 {
     for (int i = 0; i < r->n_stop_ids; i++)
         if (r->stop_ids[i] == id)
-            return 1;
+            return i + 1;
+    return 0;
+}
+
+static int is_eos(const struct engine *g, const struct request *r, int32_t id)
+{
     if (r->ignore_eos && !r->constrained)
         return 0;
     int n = 0;
@@ -48,13 +54,13 @@ static int add_token(struct engine *g, struct request *r, int32_t id, const stru
         r->kv.root = 1;
     }
     sampler_accept(r->sampler, id, 1);
-    const int ended = ends_answer(g, r, id), last = ended || r->n_ids == r->limit;
+    const int stop = stop_of(r, id), ended = stop || is_eos(g, r, id), last = ended || r->n_ids == r->limit;
     if (answer_text_push(&r->text, ended ? -1 : id, last, &ev.text, &ev.size, &stopped, &e) != 0) {
         ev.finish = FINISH_ERROR;
         ev.error = &e;
     } else if (last || stopped) {
         ev.finish = ended || stopped ? FINISH_STOP : FINISH_LENGTH;
-        ev.stop = stopped;
+        ev.stop = stopped ? stopped : stop;
     }
     if (ev.finish) {
         request_finish(g, r, &ev);

@@ -45,8 +45,7 @@ static void find_stop_ids(const struct engine *g, struct request *r, const struc
 {
     for (int i = 0; i < p->n_stop; i++) {
         int32_t id = tokenizer_find(g->t, p->stop[i], strlen(p->stop[i]));
-        if (id >= 0 && tokenizer_is_special(g->t, id))
-            r->stop_ids[r->n_stop_ids++] = id;
+        r->stop_ids[r->n_stop_ids++] = id >= 0 && tokenizer_is_special(g->t, id) ? id : -1;
     }
 }
 

@@ -197,13 +197,39 @@ static uint32_t tag_arguments(struct maker *k, const char *name, const json_t *t
     return r;
 }
 
+/* Any arguments between tags. */
+static uint32_t any_tags(struct maker *k)
+{
+    const struct tool_format *f = k->f;
+    const char *end = f->value_close;
+    while (*end == '\n')
+        end++;
+    uint32_t key = expr_seq(k->x, literal(k, f->key_open), expr_seq(k->x, term(k, text_before(k, f->key_close, 0)), literal(k, f->key_close)));
+    return expr_times(k->x, expr_seq(k->x, key, expr_seq(k->x, term(k, text_before(k, end, 0)), literal(k, f->value_close))), 0, EXPR_MANY);
+}
+
+static uint32_t arguments_of(struct maker *k, const char *name, const json_t *tool)
+{
+    const int tags = k->f->style == TOOL_TAGS;
+    uint32_t r = tags ? tag_arguments(k, name, tool) : json_arguments(k, name, tool);
+    if (!k->failed || k->e->code != ERR_UNSUPPORTED || json_object_get(k->o->strict, name))
+        return r;
+    k->failed = 0;                      /* not strict: any object will do */
+    if (tags)
+        return any_tags(k);
+    json_t *any = json_pack("{s:{s:s}}", "parameters", "type", "object");
+    r = json_arguments(k, name, any);
+    json_decref(any);
+    return r;
+}
+
 /* One call of one function, without the opening marker of its family if `bare`. */
 static uint32_t call(struct maker *k, const json_t *tool, int bare)
 {
     const struct tool_format *f = k->f;
     const char *name = json_string_value(json_object_get(tool, "name"));
     struct exprs *x = k->x;
-    uint32_t arguments = f->style == TOOL_TAGS ? tag_arguments(k, name, tool) : json_arguments(k, name, tool), head, tail = EXPR_EPSILON;
+    uint32_t arguments = arguments_of(k, name, tool), head, tail = EXPR_EPSILON;
     if (k->failed)
         return EXPR_NONE;
     if (f->style == TOOL_JSON || f->style == TOOL_JSON_LIST) {

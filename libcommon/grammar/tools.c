@@ -221,7 +221,7 @@ static const char *raw_member(const char *text, size_t n, const char *key, size_
 /* One {"name", "arguments"} object. */
 static int object_call(const struct tool_parser *p, const char *text, size_t n, struct call *c)
 {
-    json_t *v = json_loadb(text, n, JSON_REJECT_DUPLICATES, NULL), *inside = v;
+    json_t *v = json_loadb(text, n, 0, NULL), *inside = v;     /* a key twice is what a schema lets pass */
     int rc = BAD;
     if (json_is_object(json_object_get(v, "function")))
         inside = json_object_get(v, "function");
@@ -370,10 +370,11 @@ static int read_object_call(struct tool_parser *p, struct cursor *k, struct call
         return rc;
     struct cursor object = *k;
     rc = json_text(k, &from);
-    if (rc == DONE && object_call(p, from, (size_t)(k->p - from), c) != DONE)
-        return BAD;
+    const int bad = rc == DONE && object_call(p, from, (size_t)(k->p - from), c) != DONE;
     if (p->o.stream_arguments)
         object_head(p, object, c);
+    if (bad)
+        return BAD;
     return rc == DONE && !bare ? closing(p, k, end) : rc;
 }
 
@@ -493,7 +494,7 @@ static int read_list(struct tool_parser *p, int end, size_t *used)
         else if (rc == MORE && !end)
             return MORE;
     }
-    json_t *list = json_loadb(from, n, JSON_REJECT_DUPLICATES, NULL);
+    json_t *list = json_loadb(from, n, 0, NULL);
     size_t count = json_array_size(list);
     int ok = count > 0;
     json_decref(list);
@@ -628,7 +629,7 @@ static int call_on(struct tool_parser *p, int end)
     struct call c = { 0 };
     size_t used = 0;
     int list = p->f->style == TOOL_JSON_LIST, rc = list ? read_list(p, end, &used) : read_call(p, &c, end);
-    if (!list && p->o.stream_arguments && p->f->style != TOOL_TAGS && c.name && c.raw && rc != BAD) {
+    if (!list && p->o.stream_arguments && p->f->style != TOOL_TAGS && c.name && c.raw && (rc != BAD || p->named)) {
         if (!p->named)
             begin_call(p, c.name, c.id);
         p->named = 1;
@@ -733,7 +734,8 @@ int tool_parser_push(struct tool_parser *p, const char *text, size_t size, struc
     if (!strcmp(p->f->name, "functionary-3.2") && !p->said && p->n - p->at >= 7 && !memcmp(p->text + p->at, ">>>all\n", 7))
         p->at += 7;
     /* a call that is waited for cannot end with these bytes: do not read it again from its beginning */
-    if (p->waiting && !p->o.stream_arguments && !has_end(text, size))
+    const int in_pieces = p->o.stream_arguments && p->f->style != TOOL_TAGS && p->f->style != TOOL_JSON_LIST;
+    if (p->waiting && !in_pieces && !has_end(text, size))
         return 0;
     p->waiting = 0;
     while (step(p, 0))

@@ -62,6 +62,9 @@ enum { MAX_TOOLS = 512 };               /* of one request */
 enum tool_choice { TOOL_AUTO, TOOL_REQUIRED };
 struct tool_grammar_options {
     const json_t *tools;                /* array of {"type": "function", "function": {"name", "parameters"}}, borrowed for the call */
+    /* An object whose keys are the functions whose schema is enforced as a whole, or refused; NULL: none.  The others' arguments may be anything in the family's form where
+     * their schema has something that cannot be enforced. */
+    const json_t *strict;
     const char *only;                   /* this function only (tool_choice {"function": ...}, with TOOL_REQUIRED); NULL: any */
     enum tool_choice choice;            /* AUTO: free text, and from an opening marker on a call */
     int parallel;                       /* more than one call may come */

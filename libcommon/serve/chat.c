@@ -47,7 +47,7 @@ static void begin(struct call *c)
     call_begin_stream(c);
 }
 
-static const char *finish_of(const struct choice *ch) { return ch->finish == FINISH_STOP && choice_calls(ch) ? "tool_calls" : call_finish_name(ch->finish); }
+static const char *finish_of(const struct choice *ch) { return ch->finish == FINISH_STOP && choice_calls(ch) && !choice_cut(ch) ? "tool_calls" : call_finish_name(ch->finish); }
 
 /* What begins every delta; the first one says the role. */
 static void begin_delta(struct call *c, struct choice *ch, const char *content)

@@ -39,18 +39,18 @@ static void call_id(const struct part *p, struct buf *out)
     buf_release(&id);
 }
 
-/* A block; whole 0: as it begins.  Arguments that were cut off are no input: they are text. */
+/* A block; whole 0: as it begins.  Arguments that were cut off are no input: it is empty, as where a stream begins. */
 static void block_json(const struct part *p, int whole, struct buf *out)
 {
     const size_t n = whole ? p->text.size : 0;
     json_t *input = whole && p->kind == PART_CALL ? json_loadb(p->text.data ? p->text.data : "", p->text.size, 0, NULL) : NULL;
-    if (p->kind == PART_CALL && (!whole || json_is_object(input))) {
+    if (p->kind == PART_CALL) {
         buf_str(out, "{\"type\":\"tool_use\",\"id\":");
         call_id(p, out);
         buf_str(out, ",\"name\":");
         buf_json(out, p->name, strlen(p->name));
         buf_str(out, ",\"input\":");
-        if (n)
+        if (json_is_object(input))
             buf_add(out, p->text.data, n);
         else
             buf_str(out, "{}");

@@ -32,6 +32,18 @@ static int add_result(json_t *messages, const json_t *block, const char *param, 
     return rc;
 }
 
+static int add_thought(json_t *m, const json_t *thought, struct problem *pr)
+{
+    const json_t *before = json_object_get(m, "reasoning_content");
+    struct buf all = { 0 };
+    if (before)
+        buf_add(&all, json_string_value(before), json_string_length(before));
+    buf_add(&all, json_string_value(thought), json_string_length(thought));
+    int rc = !all.failed && json_object_set_new(m, "reasoning_content", json_stringn(all.data ? all.data : "", all.size)) == 0 ? 0 : out_of_memory(pr);
+    buf_release(&all);
+    return rc;
+}
+
 /* A block of the model's own message, to m and its text. */
 static int add_own_block(json_t *m, const json_t *block, const char *type, struct buf *text, const char *param, struct problem *pr)
 {
@@ -42,7 +54,7 @@ static int add_own_block(json_t *m, const json_t *block, const char *type, struc
         return 0;
     }
     if (strcmp(type, "thinking") == 0 && json_is_string(thought))
-        return json_object_set(m, "reasoning_content", thought) == 0 ? 0 : out_of_memory(pr);
+        return add_thought(m, thought, pr);
     if (strcmp(type, "redacted_thinking") == 0)
         return 0;                       /* nothing that a model here could read */
     json_t *id = json_object_get(block, "id"), *name = json_object_get(block, "name"), *input = json_object_get(block, "input");
@@ -156,7 +168,8 @@ static int read_tools(const json_t *body, struct talk *t, struct problem *pr)
         snprintf(param, sizeof param, "tools[%zu]", i);
         if (kind && strcmp(kind, "custom") != 0)
             return problem_set(pr, 400, param, "unsupported_parameter", "%s: type is '%.40s': only tools of the client are here", param, kind);
-        if (talk_add_tool(t, json_string_value(json_object_get(tool, "name")), js_get(tool, "description"), js_get(tool, "input_schema"), param, pr) != 0)
+        if (talk_add_tool(t, json_string_value(json_object_get(tool, "name")), js_get(tool, "description"), js_get(tool, "input_schema"), param, pr) != 0 ||
+            talk_add_strict(t, js_get(tool, "strict"), pr) != 0)
             return -1;
     }
     if (!v)

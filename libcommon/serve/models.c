@@ -268,9 +268,15 @@ int models_recall(struct server *s, const char *id, struct problem *pr)
     if (!v)
         return 0;
     server_log(s, "%s: is asked for, loading %s again", v->id, v->path);
-    if (models_load(s, v->path, v->id, NULL, pr))
+    struct hosted *h = models_load(s, v->path, v->id, NULL, pr);
+    if (h) {
+        h->recalled = 1;
         problem_set(pr, 503, "model", "model_loading", "the model %.80s left when another one needed its memory, and is being loaded again", id);
-    free_evicted(v);
+        free_evicted(v);
+    } else {
+        v->next = s->evicted;
+        s->evicted = v;
+    }
     return 1;
 }
 
@@ -413,6 +419,8 @@ static void on_opened(struct server *s, struct hosted *h)
             err_set(&s->error, h->error.code ? h->error.code : ERR_MEMORY, "%s", pr.message);
             loop_quit(s->loop);
         }
+        if (h->recalled)
+            remember_evicted(s, h);             /* the next request tries again */
         tell_waiter(h, &pr);
         if (give_task(s, TASK_CLOSE, h) != 0)
             h->state = HOSTED_LEAVING;          /* models_tick tries again */

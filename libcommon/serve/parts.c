@@ -23,6 +23,16 @@ int choice_calls(const struct choice *ch)
     return n;
 }
 
+int choice_cut(const struct choice *ch)
+{
+    const struct part *p = ch->n_parts ? &ch->part[ch->n_parts - 1] : NULL;
+    if (!ch->stop || !p || p->kind != PART_CALL)
+        return 0;
+    json_t *arguments = json_loadb(p->text.data ? p->text.data : "", p->text.size, 0, NULL);
+    json_decref(arguments);
+    return !arguments;
+}
+
 void choice_text(const struct choice *ch, enum part_kind kind, struct buf *out)
 {
     for (int i = 0; i < ch->n_parts; i++)
@@ -56,7 +66,7 @@ static void add_piece(struct choice *ch, enum part_kind kind, const char *text, 
 {
     struct part *p = ch->n_parts ? &ch->part[ch->n_parts - 1] : NULL;
     int begins = !p || p->kind != kind;
-    if (size == 0)
+    if (size == 0 || ch->call->problem.status)
         return;
     if (begins && !(p = new_part(ch, kind))) {
         no_memory(ch);
@@ -70,6 +80,8 @@ static void on_part(void *user, const struct tool_event *ev)
 {
     struct choice *ch = user;
     struct part *p;
+    if (ch->call->problem.status)       /* a part may have been left half made */
+        return;
     switch (ev->kind) {
     case TOOL_CONTENT:
         add_piece(ch, PART_TEXT, ev->text, ev->size);

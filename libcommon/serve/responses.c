@@ -48,7 +48,7 @@ static void item_json(const struct call *c, const struct part *p, const char *st
     out->failed |= p->text.failed;
 }
 
-static const char *end_status(const struct choice *ch) { return ch->finish == FINISH_LENGTH ? "incomplete" : "completed"; }
+static const char *end_status(const struct choice *ch) { return ch->finish == FINISH_LENGTH || choice_cut(ch) ? "incomplete" : "completed"; }
 
 static void field_json(const struct call *c, const char *name, const char *otherwise, struct buf *out)
 {
@@ -72,7 +72,10 @@ static void response_json(const struct call *c, const char *status, const struct
     } else {
         buf_str(out, "null");
     }
-    buf_str(out, strcmp(status, "incomplete") == 0 ? ",\"incomplete_details\":{\"reason\":\"max_output_tokens\"}" : ",\"incomplete_details\":null");
+    if (strcmp(status, "incomplete") == 0)
+        buf_printf(out, ",\"incomplete_details\":{\"reason\":\"%s\"}", ch->finish == FINISH_LENGTH ? "max_output_tokens" : "stop");
+    else
+        buf_str(out, ",\"incomplete_details\":null");
     buf_str(out, ",\"model\":");
     buf_json(out, c->h->id, strlen(c->h->id));
     field_json(c, "instructions", "null", out);
@@ -199,7 +202,7 @@ static void end(struct call *c)
     }
     if (ch->n_parts)
         close_item(c, &ch->part[ch->n_parts - 1], end_status(ch));
-    response_event(c, ch->finish == FINISH_LENGTH ? "response.incomplete" : "response.completed", end_status(ch), NULL);
+    response_event(c, strcmp(end_status(ch), "incomplete") == 0 ? "response.incomplete" : "response.completed", end_status(ch), NULL);
     conn_end(c->conn);
 }
 

@@ -127,7 +127,8 @@ static int read_tools(const json_t *body, struct talk *t, struct problem *pr)
         snprintf(param, sizeof param, "tools[%zu]", i);
         if (!kind || strcmp(kind, "function") != 0)
             return problem_set(pr, 400, param, "unsupported_parameter", "%s: type is '%.40s', expected function", param, kind ? kind : "");
-        if (talk_add_tool(t, json_string_value(json_object_get(tool, "name")), js_get(tool, "description"), js_get(tool, "parameters"), param, pr) != 0)
+        if (talk_add_tool(t, json_string_value(json_object_get(tool, "name")), js_get(tool, "description"), js_get(tool, "parameters"), param, pr) != 0 ||
+            talk_add_strict(t, js_get(tool, "strict"), pr) != 0)
             return -1;
     }
     if (!v || (word && strcmp(word, "auto") == 0))

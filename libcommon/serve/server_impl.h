@@ -34,6 +34,7 @@ struct hosted {
     struct served_model m;
     int opened;                         /* m is there */
     int wanted;                         /* named when the server started: without it there is nothing to serve */
+    int recalled;                       /* it had left for another one, and a request asked for it again */
     struct err error;                   /* why it could not be opened */
     struct worker *worker;
     struct tmpl *tmpl;                  /* owned */

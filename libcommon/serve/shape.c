@@ -51,7 +51,7 @@ static void use_tools(struct call *c, json_t *schema, struct shape *s)
     const struct talk *t = &c->talk;
     s->param = "tools";
     s->format = c->h->calls_form;
-    s->tools = (struct tool_grammar_options){ .tools = t->tools, .only = t->only, .choice = t->choice == CALLS_REQUIRED ? TOOL_REQUIRED : TOOL_AUTO, .parallel = !t->serial,
+    s->tools = (struct tool_grammar_options){ .tools = t->tools, .strict = t->strict, .only = t->only, .choice = t->choice == CALLS_REQUIRED ? TOOL_REQUIRED : TOOL_AUTO, .parallel = !t->serial,
                                               .reasoning = c->starts_thinking, .no_reasoning = !s->options.thinker, .content = t->choice == CALLS_REQUIRED ? NULL : schema };
 }
 
@@ -60,11 +60,17 @@ static int key_of(const struct shape *s, struct buf *key)
 {
     char *tools = s->tools.tools ? json_dumps(s->tools.tools, JSON_COMPACT) : NULL;
     buf_printf(key, "%s %d %d %d %d %s\n", s->param, s->options.thinker != NULL, s->options.thinking, s->tools.choice, s->tools.parallel, s->tools.only ? s->tools.only : "");
+    char *strict = s->tools.strict ? json_dumps(s->tools.strict, JSON_COMPACT) : NULL;
     if (tools)
         buf_str(key, tools);
     buf_str(key, "\n");
+    if (strict)
+        buf_str(key, strict);
+    buf_str(key, "\n");
     if (s->text && !(s->tools.tools && !s->tools.content))
         buf_add(key, s->text, s->size);
+    key->failed |= s->tools.strict && !strict;
+    free(strict);
     free(tools);
     return key->failed || (s->tools.tools && !tools) ? -1 : 0;
 }

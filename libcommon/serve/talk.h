@@ -24,6 +24,7 @@ struct talk {
     const char *param;                  /* what the conversation is called: "messages", "input" */
     json_t *messages;                   /* owned */
     json_t *tools;                      /* owned: [{"type": "function", "function": {...}}]; NULL: none */
+    json_t *strict;                     /* owned: an object whose keys are the functions with strict: true; NULL: none */
     json_t *vars;                       /* owned: for the template; NULL: none */
     const json_t *format; const char *format_param;     /* borrowed: of the answer, {"type": "json_schema", ...}; NULL: none */
     enum talk_choice choice;
@@ -47,6 +48,8 @@ int talk_text(const json_t *content, const char *const *types, const char *param
 int talk_check_tools(struct talk *t, struct problem *pr);
 /* A function to t->tools. parameters: borrowed, NULL: none. */
 int talk_add_tool(struct talk *t, const char *name, const json_t *description, const json_t *parameters, const char *param, struct problem *pr);
+/* The function that was added last is strict, if that is true. */
+int talk_add_strict(struct talk *t, const json_t *strict, struct problem *pr);
 
 /* ---- to the prompt ---- */
 /* The text that the model sees, malloc'd. */
@@ -67,6 +70,7 @@ struct part {
 /* An event of the engine becomes pieces of parts: they are kept in ch->part, and the form's `piece` hears of them. */
 void talk_event(struct call *c, struct choice *ch, const struct events *b, const struct event *ev);
 int choice_calls(const struct choice *ch);              /* how many */
+int choice_cut(const struct choice *ch);                /* a stop string ended it in the middle of a call */
 /* All text, or reasoning, of an answer. */
 void choice_text(const struct choice *ch, enum part_kind kind, struct buf *out);
 void choice_release(struct choice *ch);                 /* its parts */

@@ -10,6 +10,7 @@ void talk_release(struct talk *t)
 {
     json_decref(t->messages);
     json_decref(t->tools);
+    json_decref(t->strict);
     json_decref(t->vars);
     memset(t, 0, sizeof *t);
 }
@@ -171,6 +172,16 @@ int talk_add_tool(struct talk *t, const char *name, const json_t *description, c
     return rc ? out_of_memory(pr) : 0;
 }
 
+int talk_add_strict(struct talk *t, const json_t *strict, struct problem *pr)
+{
+    const json_t *last = json_array_get(t->tools, json_array_size(t->tools) - 1);
+    if (!json_is_true(strict))
+        return 0;
+    if (!t->strict)
+        t->strict = json_object();
+    return json_object_set_new(t->strict, json_string_value(json_object_get(json_object_get(last, "function"), "name")), json_true()) == 0 ? 0 : out_of_memory(pr);
+}
+
 int talk_check_tools(struct talk *t, struct problem *pr)
 {
     const json_t *tool;
@@ -211,9 +222,14 @@ json_t *format_schema(const json_t *format, const char *param, struct problem *p
     }
     if (strcmp(kind, "text") == 0)
         return NULL;
-    if (strcmp(kind, "json_object") == 0)
-        return json_pack("{s:s}", "type", "object");
-    if (strcmp(kind, "json_schema") != 0) {
+    const int any_object = strcmp(kind, "json_object") == 0;
+    if (any_object && !js_get(format, "schema")) {
+        json_t *object = json_pack("{s:s}", "type", "object");
+        if (!object)
+            out_of_memory(pr);
+        return object;
+    }
+    if (!any_object && strcmp(kind, "json_schema") != 0) {
         problem_set(pr, 400, param, "unsupported_parameter", "%s: type is '%.60s', expected text, json_object or json_schema", param, kind);
         return NULL;
     }
@@ -241,7 +257,8 @@ static int read_tools(const json_t *body, struct talk *t, struct problem *pr)
         snprintf(param, sizeof param, "tools[%zu]", i);
         if (!type || strcmp(type, "function") != 0 || !json_is_object(f))
             return problem_set(pr, 400, param, "invalid_tool", "%s: type is '%.40s', expected {type: \"function\", function: {name, description, parameters}}", param, type ? type : "");
-        if (talk_add_tool(t, json_string_value(json_object_get(f, "name")), js_get(f, "description"), js_get(f, "parameters"), param, pr) != 0)
+        if (talk_add_tool(t, json_string_value(json_object_get(f, "name")), js_get(f, "description"), js_get(f, "parameters"), param, pr) != 0 ||
+            talk_add_strict(t, js_get(f, "strict"), pr) != 0)
             return -1;
     }
     return 0;

@@ -28,6 +28,30 @@ planned() { zse-serve --config "$T/c.json" --plan "${@:2}" | grep -- "^$1"; }
   [ "$(planned model "$T/other.zse" | wc -l)" = 1 ]
 }
 
+@test "ids of the file are those of its models" {
+  config "{\"name\": \"old\", \"models\": [\"$Z\"]}"
+  planned model --name new >"$T/out"
+  cp "$Z" "$T/other.zse"
+  config "{\"name\": [\"a\", \"b\"], \"models\": [\"$Z\", \"$Z\"]}"
+  [ "$(planned model "$T/other.zse" | wc -l)" = 1 ]
+  planned model >"$T/out"
+  exec 5< <(exec zse-serve --config "$T/c.json" --port 0 --no-audit "$T/other.zse" 2>"$T/err")
+  PID=$!
+  read -r -u 5 _ _ url
+  until [ "$(curl -s "$url/v1/models" | jq -r '.data[].id')" = other ]; do kill -0 "$PID"; done
+}
+
+@test "ZSE_PORT of a service link is left alone, and no port is looked at without a listener for it" {
+  config "{\"models\": [\"$Z\"]}"
+  export ZSE_PORT=tcp://10.0.0.7:8000
+  run --separate-stderr zse-serve --config "$T/c.json" --plan
+  [ "$status" = 0 ] && [[ $stderr == *"ZSE_PORT is 'tcp://10.0.0.7:8000'"*ignored* ]]
+  ZSE_PORT=x run --separate-stderr zse-serve --config "$T/c.json" --plan --socket "$T/s"
+  [ "$status" = 0 ] && [ -z "$stderr" ]
+  ZSE_PORT=x run --separate-stderr zse-serve --config "$T/c.json" --plan
+  [ "$status" = 2 ]
+}
+
 @test "a server with nothing but a file" {
   config "{\"models\": [\"$Z\"], \"name\": [\"from-file\"], \"port\": 0, \"no-audit\": true, \"max-seqs\": 2}"
   exec 5< <(exec zse-serve --config "$T/c.json" 2>"$T/err")
@@ -47,6 +71,7 @@ planned() { zse-serve --config "$T/c.json" --plan "${@:2}" | grep -- "^$1"; }
 {"port": true}|port: found
 {"quiet": 1}|quiet: found
 {"models": [1]}|models: found
+{"models": ["--no-auth"]}|models: '--no-auth' begins with -
 {"cors-origin": [["x"]]}|cors-origin: found
 {"config": "x"}|'config' is no option
 {"plan": true}|'plan' is no option

@@ -338,7 +338,8 @@ active_requests throughput_tok_s total_requests total_tokens" ]
 @test "memory for one model: the least recently used leaves" {
   local d=$BATS_TEST_TMPDIR one
   one=$(curl -s "$URL/api/stats/models" | jq '.models[0].memory_bytes')
-  start "$d/log" --port 0 --max-memory $((one * 5 / 2)) --name a --name b "$T/tiny.zse" "$T/tiny.zse"
+  cp "$T/tiny.zse" "$d/a.zse"
+  start "$d/log" --port 0 --max-memory $((one * 5 / 2)) --name a --name b "$d/a.zse" "$T/tiny.zse"
   until [ "$(curl -s "$URL/v1/models" | jq '.data | length')" = 2 ]; do sleep 0.02; done
   ask "${QUESTION/\{/\{\"model\":\"a\",}" >/dev/null
   [ "$(admin "$URL/api/models/load" -d "{\"model_path\":\"$T/tiny.zse\",\"model_name\":\"c\"}" | jq -r .model_id)" = c ]
@@ -348,6 +349,15 @@ active_requests throughput_tok_s total_requests total_tokens" ]
   [[ $output == *" 503 "*"Retry-After: 1"* && $output == *model_loading* && $output == *"needed its memory"* ]]
   [ "$(curl -s --retry 20 --retry-all-errors --retry-max-time 20 -f "$URL/v1/chat/completions" -d "${QUESTION/\{/\{\"model\":\"b\",}" | jq -r '.choices[0].message.content')" = "2 + 2 = 4" ]
   [ "$(curl -s "$URL/v1/models" | jq -r '[.data[].id] | join(" ")')" = "c b" ]
+  # what cannot be loaded again is not forgotten
+  mv "$d/a.zse" "$d/away"
+  for i in 1 2; do
+    [ "$(curl -s "$URL/v1/completions" -d '{"model":"a","prompt":"a"}' | jq -r .error.code)" = model_loading ]
+    until [ "$(grep -c '^zse-serve: a: closed' "$d/log.err")" = $((i + 1)) ]; do sleep 0.02; done
+  done
+  mv "$d/away" "$d/a.zse"
+  curl -s --retry 20 --retry-all-errors --retry-max-time 20 -f "$URL/v1/completions" -d '{"model":"a","prompt":"a"}' >/dev/null
+  [ "$(curl -s "$URL/v1/models" | jq -r '[.data[].id] | join(" ")')" = "b a" ]
   # unloaded by word, it stays away; so does one that never was
   admin "$URL/api/models/unload" -d '{"model_id":"b"}' >/dev/null
   until [ "$(curl -s "$URL/v1/completions" -d '{"model":"b","prompt":"a"}' | jq -r .error.code)" = model_not_found ]; do sleep 0.02; done

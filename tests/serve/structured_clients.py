@@ -36,6 +36,10 @@ def chat(**more):
     return client.chat.completions.create(**{'model': 'default', 'messages': HI, 'temperature': 1, 'seed': 1, 'max_tokens': 120, **more})
 
 
+def message(temperature=1, **more):
+    return claude.messages.create(**{'model': 'default', 'max_tokens': 120, 'messages': [{'role': 'user', 'content': 'What is 2+2?'}], 'extra_body': {'temperature': temperature, 'seed': 1}, **more})   # some versions of the package have no temperature
+
+
 def schema(s, **more):
     return {'type': 'json_schema', 'json_schema': {'name': 'x', 'schema': s, **more}}
 
@@ -66,6 +70,7 @@ def schemas_in_chat():
         r = chat(response_format=schema(ARGUMENTS, strict=strict), temperature=2)
         jsonschema.validate(json.loads(r.choices[0].message.content), ARGUMENTS)
         assert r.choices[0].finish_reason == 'stop'
+    jsonschema.validate(json.loads(chat(response_format={'type': 'json_object', 'schema': ARGUMENTS}, temperature=2).choices[0].message.content), ARGUMENTS)
     r = chat(response_format={'type': 'json_object'}, max_tokens=3)
     assert r.choices[0].message.content.startswith('{') and r.choices[0].finish_reason == 'length'
     many = chat(response_format=schema(ARGUMENTS), n=4, temperature=2, logprobs=True, top_logprobs=1)
@@ -89,11 +94,16 @@ def other_forms():
 @check
 def what_cannot_be_enforced():
     bad = {'type': 'object', 'properties': {'a': {'type': 'object', 'unevaluatedProperties': {'type': 'integer'}, 'anyOf': [{'properties': {'x': {}}}, {}]}}}
-    message = refused(400, 'response_format', chat, response_format=schema(bad))
-    assert '/properties/a' in message and 'unevaluatedProperties' in message, message
+    why = refused(400, 'response_format', chat, response_format=schema(bad))
+    assert '/properties/a' in why and 'unevaluatedProperties' in why, why
     bad = {'type': 'object', 'properties': {'q': {'type': 'string', 'pattern': '(a)\\1'}}}
-    message = refused(400, 'tools', chat, tools=[{'type': 'function', 'function': {'name': 'f', 'parameters': bad}}])
-    assert "'f'" in message and 'pattern' in message, message
+    for more in ({}, {'strict': False}):           # a tool that is not strict may then be called with any object
+        call, = chat(tools=[{'type': 'function', 'function': {'name': 'f', 'parameters': bad, **more}}], tool_choice='required', max_tokens=200).choices[0].message.tool_calls
+        assert call.function.name == 'f' and call.function.arguments.startswith('{')
+    why = refused(400, 'tools', chat, tools=[{'type': 'function', 'function': {'name': 'f', 'parameters': bad, 'strict': True}}])
+    assert "'f'" in why and 'pattern' in why, why
+    refused(400, 'tools', message, tools=[{'name': 'f', 'input_schema': bad, 'strict': True}])
+    refused(400, 'tools', chat, tools=[{'type': 'function', 'function': {'name': f'f{i}'}} for i in range(513)])
     for param, value in (('regex', '(a'), ('grammar', 'root ::= missing')):
         assert refused(400, param, chat, extra_body={param: value})
     refused(400, 'regex', chat, extra_body={'grammar': 'root ::= "a"', 'regex': 'a'})
@@ -128,6 +138,13 @@ def calls_in_chat():
     assert chat(messages=later, tools=[WEATHER], tool_choice='none').choices[0].message.tool_calls is None
     assert chat(messages=later, tools=[WEATHER]).usage.prompt_tokens > r.usage.prompt_tokens
     assert chat(tools=[WEATHER], tool_choice='required', max_tokens=5).choices[0].finish_reason == 'length'
+    for stream in (False, True):                    # a stop string in the middle of a call
+        r = chat(tools=[WEATHER], tool_choice='required', stop=['"days'], stream=stream)
+        if stream:
+            assert [c.choices[0].finish_reason for c in r if c.choices][-1] == 'stop'
+            continue
+        call, = r.choices[0].message.tool_calls
+        assert r.choices[0].finish_reason == 'stop' and call.function.name == 'get_weather' and 'city' in call.function.arguments and 'days' not in call.function.arguments, r
     refused(400, 'tool_choice', chat, tools=[WEATHER], tool_choice={'type': 'function', 'function': {'name': 'other'}})
     refused(400, 'tool_choice', chat, tool_choice='required')
     refused(400, 'tools[1]', chat, tools=[WEATHER, WEATHER])
@@ -161,6 +178,8 @@ def responses():
     r = client.responses.create(model='default', input='x', tools=FLAT, tool_choice='required', max_output_tokens=120, temperature=2)
     call, = r.output
     assert call.type == 'function_call' and call.name in ('get_weather', 'get_time') and json.loads(call.arguments) is not None
+    cut = client.responses.create(model='default', input='x', tools=FLAT[:1], tool_choice='required', max_output_tokens=120, extra_body={'stop': ['"days']})
+    assert cut.status == 'incomplete' and cut.output[-1].status == 'incomplete' and cut.incomplete_details.reason == 'stop', cut
     history = [{'role': 'user', 'content': [{'type': 'input_text', 'text': 'x'}]}, call.model_dump(exclude_none=True),
                {'type': 'function_call_output', 'call_id': call.call_id, 'output': 'It rains.'}, {'role': 'user', 'content': 'What is 2+2?'}]
     r2 = client.responses.create(model='default', input=history, temperature=0, max_output_tokens=20)
@@ -194,10 +213,6 @@ def streamed_responses():
         assert isinstance(stream.get_final_response().output_parsed, Person)
 
 
-def message(temperature=1, **more):
-    return claude.messages.create(**{'model': 'default', 'max_tokens': 120, 'messages': [{'role': 'user', 'content': 'What is 2+2?'}], 'extra_body': {'temperature': temperature, 'seed': 1}, **more})   # some versions of the package have no temperature
-
-
 @check
 def messages():
     r = message(temperature=0)
@@ -209,6 +224,7 @@ def messages():
     n = claude.messages.count_tokens(model='default', messages=[{'role': 'user', 'content': 'What is 2+2?'}])
     assert n.input_tokens == 15
     assert claude.messages.count_tokens(model='default', system='Be brief.', tools=TOOLS, messages=[{'role': 'user', 'content': 'What is 2+2?'}]).input_tokens > 50
+    assert claude.messages.count_tokens(model='default', messages=[{'role': 'user', 'content': 'one two ' * 20000}]).input_tokens > 20000      # whatever the context
     r = message(output_config={'format': {'type': 'json_schema', 'schema': ARGUMENTS}}, temperature=1)
     jsonschema.validate(json.loads(r.content[0].text), ARGUMENTS)
     assert 'assistant' in refused(400, 'messages', message, messages=[{'role': 'user', 'content': 'a'}, {'role': 'assistant', 'content': 'b'}])
@@ -226,7 +242,10 @@ def calls_in_messages():
              {'role': 'user', 'content': [{'type': 'tool_result', 'tool_use_id': use.id, 'content': [{'type': 'text', 'text': 'It rains.'}]}, {'type': 'text', 'text': 'And?'}]}]
     assert message(messages=later, tools=TOOLS, system=[{'type': 'text', 'text': 'Be brief.'}], tool_choice={'type': 'tool', 'name': 'get_weather'}).content[0].input['city']
     assert message(messages=later, tools=TOOLS, tool_choice={'type': 'none'}, max_tokens=10).content[0].type == 'text'
-    assert message(tools=TOOLS, tool_choice={'type': 'any'}, max_tokens=40).stop_reason in ('tool_use', 'max_tokens')
+    for n in range(10, 50, 8):                      # cut off, it is a call in both
+        whole, events = [message(tools=TOOLS, tool_choice={'type': 'any'}, max_tokens=n, stream=s) for s in (False, True)]
+        assert whole.stop_reason in ('tool_use', 'max_tokens')
+        assert [b.type for b in whole.content] == [e.content_block.type for e in events if e.type == 'content_block_start'], (n, whole)
 
 
 @check

@@ -45,6 +45,7 @@ static const struct sample { const char *format, *text, *want; int reasoning; } 
     { "functionary-3.1", "<function=get_weather>{\"city\": \"Rome\"}</function>", "call(get_weather){\"city\": \"Rome\"}", 0 },
     { "functionary-3.2", "get_weather\n{\"city\": \"Rome\"}>>>now\n{}", "call(get_weather){\"city\": \"Rome\"} call(now){}", 0 },
     { "functionary-3.2", "all\nHello there.", "text(Hello there.)", 0 },
+    { "granite-3", "<|tool_call|>[{\"name\": \"now\", \"arguments\": {\"a\": 1, \"a\": 2}}]", "call(now){\"a\": 1, \"a\": 2}", 0 },
     { "granite-3", "<|tool_call|>[{\"name\": \"now\", \"arguments\": {}}]", "call(now){}", 0 },
     { "nemotron", "<TOOLCALL>[{\"name\": \"now\", \"arguments\": {}}]</TOOLCALL>", "call(now){}", 0 },
     { "qwen3-coder", "<tool_call>\n<function=get_weather>\n<parameter=city>\nNew\nYork\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
@@ -56,6 +57,7 @@ static const struct sample { const char *format, *text, *want; int reasoning; } 
     { "gpt-oss", "<|channel|>analysis<|message|>easy<|end|><|start|>assistant<|channel|>final<|message|>Hello<|return|>", "reasoning(easy) text(Hello)", 0 },
     { "json", "{\"name\": \"now\", \"arguments\": {}}", "call(now){}", 0 },
     { "json", " {\"function\": {\"name\": \"now\", \"arguments\": {\"x\" : [1.50, \"}\\\"\"] } }, \"arguments\": 1}", "call(now){\"x\" : [1.50, \"}\\\"\"] }", 0 },
+    { "hermes", "<tool_call>\n{\"name\": \"now\", \"arguments\": {\"a\": 1, \"a\": 2}}\n</tool_call>", "call(now){\"a\": 1, \"a\": 2}", 0 },
     { "json", "{\"answer\": 42}", "text({\"answer\": 42})", 0 },
 };
 
@@ -121,6 +123,22 @@ static void reading(void **state)
     read_in_pieces(&samples[12], 7, 0, &h);
     assert_true(strlen(h.id[0]) == 29 && !strncmp(h.id[0], "call_", 5));
     assert_string_equal(h.id[1], "abcdefghi");
+}
+
+/* A call whose beginning was handed on and that ends otherwise than it should: what there is of its arguments comes all the same. */
+static void named_but_bad(void **state)
+{
+    static const char first[] = "<tool_call>\n{\"name\": \"now\", \"arguments\": {\"a\": ", second[] = "[1, 2]}} and";
+    struct heard h = { .last = -1 };
+    struct tool_parser_options o = { .tools = tools, .stream_arguments = 1, .on_event = hear, .user = &h };
+    struct tool_parser *p = tool_parser_open(tool_format_find("hermes"), &o, NULL);
+    (void)state;
+    assert_int_equal(tool_parser_push(p, first, sizeof first - 1, NULL), 0);
+    assert_string_equal(h.text, "call(now){\"a\": ");
+    assert_int_equal(tool_parser_push(p, second, sizeof second - 1, NULL), 0);
+    assert_int_equal(tool_parser_finish(p, NULL), 0);
+    tool_parser_close(p);
+    assert_string_equal(h.text, "call(now){\"a\": [1, 2]}");
 }
 
 /* Cut anywhere, or with any byte changed, it is read as something, and no text is lost under another name. */
@@ -301,9 +319,29 @@ static void enforcing(void **state)
     assert_false(takes(g, "<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>\n<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>"));
     grammar_close(g);
     json_t *bad = json_loads("[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"array\",\"items\":{\"type\":\"string\"},\"uniqueItems\":true}}}}}]", 0, NULL);
+    json_t *strict = json_pack("{s:b}", "f", 1);
     o.tools = bad;
+    o.strict = strict;
     assert_null(tool_grammar_compile(vocab, tool_format_find("hermes"), &o, &e));
+    assert_int_equal(e.code, ERR_UNSUPPORTED);
     assert_non_null(strstr(e.msg, "function 'f': parameters: schema: /properties/a/uniqueItems: "));
+    o.strict = NULL;                    /* then any object, in the family's form */
+    g = tool_grammar_compile(vocab, tool_format_find("hermes"), &o, &e);
+    assert_true(takes(g, "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": [\"x\", \"x\"], \"b\": 1}}\n</tool_call>"));
+    assert_false(takes(g, "<tool_call>\n{\"name\": \"f\", \"arguments\": [1]}\n</tool_call>"));
+    grammar_close(g);
+    static const char *const tags[][2] = {
+        { "qwen3-coder", "<tool_call>\n<function=f>\n<parameter=a>\n[\"x\", \"x\"]\n</parameter>\n<parameter=b>\n1\n</parameter>\n</function>\n</tool_call>" },
+        { "glm", "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>x</arg_value>\n</tool_call>" },
+        { "seed-oss", "<seed:tool_call>\n<function=f>\n<parameter=a>x</parameter>\n</function>\n</seed:tool_call>" },
+    };
+    for (size_t i = 0; i < sizeof tags / sizeof *tags; i++) {
+        if (!(g = tool_grammar_compile(vocab, tool_format_find(tags[i][0]), &o, &e)))
+            fail_msg("%s: %s", tags[i][0], e.msg);
+        assert_true(takes(g, tags[i][1]));
+        grammar_close(g);
+    }
+    json_decref(strict);
     json_decref(bad);
 }
 
@@ -390,6 +428,6 @@ static void streaming(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(thinking), cmocka_unit_test(content), cmocka_unit_test(streaming), cmocka_unit_test(reading), cmocka_unit_test(damage), cmocka_unit_test(detection), cmocka_unit_test(enforcing) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(thinking), cmocka_unit_test(content), cmocka_unit_test(streaming), cmocka_unit_test(reading), cmocka_unit_test(named_but_bad), cmocka_unit_test(damage), cmocka_unit_test(detection), cmocka_unit_test(enforcing) };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
