@@ -217,6 +217,8 @@ static int set_common(struct remote *r, CURL *h, struct curl_slist **headers, co
     n->easy_setopt(h, CURLOPT_CONNECTTIMEOUT, 15L);
     n->easy_setopt(h, CURLOPT_TCP_KEEPALIVE, 1L);       /* a long prompt is computed in silence */
     n->easy_setopt(h, CURLOPT_ERRORBUFFER, curl_error);
+    if (web_is_here(url))
+        n->easy_setopt(h, CURLOPT_NOPROXY, "*");
     if (r->o->ca_file)
         n->easy_setopt(h, CURLOPT_CAINFO, r->o->ca_file);
     return 0;

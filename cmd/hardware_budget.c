@@ -24,7 +24,7 @@ static int parse_ranks(const char *text, int n_layers, struct budget_options *b)
         if (!*end)
             break;
     }
-    if (strchr(text, ',') || b->layers[0] == n_layers)
+    if (strchr(text, ','))
         return 0;
     b->n_ranks = b->layers[0];
     if (b->n_ranks > n_layers || b->n_ranks > BUDGET_RANKS)

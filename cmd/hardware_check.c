@@ -39,7 +39,7 @@ static void check_cpu(json_t *all, const struct machine *m)
     if (m->cpu_quota > 0 && m->cpu_quota < m->n_usable) {
         char command[80];
         snprintf(command, sizeof command, "zse-serve --threads %d MODEL", machine_threads(m));
-        add(all, "quota", "warning", command, "the control group allows %.2g of %d processors: more threads than that are stopped in the middle of a step", m->cpu_quota, m->n_usable);
+        add(all, "quota", "warning", command, "the control group allows %.4g of %d processors: more threads than that are stopped in the middle of a step", m->cpu_quota, m->n_usable);
     } else {
         add(all, "quota", "ok", NULL, "no limit on processors");
     }
@@ -73,7 +73,8 @@ static void check_memory(json_t *all, const struct machine *m)
             "transparent huge pages: %s; with always the kernel puts keys, values and activations on pages of 2 MiB", m->thp);
     if (m->huge_2m + m->huge_1g > 0) {
         const uint64_t bytes = (m->huge_2m << 21) + (m->huge_1g << 30);
-        add(all, "huge_pages_set_aside", bytes > most / 20 ? "warning" : "info", "sudo sysctl vm.nr_hugepages=0", "%s are set aside as huge pages, which no program of ZSE uses",
+        add(all, "huge_pages_set_aside", bytes > most / 20 ? "warning" : "info",
+            m->huge_1g == 0 ? "sudo sysctl vm.nr_hugepages=0" : "echo 0 | sudo tee /sys/kernel/mm/hugepages/hugepages-*/nr_hugepages", "%s are set aside as huge pages, which no program of ZSE uses",
             cli_bytes(a, bytes));
     }
     if (m->n_nodes > 1)

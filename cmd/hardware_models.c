@@ -10,7 +10,7 @@
 static const char prog[] = "zse-hardware";
 enum { CONTEXT = 4096, PROMPT = 512 };
 
-/* The memory to plan for: given, or a GPU's that is free, or what this process can have. */
+/* The memory to plan for: given, or what this process can have. */
 static int find_memory(const struct hardware_options *o, struct machine *m, uint64_t *memory, const char **what, struct err *e)
 {
     if (machine_probe(m, o->root, e) != 0)

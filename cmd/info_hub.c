@@ -31,6 +31,7 @@ static struct contents look_through(const json_t *info)
 {
     struct contents c = { 0 };
     const json_t *list = json_object_get(info, "siblings"), *v;
+    const json_int_t most = (json_int_t)1 << 50;        /* what says more is no size */
     int vocab = 0, one = 0;
     uint64_t one_bytes = 0;
     size_t i;
@@ -39,6 +40,7 @@ static struct contents look_through(const json_t *info)
         json_int_t size = json_integer_value(json_object_get(v, "size"));
         if (!name)
             continue;
+        size = size > 0 && size <= most && c.bytes <= (uint64_t)most ? size : 0;
         c.has_config |= strcmp(name, "config.json") == 0;
         c.has_tokenizer |= strcmp(name, "tokenizer.json") == 0 || strcmp(name, "tokenizer.model") == 0;
         vocab += strcmp(name, "vocab.json") == 0 || strcmp(name, "merges.txt") == 0;
@@ -47,10 +49,10 @@ static struct contents look_through(const json_t *info)
         if (!ends_with(name, ".safetensors") || strchr(name, '/') || strncmp(name, "consolidated", 12) == 0 || strncmp(name, "adapter_", 8) == 0)
             continue;
         c.n_safetensors++;
-        c.bytes += size > 0 ? (uint64_t)size : 0;
+        c.bytes += (uint64_t)size;
         if (strcmp(name, "model.safetensors") == 0) {
             one = 1;
-            one_bytes = size > 0 ? (uint64_t)size : 0;
+            one_bytes = (uint64_t)size;
         }
     }
     if (one)

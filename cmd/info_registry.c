@@ -227,7 +227,7 @@ static int take(struct filter *f, int c, const char *arg)
 static int parse(struct filter *f, int argc, char **argv, int n_names)
 {
     int c, rc;
-    *f = (struct filter){ .type = "int8" };
+    *f = (struct filter){ .type = NULL };
     optind = 0;                         /* begin anew: the caller may have used getopt */
     while ((c = getopt_long(argc, argv, "c:s:v:q:rh", options, NULL)) != -1) {
         if (c == 'h')
@@ -235,7 +235,15 @@ static int parse(struct filter *f, int argc, char **argv, int n_names)
         if ((rc = take(f, c, optarg)) != 0)
             return rc;
     }
-    return argc - optind == n_names ? -1 : cli_usage(usage);
+    if (argc - optind != n_names)
+        return cli_usage(usage);
+    if (n_names && (f->category || f->size || f->type || f->vram || f->recommended || f->supported || f->zse12))
+        return cli_wrong(prog, "models info: filters go with list");
+    if (f->type && !f->vram)
+        return cli_wrong(prog, "--quantize goes with --vram");
+    if (!f->type)
+        f->type = "int8";
+    return -1;
 }
 
 int info_models_list(int argc, char **argv)

@@ -330,22 +330,28 @@ static int lock_conversion(const char *prog, const char *path, const char *sourc
     char *name = beside(path, ".lock", e);
     if (!name)
         return -1;
-    int fd = open(name, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (fd < 0) {
-        err_sys(e, "%s", name);
-    } else if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
-        int rc;
-        cli_note(prog, "another process is converting %s; waiting for it", source);
-        while ((rc = flock(fd, LOCK_EX)) != 0 && errno == EINTR)
-            ;
-        if (rc != 0) {
-            err_sys(e, "%s", name);
-            close(fd);
-            fd = -1;
+    struct stat mine, there;
+    int fd, rc, waited = 0;
+    while ((fd = open(name, O_RDWR | O_CREAT | O_CLOEXEC, 0666)) >= 0) {
+        if ((rc = flock(fd, LOCK_EX | LOCK_NB)) != 0 && errno == EWOULDBLOCK) {
+            if (!waited++)
+                cli_note(prog, "another process is converting %s; waiting for it", source);
+            while ((rc = flock(fd, LOCK_EX)) != 0 && errno == EINTR)
+                ;
         }
+        if (rc != 0)
+            break;
+        if (fstat(fd, &mine) == 0 && stat(name, &there) == 0 && mine.st_ino == there.st_ino && mine.st_dev == there.st_dev) {
+            free(name);
+            return fd;
+        }
+        close(fd);                      /* whoever had it has removed the name: once more */
     }
+    err_sys(e, "%s", name);
+    if (fd >= 0)
+        close(fd);
     free(name);
-    return fd;
+    return -1;
 }
 
 /* Removed while it is held: who waits for it finds the result, or converts. */

@@ -93,7 +93,9 @@ static int take(struct hardware_options *o, int c, const char *arg)
     case OPT_THREADS: return whole("--threads", arg, 1, 1024, &o->threads);
     case OPT_VRAM:
         snprintf(text, sizeof text, strspn(arg, "0123456789.") == strlen(arg) && *arg ? "%sGB" : "%s", arg);        /* "8" are gigabytes */
-        return cli_parse_size(prog, "--vram", text, &o->vram);
+        if (cli_parse_size(prog, "--vram", text, &o->vram) != 0)
+            return CLI_USAGE;
+        return o->vram ? 0 : cli_wrong(prog, "--vram: expected a memory larger than 0");
     case OPT_MODEL: o->model = arg; return 0;
     case OPT_MODE:
         o->mode = plan_mode_find(arg);
@@ -162,6 +164,8 @@ int main(int argc, char **argv)
             return cli_wrong(prog, "%s: which MODEL?", command);
         if (!*command && (o.file || o.threads) && !o.measure)
             return cli_wrong(prog, "%s goes with --measure", o.file ? "--file" : "--threads");
+        if (given[OPT_DIVISOR - OPT_JSON] && !o.experts)
+            return cli_wrong(prog, "--divisor goes with --experts");
         if (o.measure && o.root)
             return cli_wrong(prog, "--measure: --root describes another machine");
         return commands[i].run(&o);

@@ -32,7 +32,7 @@ struct hub_options {
     int offline;                /* only what is in the cache */
     int refresh;                /* ask the hub for a newer commit also where the cache has one */
     int n_connections;          /* 0: 8 */
-    int *known;                 /* set to 1 when the hub (or the cache) knows the repository and revision; may be NULL */
+    int *known;                 /* set to 1 when the hub knows the repository and revision; may be NULL */
     const struct progress *progress;                    /* may be NULL */
     void (*note)(void *user, const char *text);         /* may be NULL */
     void *note_user;

@@ -76,6 +76,8 @@ char *web_get(struct web *w, const char *url, const char *what, size_t max, size
 int web_header(const char *line, size_t n, const char *name, char *out, size_t room);
 /* Seconds that Retry-After says, also as a date (RFC 9110, section 10.2.3); -1: neither. */
 int64_t web_retry_after(const char *text);
+/* Is it an http:// address of this machine?  A proxy has no business there. */
+int web_is_here(const char *url);
 /* Are these URLs of one scheme, host and port? */
 int web_same_origin(const char *a, const char *b);
 

@@ -35,7 +35,7 @@ struct budget {
     double context;                         /* tokens, at most max_position_embeddings */
     double fraction;                        /* of a GPU's memory for weights, keys and values of `context` tokens, on the fullest rank: mem_fraction_static */
 };
-/* Refused: layers that do not add up to the model's, a divisor that is no number of layers. */
+/* Refused: layers that do not add up to the model's, more ranks than BUDGET_RANKS. */
 int budget_make(struct budget *b, const struct plan_shape *s, const struct budget_options *o, struct err *e);
 
 /* n layers over ranks as evenly as possible, the first ranks take the remainder. */

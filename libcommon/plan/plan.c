@@ -1,6 +1,7 @@
 #include "libcommon/plan/plan.h"
 
 #include <inttypes.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -87,7 +88,11 @@ int plan_preflight(const char *what, uint64_t weights, uint64_t kv, uint64_t wor
                    (double)needed * gb, (double)weights * gb, (double)kv * gb, (double)workspace * gb, (double)most * gb, (double)now * gb);
 }
 
-int plan_times(double memory, double bytes) { return memory > 0 && bytes > 0 ? (int)(memory / bytes) : 0; }
+int plan_times(double memory, double bytes)
+{
+    const double n = memory > 0 && bytes > 0 ? memory / bytes : 0;
+    return n < INT_MAX ? (int)n : INT_MAX;
+}
 
 int plan_window(double free, double reserve, double layer)
 {

@@ -69,6 +69,22 @@ static int parse_windows(struct plan_shape *s, const json_t *c, const char *type
     return 0;
 }
 
+/* Sizes that no model has would overflow the counts. */
+static int check_sizes(const struct plan_shape *s, struct err *e)
+{
+    enum { MOST_LAYERS = 1 << 16 };             /* and experts */
+    if (s->n_layers < 1 || s->hidden_size < 1 || s->n_heads < 1 || s->n_kv_heads < 1 || s->vocab_size < 1 || (s->head_dim < 1 && !s->kv_rank))
+        return err_set(e, ERR_FORMAT, "config.json: a size is 0");
+    if (s->n_layers > MOST_LAYERS || s->n_experts > MOST_LAYERS || s->top_k > MOST_LAYERS)
+        return err_set(e, ERR_FORMAT, "config.json: %d layers, %d experts of which a token takes %d: expected %d at most", s->n_layers, s->n_experts, s->top_k, MOST_LAYERS);
+    const double h = s->hidden_size, heads = (double)(s->n_heads > s->n_kv_heads ? s->n_heads : s->n_kv_heads) * ((double)s->head_dim + s->nope_dim + s->rope_dim + s->v_dim);
+    const double ranks = (double)s->q_rank + s->kv_rank + s->rope_dim, experts = (double)(s->n_experts > s->top_k ? s->n_experts : s->top_k) * (s->expert_size + 1.0);
+    const double layer = h * (4 * heads + ranks + 3 * (s->intermediate_size + experts + (double)s->shared_size) + 2) + heads * ranks + ranks;
+    if (s->n_layers * layer + 2 * h * s->vocab_size >= 0x1p56)
+        return err_set(e, ERR_FORMAT, "config.json: its sizes make %.3g parameters, expected less than %.3g", s->n_layers * layer + 2 * h * s->vocab_size, 0x1p56);
+    return 0;
+}
+
 int plan_shape_parse(struct plan_shape *s, const json_t *config, struct err *e)
 {
     static const char *const not_gated[] = { "gpt2", "gpt_neox", "gptj", "gpt_bigcode", "falcon", "mpt", "bloom", "opt", "phi", "starcoder2", "nemotron", "arcee", NULL };
@@ -95,9 +111,7 @@ int plan_shape_parse(struct plan_shape *s, const json_t *config, struct err *e)
         return err_prefix(e, "config.json");
     s->tied = tied;
     s->gated = !is_one_of(type, not_gated);
-    if (s->n_layers < 1 || s->hidden_size < 1 || s->n_heads < 1 || s->n_kv_heads < 1 || s->vocab_size < 1)
-        return err_set(e, ERR_FORMAT, "config.json: a size is 0");
-    return 0;
+    return check_sizes(s, e);
 }
 
 int plan_has_experts(const struct plan_shape *s, int layer)
@@ -131,7 +145,7 @@ void plan_count(const struct plan_shape *s, struct plan_params *p)
         p->n_expert_layers += plan_has_experts(s, i);
     p->n_dense_layers = s->n_layers - p->n_expert_layers;
     const int64_t every = s->n_layers * (p->attention + p->norms) + p->n_dense_layers * p->dense_mlp + p->n_expert_layers * (p->shared_mlp + p->router) + h;
-    p->total = every + p->n_expert_layers * s->n_experts * p->expert + p->embedding + p->head;
+    p->total = every + (int64_t)p->n_expert_layers * s->n_experts * p->expert + p->embedding + p->head;
     p->active = every + (int64_t)p->n_expert_layers * s->top_k * p->expert + p->embedding;
 }
 

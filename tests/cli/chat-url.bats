@@ -125,6 +125,8 @@ What is 2+2?<|im_end|>
   printf 'a\0b\nc\n' >"$T/zero"
   fake -m echo --batch "$T/zero" --raw
   [ "$(jq -c .prompt <<<"$output")" = $'"a\\\\u0000b"\n"c"' ] || { echo "$output"; return 1; }
+  http_proxy=http://127.0.0.1:9 fake -m whole -p hi --json         # this machine is not behind a proxy
+  [ "$status" = 0 ] || { echo "$stderr"; return 1; }
   printf 'a\n\377\n' >"$T/mixed"
   fake --batch "$T/mixed"
   [ "$status" = 1 ] && [ "${lines[0]}" = 'Grüße, 世界!' ] && [ "${lines[1]}" = 'error: the prompt is not UTF-8' ] && [[ $stderr == *"1 of 2 prompts have no answer"* ]]

@@ -123,7 +123,7 @@ C
     [ "$status" = 2 ] && [ -z "$output" ] || { echo "$args: $status"; return 1; }
   done
   for args in 'recommend x' 'recommend --mode fast' 'capacity' 'capacity --pp 3 7B' 'budget' 'budget 7B 8B' 'check --vram 8' '--context 5' 'budget 7B --vram-mb 100 --pp x' \
-      'budget 7B --vram-mb 100 --quant q4' 'budget 7B --vram-mb 100 --experts int4' 'recommend --measure'; do
+      'budget 7B --vram-mb 100 --quant q4' 'budget 7B --vram-mb 100 --experts int4' 'recommend --measure' 'recommend --vram 0' 'budget DeepSeek-V2-Lite --vram-mb 16384 --divisor 2'; do
     # shellcheck disable=SC2086
     run --separate-stderr zse-hardware $args
     [ "$status" = 2 ] && [ -z "$output" ] || { echo "$args: $status"; return 1; }
@@ -180,6 +180,8 @@ J
     .max_total_tokens < 951000 and .mem_fraction_static > 0.4 and .mem_fraction_static < 0.6' <<<"$output"
   run --separate-stderr zse-hardware budget "$T/config.json" --pp 3 --vram-mb 16384 --quiet --max-total-tokens 5000
   [ "$status" = 0 ] && [ -z "$stderr" ] && jq -e '(.ranks | map(.layers)) == [21, 20, 20] and .context_length == 5000' <<<"$output"
+  run --separate-stderr zse-hardware budget "$T/config.json" --pp 61 --vram-mb 16384 --quiet
+  jq -e '.ranks | map(.layers) | length == 61 and all(. == 1)' <<<"$output"
   run --separate-stderr zse-hardware budget DeepSeek-V2-Lite --experts int4 --divisor 2 --vram-mb 16384 --quiet
   jq -e '.ranks[0].experts_mb * 1048576 / 1e6 | round == 3827' <<<"$output"
   run --separate-stderr zse-hardware budget "$T/config.json" --pp 3 --vram-mb 4000 --quiet

@@ -55,7 +55,7 @@ setup() {
 }
 
 @test "wrong usage" {
-  for args in '' 'nothing' 'info' 'list more' 'list -c nothing' 'list -s 7b' 'list -v x' 'list -q q4' 'list --none'; do
+  for args in '' 'nothing' 'info' 'list more' 'list -c nothing' 'list -s 7b' 'list -v x' 'list -q q4' 'list --none' 'list -q int8' 'info -c chat Qwen3-8B' 'info -r Qwen3-8B'; do
     # shellcheck disable=SC2086
     run --separate-stderr zse-info models $args
     [ "$status" = 2 ] && [ -z "$output" ] || { echo "$args: $status"; return 1; }

@@ -334,6 +334,7 @@ static void capacity(void **state)
     assert_int_equal(plan_times(80, 19.25), 4);
     assert_true(plan_times(80 - 19.25, 5.19) >= 10);
     assert_int_equal(plan_times(-1, 1), 0);
+    assert_int_equal(plan_times(1e18, 1), INT32_MAX);
 }
 
 static void placement(void **state)
@@ -410,6 +411,12 @@ static void bad_configs(void **state)
         { "{\"num_hidden_layers\": 2, \"hidden_size\": 8, \"num_attention_heads\": 0, \"vocab_size\": 9}", "a size is 0" },
         { "[1]", "expected an object" },
         { "{\"num_hidden_layers\": 1e30}", "num_hidden_layers" },
+        { "{\"num_hidden_layers\": 2, \"hidden_size\": 8, \"num_attention_heads\": 2, \"vocab_size\": 9, \"head_dim\": 0}", "a size is 0" },
+        { "{\"num_hidden_layers\": 2, \"hidden_size\": 8, \"num_attention_heads\": 9, \"vocab_size\": 9}", "a size is 0" },
+        { "{\"num_hidden_layers\": 65537, \"hidden_size\": 8, \"num_attention_heads\": 2, \"vocab_size\": 9}", "65537 layers" },
+        { "{\"num_hidden_layers\": 2, \"hidden_size\": 8, \"num_attention_heads\": 2, \"vocab_size\": 9, \"num_experts\": 65537}", "65537 experts" },
+        { "{\"num_hidden_layers\": 65536, \"hidden_size\": 268435456, \"num_attention_heads\": 2, \"vocab_size\": 9, \"num_experts\": 65536}", "its sizes make" },
+        { "{\"num_hidden_layers\": 2, \"hidden_size\": 268435456, \"num_attention_heads\": 268435456, \"vocab_size\": 9, \"head_dim\": 268435456}", "its sizes make" },
     };
     (void)state;
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
