@@ -83,7 +83,10 @@ static size_t widest_mlp(const struct config *c)
 
 static size_t widest_input(const struct config *c)
 {
-    size_t cols = (size_t)c->n_heads * (size_t)c->head_dim;
+    const struct mla *m = &c->mla;
+    size_t cols = (size_t)c->n_heads * (size_t)(m->kv_rank && m->v_dim > c->head_dim ? m->v_dim : c->head_dim);
+    cols = m->kv_rank && (size_t)m->q_rank > cols ? (size_t)m->q_rank : cols;
+    cols = m->kv_rank && (size_t)m->nope_dim > cols ? (size_t)m->nope_dim : cols;
     cols = cols > (size_t)c->hidden_size ? cols : (size_t)c->hidden_size;
     cols = cols > (size_t)c->embed_size ? cols : (size_t)c->embed_size;
     cols = cols > (size_t)c->moe.intermediate_size ? cols : (size_t)c->moe.intermediate_size;
