@@ -126,6 +126,7 @@ static void start_siblings(struct engine *g, struct request *r, const float *log
         s->next_sibling = NULL;
         s->state = WAITING;
         s->n_heard = r->n_heard;
+        s->started_ns = r->started_ns;
         g->n_pending--;
         queue_add(&g->waiting, s);
         if (s->cancelled)
@@ -141,7 +142,6 @@ static void start_siblings(struct engine *g, struct request *r, const float *log
         s->holds = 1;
         g->n_holding++;
         s->n_cached = s->n_prompt;
-        s->started_ns = r->started_ns;
         choose(g, s, g->row);
     }
 }
