@@ -46,8 +46,8 @@ extern "C" {
  *     n = max(m, m');  a = exp2(m - n), b = exp2(m' - n);  l[i] = fma(l'[i], b, l[i] * a), o[d] = fma(o'[d], b, o[d] * a);  m = n
  * out[d] = o[d] / sum of l (summed as above).  exp2 and tanh as in approx.h.
  * With a sink z per head, s = z * log2(e):  n = max(m, s), a = exp2(m - n);  out[d] = o[d] * a / fma(sum of l, a, exp2(s - n)).
- * With latent > 0 values are the first `latent` elements of the keys, there are no others, and out has so many:  in a part, o[d] is the sum over the
- *     16 slots i of a block (as above) of what fma(p[j], k[j][d], o) adds up to over the blocks in order; i8: the key's scale. */
+ * With latent > 0 values are the first `latent` elements of the keys, there are no others (v_offset is k_offset), and out has so many:  in a part, o[d] is
+ *     the sum over the 16 slots i of a block (as above) of what fma(p[j], k[j][d], o) adds up to over the blocks in order; i8: the key's scale. */
 enum { ATTN_PART = 512 };
 
 struct attn {

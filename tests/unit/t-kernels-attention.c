@@ -143,10 +143,10 @@ static void check_ref(const struct sequence *s, const float *got, int from)
             }
             for (int j = first; j <= at; j++)
                 sum += p[j] = exp(p[j] - max);
-            for (int d = 0; d < hd; d++) {
+            for (int d = 0; d < attn_width(a); d++) {
                 double v = 0;
                 for (int j = first; j <= at; j++)
-                    v += p[j] * s->value_back[j * hd + d];
+                    v += p[j] * (a->latent ? s->key_back : s->value_back)[j * hd + d];
                 /* scores of size 6 with some 2^-24 each, turned into relative errors of the weights; values up to 1 */
                 if (!(fabs(v / sum - (double)o[d]) <= 4e-6))
                     fail_msg("kv type %d head_dim %d window %d softcap %g alibi %d: position %d head %d element %d is %.9g, not %.9g", s->type, hd, a->window,
@@ -250,6 +250,22 @@ static void parts(void **state)
         }
 }
 
+/* Values that are the first elements of keys. */
+static void latents(void **state)
+{
+    (void)state;
+    struct rng r = { 7 };
+    for (int type = KV_F32; type <= KV_I8; type++)
+        for (int heads = 1; heads <= 7; heads += 3) {
+            struct sequence s;
+            sequence_open(&s, heads == 7 ? LONG : SHORT, (enum kv_type)type, 40, heads, &r);
+            s.a.latent = 27;
+            s.a.v_offset = s.a.k_offset;
+            check(&s);
+            sequence_close(&s);
+        }
+}
+
 /* Blocks that lie wholly before every query's window may be gone: their table entries are never followed. */
 static void old_blocks(void **state)
 {
@@ -295,7 +311,8 @@ static void extremes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(shapes), cmocka_unit_test(many_heads), cmocka_unit_test(variants), cmocka_unit_test(parts), cmocka_unit_test(old_blocks), cmocka_unit_test(extremes),
+        cmocka_unit_test(shapes), cmocka_unit_test(many_heads), cmocka_unit_test(variants), cmocka_unit_test(parts), cmocka_unit_test(latents),
+        cmocka_unit_test(old_blocks), cmocka_unit_test(extremes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
