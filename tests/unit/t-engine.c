@@ -219,7 +219,7 @@ struct answer {
     int32_t ids[MAX_LEN]; int n;
     char text[8 * MAX_LEN]; size_t size;
     enum finish finish;
-    int n_calls, n_after_end;
+    int n_calls, n_after_end, stop;
     char error[128];
     int32_t prompt[MAX_LEN]; int n_prompt;              /* prompt_logprobs */
     float prompt_logprob[MAX_LEN], logprob[MAX_LEN];
@@ -234,6 +234,7 @@ static void hear(void *user, const struct token_event *ev)
     struct answer *a = user;
     a->n_calls++;
     a->n_after_end += a->finish != FINISH_NONE;
+    a->stop = ev->stop;
     if (ev->is_prompt) {
         assert_int_equal(a->n, 0);
         assert_int_equal(ev->size, 0);
@@ -628,15 +629,16 @@ static void test_ends(void **state)
     int end = 0;                                        /* a stop string that is one special token */
     while (a.ids[end] != END)
         assert_true(++end < a.n);
-    const char *stop = "<end>";
+    const char *stop[] = { "never so", "<end>" };
     memset(&b, 0, sizeof b);
     p.ignore_eos = 1;
-    p.stop = &stop;
-    p.n_stop = 1;
+    p.stop = stop;
+    p.n_stop = 2;
     assert_non_null(engine_submit(g, &p, &e));
     run_to_end(g);
     assert_int_equal(b.finish, FINISH_STOP);
     assert_int_equal(b.n, end + 1);
+    assert_int_equal(b.stop, 2);
     assert_all_free(g);
     engine_close(g);
 }
