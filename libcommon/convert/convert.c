@@ -98,20 +98,6 @@ static int check_output(const struct convert_options *o, struct err *e)
     return 0;
 }
 
-static int check_source(const char *path, struct err *e)
-{
-    struct stat s;
-    if (stat(path, &s) == 0)
-        return 0;
-    if (errno != ENOENT)
-        return err_sys(e, "%s", path);
-    const char *slash = strchr(path, '/');
-    if (slash && slash != path && slash[1] && !strchr(slash + 1, '/') && path[0] != '.')
-        return err_set(e, ERR_IO, "%s: no such file or folder; if it names a model on the Hugging Face hub: downloading comes in a later version, "
-                                  "fetch its files into a folder first", path);
-    return err_sys(e, "%s", path);
-}
-
 static int check_options(const struct convert_options *o, struct err *e)
 {
     if (o->kernels && !kernels_pick(o->kernels, e))
@@ -146,8 +132,6 @@ static uint64_t share_of(const struct source_tensor *t, const struct weight_spec
 
 static int open_files(struct job *j, int *n_specs, struct err *e)
 {
-    if (check_source(j->o->source, e))
-        return -1;
     if (source_detect(j->o->source, e) == SOURCE_ZSE)
         return err_set(e, ERR_UNSUPPORTED, "%s: is a .zse file already; convert from its source to get another type", j->o->source);
     j->source = source_open(j->o->source, e);

@@ -110,8 +110,8 @@ P
   [[ "$output" == *none* ]]
   run -1 zse-convert /no/such -o "$T/m.zse"
   [ "$output" = "zse-convert: /no/such: No such file or directory" ]
-  run -1 zse-convert meta-llama/Llama-3-8B -o "$T/m.zse"
-  [[ "$output" == *"later version"* ]]
+  HF_ENDPOINT=http://127.0.0.1:9 run -1 zse-convert meta-llama/Llama-3-8B -o "$T/m.zse"
+  [[ "$output" == *"no such file or folder here; on the hub: meta-llama/Llama-3-8B"*"127.0.0.1 port 9"* ]]
   run -1 convert -o "$T/none/m.zse"
   [[ "$output" == *"No such file or directory"* ]]
   run -1 convert -o "$T"
