@@ -171,6 +171,66 @@ static void test_schedules(void **state)
     assert_int_equal(bad, 0);
 }
 
+/* l with this many columns, of random weights. */
+static float *widen(struct linear *l, int64_t rows, int64_t cols, struct rng *r)
+{
+    struct err e;
+    assert_int_equal(mat_init(&l->w, QT_F32, l->w.group_size, l->w.act_group, rows, cols, &e), 0);
+    float *data = aligned_alloc(64, (l->w.size + 63) / 64 * 64);
+    for (size_t i = 0; i < l->w.size / sizeof *data; i++)
+        data[i] = (float)rng_double(r) / 32;
+    l->w.data = (const uint8_t *)data;
+    return data;
+}
+
+/* Multi-head latent attention whose widest input is the queries' latent. */
+static void test_wide_latent(void **state)
+{
+    (void)state;
+    enum { RANK = 8192, MOST_LAYERS = 8 };
+    struct model *m = load("deepseek_v3");
+    if (!m) {
+        print_message("# no oracles (set ZSE_ORACLES)\n");
+        skip();
+    }
+    struct rng r = { 5 };
+    static float ones[RANK];
+    void *owned[2 * MOST_LAYERS];
+    for (int i = 0; i < RANK; i++)
+        ones[i] = 1;
+    assert_true(m->config.n_layers <= MOST_LAYERS);
+    for (int i = 0; i < m->config.n_layers; i++) {
+        struct layer *l = &m->layers[i];
+        owned[2 * i] = widen(&l->q_a, RANK, l->q_a.w.cols, &r);
+        float *wide = widen(&l->q, l->q.w.rows, RANK, &r);
+        owned[2 * i + 1] = quantize(&l->q, QT_I8, 32, 32);
+        free(wide);
+        l->q_a_norm.w = ones;
+    }
+    m->config.mla.q_rank = RANK;
+    const size_t vocab = (size_t)m->config.vocab_size;
+    const int32_t block = 0;
+    float *logits[2] = { malloc(vocab * sizeof **logits), malloc(vocab * sizeof **logits) };
+    for (int i = 0; i < 2; i++) {               /* one thread and one token: little memory lies behind that of the input */
+        struct err e;
+        const struct backend_options o = { .n_threads = 1, .kv_type = KV_F32, .n_blocks = 1, .max_tokens = 1, .max_logits = 1, .kernels = i ? "ref" : NULL };
+        void *b = backend_cpu.open(m, &o, &e);
+        assert_non_null(b);
+        for (int t = 0; t < 3; t++) {
+            const int32_t token = 5 + t;
+            const struct batch_item item = { .tokens = &token, .n_tokens = 1, .pos = t, .table = &block, .n_logits = 1 };
+            assert_int_equal(backend_cpu.forward(b, &(struct batch){ &item, 1 }, logits[i], &e), 0);
+        }
+        backend_cpu.close(b);
+    }
+    assert_memory_equal(logits[0], logits[1], vocab * sizeof **logits);
+    free(logits[0]);
+    free(logits[1]);
+    for (int i = 0; i < 2 * m->config.n_layers; i++)
+        free(owned[i]);
+    model_close(m);
+}
+
 /* ---- taps and single layers ---- */
 
 struct watch { int calls, roles, stop_at; double sum; };
@@ -351,6 +411,7 @@ static void test_bad_batches(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_schedules), cmocka_unit_test(test_layers), cmocka_unit_test(test_hidden), cmocka_unit_test(test_bad_batches) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_schedules), cmocka_unit_test(test_wide_latent),
+                                        cmocka_unit_test(test_layers), cmocka_unit_test(test_hidden), cmocka_unit_test(test_bad_batches) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
