@@ -225,6 +225,10 @@ static void take_snapshot(struct engine *g, const struct request *r)
     if (state < 0)
         return;
     copy_state(g, r->slot, state);
+    if (g->copy_failed) {
+        state_drop(g->states, state);
+        return;
+    }
     state_keep(g->states, g->pool, end, state);
 }
 
