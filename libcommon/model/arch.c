@@ -28,7 +28,7 @@ const char *const arch_ignored[] = {
     "use_rotary_pos_emb", "position_embedding_type", "original_max_position_embeddings", "partial_rotary_factor", "rotary", "compression_ratio",
     "full_attn_mod", "interpolate_factor", "model_max_length", "ignored_index", "use_rmsnorm", "use_flash_attention", "fuse_rms_norm", "fuse_swiglu", "fuse_linear",
     "output_router_logits", "router_aux_loss_coef", "router_jitter_noise", "aux_loss_alpha", "seq_aux", "ep_size", "qk_head_dim",
-    "moe_capacity", "moe_aux_loss_coef", "router_z_loss_coef", "num_experts_per_token", "mtp_loss_weight", "unsloth_version", "unsloth_fixed", "tensor_parallel", "cla_share_factor", "pool_type", "quantization_config_source", NULL
+    "moe_capacity", "moe_aux_loss_coef", "router_z_loss_coef", "mtp_loss_weight", "unsloth_version", "unsloth_fixed", "tensor_parallel", "cla_share_factor", "pool_type", "quantization_config_source", NULL
 };
 
 /* ---- names ---- */

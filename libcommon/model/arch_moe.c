@@ -70,7 +70,7 @@ void experts_parse(struct parse *p, struct config *c, int n_experts, int top_k, 
 {
     struct moe *m = &c->moe;
     m->n_experts = (int)parse_int(p, "num_experts|num_local_experts|n_routed_experts|moe_num_experts", 1, MOST_EXPERTS, n_experts);
-    m->top_k = (int)same_for_all(p, "num_experts_per_tok|moe_k|moe_topk|experts_per_token", 1, MOST_EXPERTS, top_k);
+    m->top_k = (int)same_for_all(p, "num_experts_per_tok|num_experts_per_token|moe_k|moe_topk|experts_per_token", 1, MOST_EXPERTS, top_k);
     m->intermediate_size = (int)same_for_all(p, "moe_intermediate_size", 1, MOST_WIDTH, intermediate_size);
     m->group_best = 1;
     memset(c->ff, FF_MOE, (size_t)c->n_layers);
@@ -99,7 +99,11 @@ static void groups_parse(struct parse *p, struct config *c, int n_groups, int to
 
 static void shared_parse(struct parse *p, struct config *c, const char *keys, int otherwise)
 {
-    c->moe.shared_size = (int)same_for_all(p, keys, 0, 256, otherwise) * c->moe.intermediate_size;
+    const int64_t n = same_for_all(p, keys, 0, 256, otherwise), size = n * c->moe.intermediate_size;
+    if (size > MOST_WIDTH)
+        parse_fail(p, ERR_SHAPE, "%lld shared experts of width %d, expected a product of at most %d", (long long)n, c->moe.intermediate_size, MOST_WIDTH);
+    else
+        c->moe.shared_size = (int)size;
 }
 
 /* deepseek_v3's router, which many took over: sigmoid, correction, groups judged by their two best. */
@@ -114,7 +118,7 @@ static void sigmoid_router(struct parse *p, struct config *c, int normalize, dou
     m->scale = (float)parse_real(p, "routed_scaling_factor", scale);
     router_must_be(p, "scoring_func", "sigmoid", "noaux_tc");
     router_must_be(p, "topk_method", "noaux_tc", "noaux_tc");
-    c->n_extra_layers = (int)parse_int(p, "num_nextn_predict_layers|num_mtp_layers", 0, INT32_MAX, 0);
+    c->n_extra_layers = (int)parse_int(p, "num_nextn_predict_layers|num_mtp_layers", 0, 65536, 0);
 }
 
 static void more_mixtral(struct parse *p, struct config *c)
@@ -271,7 +275,7 @@ static void more_ernie_moe(struct parse *p, struct config *c)
     c->moe.norm_min = (float)parse_real(p, "moe_norm_min", 1e-12);
     router_must_be(p, "moe_gate", "topk", "topk");
     parse_must_be(p, "moe_use_aux_free", 1);
-    c->n_extra_layers = (int)parse_int(p, "num_nextn_predict_layers", 0, INT32_MAX, 0);
+    c->n_extra_layers = (int)parse_int(p, "num_nextn_predict_layers", 0, 65536, 0);
 }
 
 static void more_hunyuan_moe(struct parse *p, struct config *c)

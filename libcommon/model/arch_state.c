@@ -8,6 +8,7 @@
 #include "libcommon/model/arch.h"
 
 enum { MOST_WIDTH = 1 << 24, MOST_KERNEL = 64 };
+static const int64_t MOST_STATE = (int64_t)1 << 32;            /* numbers of a layer's state */
 
 #define ATTN    .q = "self_attn.q_proj", .k = "self_attn.k_proj", .v = "self_attn.v_proj", .o = "self_attn.o_proj"
 #define SSM(at) .in = at "in_proj", .conv = at "conv1d", .a_log = at "A_log", .dt_bias = at "dt_bias", .d = at "D", .gate_norm = at "norm", .state_o = at "out_proj"
@@ -72,6 +73,16 @@ static void training_keys(struct parse *p)
 
 static int width(struct parse *p, const char *keys, int otherwise) { return (int)parse_int(p, keys, 1, MOST_WIDTH, otherwise); }
 
+/* The width between Mamba2's projections. */
+static int64_t inner_parse(struct parse *p, const struct config *c, const char *key)
+{
+    const double by = parse_real(p, key, 2), inner = by * c->hidden_size;
+    if (inner >= 1 && inner <= MOST_WIDTH)
+        return (int64_t)inner;
+    parse_fail(p, ERR_FORMAT, "%s %g makes layers of width %g, expected 1 to %d", key, by, inner, MOST_WIDTH);
+    return 1;
+}
+
 /* Sizes of Mamba2's layers, under the names of three architectures; inner: width between its projections, 0: what the heads make. */
 static void mamba_parse(struct parse *p, struct config *c, const struct recurrent *otherwise, int64_t inner)
 {
@@ -92,7 +103,8 @@ static void mamba_parse(struct parse *p, struct config *c, const struct recurren
     training_keys(p);
     if (!p->bad && inner && (int64_t)r->n_heads * r->head_dim != inner)
         parse_fail(p, ERR_SHAPE, "%d heads of %d in Mamba2's layers, expected a product of %lld", r->n_heads, r->head_dim, (long long)inner);
-    if (!p->bad && (r->n_heads % r->n_groups || (int64_t)r->n_heads * r->head_dim > MOST_WIDTH || (int64_t)r->n_groups * r->state_size > MOST_WIDTH))
+    if (!p->bad && (r->head_dim < 1 || r->n_heads % r->n_groups || (int64_t)r->n_heads * r->head_dim > MOST_WIDTH || (int64_t)r->n_groups * r->state_size > MOST_WIDTH ||
+         (int64_t)r->n_heads * r->head_dim * r->state_size > MOST_STATE))
         parse_fail(p, ERR_SHAPE, "%d heads of %d in %d groups with states of %d in Mamba2's layers: does not fit", r->n_heads, r->head_dim, r->n_groups, r->state_size);
 }
 
@@ -168,7 +180,7 @@ static void more_lfm2(struct parse *p, struct config *c)
 static void more_mamba2(struct parse *p, struct config *c)
 {
     static const struct recurrent otherwise = { .n_heads = 128, .head_dim = 64, .n_groups = 8, .state_size = 128, .conv_kernel = 4 };
-    const int64_t inner = (int64_t)(parse_real(p, "expand", 2) * c->hidden_size);
+    const int64_t inner = inner_parse(p, c, "expand");
     silu_only(p, c);
     memset(c->mixer, MIXER_MAMBA2, (size_t)c->n_layers);
     memset(c->ff, FF_NONE, (size_t)c->n_layers);
@@ -197,7 +209,7 @@ static void more_granite(struct parse *p, struct config *c)
     }
     memset(c->mixer, MIXER_MAMBA2, (size_t)c->n_layers);
     kinds_parse(p, c, "layer_types|layers_block_type", kinds);
-    mamba_parse(p, c, &otherwise, (int64_t)(parse_real(p, "mamba_expand", 2) * c->hidden_size));
+    mamba_parse(p, c, &otherwise, inner_parse(p, c, "mamba_expand"));
     if (parse_bool(p, "mamba_proj_bias", 0))
         c->biases |= BIAS_IN;
     const char *pos = parse_string(p, "position_embedding_type", "nope");
@@ -297,7 +309,8 @@ static void more_qwen3_next(struct parse *p, struct config *c)
     *r = (struct recurrent){ .conv_kernel = (int)parse_int(p, "linear_conv_kernel_dim", 2, MOST_KERNEL, 4), .n_heads = width(p, "linear_num_value_heads", 32),
                              .head_dim = width(p, "linear_value_head_dim", 128), .n_groups = width(p, "linear_num_key_heads", 16),
                              .state_size = width(p, "linear_key_head_dim", 128), .norm_eps = c->norm_eps };
-    if (!p->bad && (r->n_heads % r->n_groups || (int64_t)r->n_heads * r->head_dim > MOST_WIDTH || (int64_t)r->n_groups * r->state_size > MOST_WIDTH))
+    if (!p->bad && (r->n_heads % r->n_groups || (int64_t)r->n_heads * r->head_dim > MOST_WIDTH || (int64_t)r->n_groups * r->state_size > MOST_WIDTH ||
+         (int64_t)r->n_heads * r->head_dim * r->state_size > MOST_STATE))
         parse_fail(p, ERR_SHAPE, "linear_num_value_heads %d of %d, linear_num_key_heads %d of %d: does not fit", r->n_heads, r->head_dim, r->n_groups, r->state_size);
 }
 

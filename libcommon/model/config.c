@@ -150,7 +150,7 @@ static int act_parse(struct parse *p, const struct arch *a)
 }
 
 /* Numbers that one machine can hold; their products stay far inside 63 bits. */
-enum { MAX_LAYERS = 65536, MAX_WIDTH = 1 << 24, MAX_VOCAB = 1 << 28, MAX_LEN = 1 << 28 };
+enum { MAX_LAYERS = 65536, MAX_WIDTH = 1 << 24, MAX_VOCAB = 1 << 28, MAX_LEN = 1 << 28, MAX_EXPERTS = 1 << 20 };
 
 static void sizes_parse(struct parse *p, const struct arch *a, struct config *c)
 {
@@ -224,6 +224,8 @@ static void check(struct parse *p, const struct config *c)
     const struct moe *m = &c->moe;
     if (m->top_k > m->n_experts)
         parse_fail(p, ERR_SHAPE, "num_experts_per_tok %d of %d experts", m->top_k, m->n_experts);
+    if ((int64_t)c->n_layers * m->n_experts > MAX_EXPERTS)
+        parse_fail(p, ERR_SHAPE, "%d experts in each of %d layers, expected a product of at most %d", m->n_experts, c->n_layers, MAX_EXPERTS);
     if (m->n_groups > 1 && (m->n_experts % m->n_groups || m->top_groups > m->n_groups || m->n_experts / m->n_groups < m->group_best ||
                             m->top_k > m->n_experts / m->n_groups * m->top_groups))
         parse_fail(p, ERR_SHAPE, "%d experts in n_group %d groups, %d of the best topk_group %d: does not fit", m->n_experts, m->n_groups, m->top_k, m->top_groups);
