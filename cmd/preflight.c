@@ -25,7 +25,7 @@ static int sum_up(struct need *n, const struct opened_model *o, const struct run
     const struct planned p = { .shape = { .vocab_size = c->vocab_size } };
     const uint64_t blocks = (uint64_t)((max_len + KV_BLOCK - 1) / KV_BLOCK) * (uint64_t)max_seqs;
     n->weights = r->max_memory && r->max_memory < o->model->weight_bytes ? r->max_memory : o->model->weight_bytes;
-    n->kv = kv_bytes ? kv_bytes : blocks * config_kv_bytes(c, r->kv);
+    n->kv = (kv_bytes ? kv_bytes : blocks * config_kv_bytes(c, r->kv)) + (uint64_t)(max_seqs + ENGINE_SNAPSHOTS) * config_state_bytes(c);
     n->workspace = planned_workspace(&p, r->threads);
     return memory_read(&n->memory, preflight_root(), e);
 }

@@ -30,14 +30,14 @@ static int pool_blocks(const struct engine *g, const struct engine_options *o, s
 /* A state for each sequence that runs, and for each snapshot. 0: the model has none. */
 static int open_states(struct engine *g, const struct engine_options *o, int *n, struct err *e)
 {
-    enum { SNAPSHOTS = 8, EVERY = 512 };
+    enum { EVERY = 512 };
     *n = 0;
     if (!config_state_bytes(&g->m->config))
         return 0;
     g->snapshot_every = o->snapshot_every ? o->snapshot_every : EVERY;
     if (o->snapshots < 0 || o->snapshots > 1 << 20 || g->snapshot_every < KV_BLOCK || g->snapshot_every % KV_BLOCK)
         return err_set(e, ERR_LIMIT, "%d snapshots of states, every %d tokens: expected 0 or more, and a multiple of %d", o->snapshots, g->snapshot_every, KV_BLOCK);
-    *n = g->max_seqs + (!g->prefixes ? 0 : o->snapshots ? o->snapshots : SNAPSHOTS);
+    *n = g->max_seqs + (!g->prefixes ? 0 : o->snapshots ? o->snapshots : ENGINE_SNAPSHOTS);
     return (g->states = state_pool_open(*n, e)) ? 0 : -1;
 }
 

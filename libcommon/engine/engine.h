@@ -16,6 +16,8 @@
 #include "libcommon/model/model.h"
 #include "libcommon/token/tokenizer.h"
 
+enum { ENGINE_SNAPSHOTS = 8 };         /* of states, where the options do not say */
+
 struct engine_options {
     const struct backend *backend;  /* NULL: backend_cpu */
     int n_threads;
@@ -30,7 +32,7 @@ struct engine_options {
     int device, debug_sync;         /* of backend_options */
     /* Models with recurrent layers: a sequence's beginning is reused from snapshots of its state only: behind its last token when it ended or was preempted, and
      * behind every so many tokens.  A snapshot takes config_state_bytes(); with no_prefix_cache there are none. */
-    int snapshots, snapshot_every;  /* 0: 8, 512; snapshot_every a multiple of 16 */
+    int snapshots, snapshot_every;  /* 0: ENGINE_SNAPSHOTS, 512; snapshot_every a multiple of 16 */
     size_t kv_bytes;                /* 0: enough for max_seqs x max_len */
     size_t max_weights;             /* bytes of the model's file that may be resident, see residency.h; 0: any */
 };
