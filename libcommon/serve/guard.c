@@ -317,8 +317,11 @@ int guard_admits(struct server *s, struct conn *c, const struct route *r)
         return 0;
     }
     const char *key = given_key(s, c, query, sizeof query);
-    if (is_admin_token(s, key))
-        return v->is_admin = admit_guess(s, c, 0);
+    if (is_admin_token(s, key)) {
+        if (!admit_guess(s, c, 0))
+            return 0;           /* answered: the visit is over */
+        return v->is_admin = 1;
+    }
     refresh(s);
     const int required = key_is_needed(g, c);
     const enum key_state state = key && g->keys ? keys_check(g->keys, key, &v->key) : KEY_UNKNOWN;

@@ -22,7 +22,7 @@ serve() {
   exec 5< <(exec zse-serve "$Z" --port 0 --no-audit "$@" 2>"$T/err")
   PID=$!
   read -r -u 5 _ _ URL
-  curl -s --retry 9 --retry-all-errors -o /dev/null "$URL/health"
+  curl -s --retry 9 --retry-all-errors "$URL/health" >/dev/null
 }
 ask() {
   curl -s -D "$T/head" -o "$T/body" -w '%{http_code}' "$URL/v1/chat/completions" \
