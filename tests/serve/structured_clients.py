@@ -263,6 +263,25 @@ def streamed_messages():
 
 
 @check
+def hot_answers_are_valid():
+    text, number = {'type': 'string', 'maxLength': 6}, {'type': 'integer', 'minimum': -5, 'exclusiveMaximum': 50, 'multipleOf': 5}
+    forms = [number, {'type': 'number', 'minimum': 0.5, 'maximum': 2}, {'enum': ['a', 1, None, {'b': []}]}, {'type': ['boolean', 'null']}, {'const': [1, 'x']},
+             {'type': 'string', 'pattern': '^[a-f]{2}-\\d+$', 'maxLength': 8}, {'type': 'string', 'format': 'date'}, {'anyOf': [number, text]},
+             {'type': 'array', 'items': number, 'minItems': 1, 'maxItems': 3}, {'type': 'array', 'prefixItems': [number, text], 'items': False, 'minItems': 2},
+             {'type': 'object', 'properties': {'a': text, 'b': number}, 'required': ['b'], 'additionalProperties': False},
+             {'type': 'object', 'additionalProperties': {'type': 'boolean'}, 'minProperties': 1, 'maxProperties': 2, 'propertyNames': {'maxLength': 3}},
+             {'$defs': {'n': {'type': 'object', 'properties': {'v': number, 'next': {'anyOf': [{'$ref': '#/$defs/n'}, {'type': 'null'}]}}, 'required': ['v'], 'additionalProperties': False}}, '$ref': '#/$defs/n'},
+             {'allOf': [{'type': 'object', 'properties': {'x': number}}, {'required': ['x'], 'additionalProperties': False, 'properties': {'x': {'minimum': 10}}}]}]
+    wanted = [(f, seed) for f in forms for seed in range(3)]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda w: chat(response_format=schema(w[0]), temperature=2, top_p=1, seed=w[1], extra_body={'top_k': 0, 'min_p': 0}).choices[0], wanted))
+    whole = [(w[0], a.message.content) for w, a in zip(wanted, answers) if a.finish_reason == 'stop']
+    assert len(whole) > len(wanted) / 2, len(whole)
+    for form, content in whole:
+        jsonschema.Draft202012Validator(form, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER).validate(json.loads(content))
+
+
+@check
 def a_compile_stalls_nobody():
     big = {'type': 'object', 'properties': {f'p{i}': {'type': 'string', 'maxLength': 20 + i} for i in range(400)}, 'required': ['p7']}
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
