@@ -51,7 +51,7 @@ QUESTION='{"temperature":0,"messages":[{"role":"user","content":"What is 2+2?"}]
   run "$B/venv/bin/python" tests/serve/structured_clients.py "$URL"
   echo "$output"
   [ "$status" = 0 ]
-  [ "$(grep -c '^ok ' <<<"$output")" = 12 ]
+  [ "$(grep -c '^ok ' <<<"$output")" = 13 ]
 }
 
 @test "HTTP and WebSocket, byte by byte" {
