@@ -28,11 +28,14 @@ struct state_pool *state_pool_open(int n, struct err *e)
 void state_pool_close(struct state_pool *s) { free(s); }
 size_t state_pool_bytes(const struct state_pool *s) { return sizeof *s + (size_t)s->n * sizeof *s->slot; }
 
-int state_take(struct state_pool *s)
+/* Its node was given up. */
+static int is_lost(const struct slot *x, const struct kv_pool *p) { return x->is == KEPT && prefix_serial(p, x->block) != x->serial; }
+
+int state_take(struct state_pool *s, const struct kv_pool *p)
 {
     int best = -1;
     for (int i = 0; i < s->n; i++) {
-        if (s->slot[i].is == FREE) {
+        if (s->slot[i].is == FREE || is_lost(&s->slot[i], p)) {
             best = i;
             break;
         }
@@ -67,6 +70,16 @@ void state_keep(struct state_pool *s, const struct kv_pool *p, int32_t block, in
     assert(s->slot[state].is == HELD && prefix_serial(p, block));
     s->slot[state] = (struct slot){ .is = known < 0 ? KEPT : FREE, .block = block, .serial = prefix_serial(p, block) };
     state_used(s, known < 0 ? state : known);
+}
+
+void state_shed(struct state_pool *s, const struct kv_pool *p, void (*drop)(void *user, int state), void *user)
+{
+    for (int i = 0; i < s->n; i++) {
+        if (is_lost(&s->slot[i], p))
+            s->slot[i].is = FREE;
+        if (s->slot[i].is == FREE)
+            drop(user, i);
+    }
 }
 
 struct search { const struct state_pool *s; const struct kv_pool *p; int best, snapshot; };

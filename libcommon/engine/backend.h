@@ -56,6 +56,7 @@ struct backend {
     /* What the block holds is of no more use: give its memory back until it is written again.  NULL: nothing to give back. */
     void (*drop_block)(void *b, int32_t block);
     int (*copy_state)(void *b, int from, int to, struct err *e);        /* NULL: it runs no models that have states */
+    void (*drop_state)(void *b, int state);     /* as drop_block */
 };
 
 extern const struct backend backend_cpu;

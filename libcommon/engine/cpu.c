@@ -169,14 +169,25 @@ static int cpu_copy_block(void *backend, int32_t from, int32_t to, struct err *e
     return 0;
 }
 
-/* The pages that belong to this block alone. */
-static void cpu_drop_block(void *backend, int32_t block)
+/* The pages all of whose bytes are among these. */
+static void drop_pages(const void *data, size_t bytes)
 {
-    struct cpu *b = backend;
-    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = (uintptr_t)(b->core.kv + (size_t)block * b->core.kv_stride);
-    const uintptr_t first = (from + page - 1) / page * page, end = (from + b->core.kv_stride) / page * page;
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = (uintptr_t)data;
+    const uintptr_t first = (from + page - 1) / page * page, end = (from + bytes) / page * page;
     if (first < end)
         madvise((void *)first, end - first, MADV_DONTNEED);
+}
+
+static void cpu_drop_block(void *backend, int32_t block)
+{
+    const struct core *k = &((const struct cpu *)backend)->core;
+    drop_pages(k->kv + (size_t)block * k->kv_stride, k->kv_stride);
+}
+
+static void cpu_drop_state(void *backend, int state)
+{
+    const struct core *k = &((const struct cpu *)backend)->core;
+    drop_pages(k->states + (size_t)state * k->state_stride, k->state_stride * sizeof *k->states);
 }
 
 static int cpu_copy_state(void *backend, int from, int to, struct err *e)
@@ -208,7 +219,8 @@ static size_t cpu_memory(const void *backend)
 static size_t cpu_kv_bytes(const void *backend) { return ((const struct cpu *)backend)->kv_size; }
 static const char *cpu_describe(const void *backend) { return ((const struct cpu *)backend)->name; }
 
-const struct backend backend_cpu = { "cpu", cpu_open, cpu_forward, cpu_copy_block, cpu_memory, cpu_kv_bytes, cpu_describe, cpu_close, cpu_drop_block, cpu_copy_state };
+const struct backend backend_cpu = { "cpu", cpu_open, cpu_forward, cpu_copy_block, cpu_memory, cpu_kv_bytes, cpu_describe, cpu_close, cpu_drop_block, cpu_copy_state,
+                                     cpu_drop_state };
 
 const unsigned *cpu_count_experts(void *backend, struct err *e)
 {

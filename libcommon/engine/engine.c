@@ -198,16 +198,23 @@ void engine_stats(const struct engine *g, struct engine_stats *s)
 static void drop_block(void *user, int32_t block)
 {
     const struct engine *g = user;
-    g->backend->drop_block(g->b, block);
+    if (g->backend->drop_block)
+        g->backend->drop_block(g->b, block);
 }
 
-static void keep_block(void *user, int32_t block)
+static void drop_state(void *user, int state)
 {
-    (void)user;
-    (void)block;
+    const struct engine *g = user;
+    if (g->backend->drop_state)
+        g->backend->drop_state(g->b, state);
 }
 
-void engine_shed(struct engine *g) { kv_pool_shed(g->pool, g->backend->drop_block ? drop_block : keep_block, g); }
+void engine_shed(struct engine *g)
+{
+    kv_pool_shed(g->pool, drop_block, g);
+    if (g->states)
+        state_shed(g->states, g->pool, drop_state, g);
+}
 
 int engine_logits(struct engine *g, const int32_t *ids, int n_ids, int from, float *logits, struct err *e)
 {
@@ -224,7 +231,7 @@ int engine_logits(struct engine *g, const int32_t *ids, int n_ids, int from, flo
         err_set(e, ERR_LIMIT, "%d KV blocks are free, %d tokens need %d", kv_pool_free(g->pool) + kv_pool_idle(g->pool), n_ids, (n_ids + KV_BLOCK - 1) / KV_BLOCK);
         goto done;
     }
-    if (g->states && (state = state_take(g->states)) < 0) {
+    if (g->states && (state = state_take(g->states, g->pool)) < 0) {
         err_set(e, ERR_LIMIT, "no state is free: requests hold them all");
         goto done;
     }

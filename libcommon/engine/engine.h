@@ -107,7 +107,7 @@ void engine_cancel(struct engine *g, struct request *r);
 /* One step. Returns the number of requests that run or wait (0: idle), -1 on a failure of the backend (all running requests end with FINISH_ERROR). */
 int engine_step(struct engine *g, struct err *e);
 
-/* Memory is short: give up the prefixes that nobody uses, and the memory of blocks that hold nothing. */
+/* Memory is short: give up the prefixes that nobody uses, and the memory of blocks and states that hold nothing. */
 void engine_shed(struct engine *g);
 
 struct request_stats {

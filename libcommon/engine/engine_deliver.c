@@ -132,7 +132,7 @@ static void start_siblings(struct engine *g, struct request *r, const float *log
         if (s->cancelled)
             continue;
         memcpy(g->row, logits, (size_t)g->vocab_size * sizeof *logits);
-        if (g->states && (r->slot < 0 || (s->slot = state_take(g->states)) < 0)) {     /* none is free: it computes the prompt again */
+        if (g->states && (r->slot < 0 || (s->slot = state_take(g->states, g->pool)) < 0)) {     /* none is free: it computes the prompt again */
             choose(g, s, g->row);
             continue;
         }
@@ -221,7 +221,7 @@ static void deliver_hidden(struct engine *g, struct request *r, const float *h, 
 static void take_snapshot(struct engine *g, const struct request *r)
 {
     const int32_t end = prefix_end(&r->kv, g->pool);
-    const int known = end < 0 || state_find(g->states, g->pool, end) >= 0, state = known ? -1 : state_take(g->states);
+    const int known = end < 0 || state_find(g->states, g->pool, end) >= 0, state = known ? -1 : state_take(g->states, g->pool);
     if (state < 0)
         return;
     copy_state(g, r->slot, state);

@@ -150,24 +150,42 @@ static int awaits(const struct engine *g, const struct request *r, int i)
     return 0;
 }
 
-/* The same with recurrent layers: as far as the last snapshot of what follows reaches, not at all if none does. */
-static void start_from_snapshot(struct engine *g, struct request *r)
+/* With recurrent layers: what r may begin with is what the last snapshot of it has behind it, or nothing. */
+struct beginning { int snapshot, before, n_tokens; };           /* snapshot -1: there is none; tokens that r had, and will have */
+
+/* Hold its whole blocks.  Nothing is copied: r runs only after finish_beginning() or drop_beginning(). */
+static struct beginning find_beginning(struct engine *g, struct request *r)
+{
+    struct beginning b = { .before = r->kv.n_tokens };
+    b.n_tokens = state_prefix(g->states, g->pool, &r->kv, r->ids, r->n_ids - 1, &b.snapshot);
+    if (b.snapshot >= 0) {
+        prefix_take(&r->kv, g->pool, r->ids, b.n_tokens);
+        state_used(g->states, b.snapshot);
+    }
+    return b;
+}
+
+static void drop_beginning(struct engine *g, struct request *r, const struct beginning *b)
+{
+    if (b->snapshot >= 0)
+        kv_table_truncate(&r->kv, g->pool, b->before);
+}
+
+/* r, which has a state, gets what the snapshot holds; where that was the last state to be had, it is r's already. */
+static void finish_beginning(struct engine *g, struct request *r, const struct beginning *b)
 {
     int32_t from, to;
-    const int before = r->kv.n_tokens;
-    int snapshot, n = state_prefix(g->states, g->pool, &r->kv, r->ids, r->n_ids - 1, &snapshot);
-    if (n == before)
+    if (b->snapshot < 0)
         return;
-    prefix_take(&r->kv, g->pool, r->ids, n);
-    if (r->kv.n_tokens < n && prefix_copy(&r->kv, g->pool, r->ids, n, &from, &to))
+    if (r->kv.n_tokens < b->n_tokens && prefix_copy(&r->kv, g->pool, r->ids, b->n_tokens, &from, &to))
         copy_block(g, from, to);
-    if (r->kv.n_tokens != n) {                  /* no block for the rest */
-        kv_table_truncate(&r->kv, g->pool, before);
+    if (r->kv.n_tokens != b->n_tokens) {        /* no block for the rest */
+        drop_beginning(g, r, b);
         return;
     }
-    copy_state(g, snapshot, r->slot);
-    state_used(g->states, snapshot);
-    count_cached(r, n - before);
+    if (r->slot != b->snapshot)
+        copy_state(g, b->snapshot, r->slot);
+    count_cached(r, b->n_tokens - b->before);
 }
 
 /* Before a chunk of the i-th running request is computed: take what is known.  0: it waits for another one's work. */
@@ -177,7 +195,8 @@ static int take_prefix(struct engine *g, struct request *r, int i)
     if (!takes_prefixes(g, r))
         return 1;
     if (g->states) {
-        start_from_snapshot(g, r);
+        const struct beginning b = find_beginning(g, r);
+        finish_beginning(g, r, &b);
         return 1;
     }
     count_cached(r, prefix_take(&r->kv, g->pool, r->ids, r->n_ids - 1));        /* the last token is computed in any case: its logits are needed */
@@ -235,19 +254,20 @@ static int yields(const struct request *last, const struct request *r) { return 
 /* A state for one that is about to run: there are as many as may run, so that those who wait have the others. */
 static void take_state(struct engine *g, struct request *r)
 {
-    while (g->states && r->slot < 0 && (r->slot = state_take(g->states)) < 0) {
+    while (g->states && r->slot < 0 && (r->slot = state_take(g->states, g->pool)) < 0) {
         const int reclaimed = reclaim(g);
         assert(reclaimed);
         (void)reclaimed;
     }
 }
 
-/* Blocks for all of its tokens, and one more to go on if there is any. */
+/* Blocks for all of its tokens, and one more to go on if there is any.  Copies are made when they are there: a request may wait for them for long. */
 static int make_fit(struct engine *g, struct request *r)
 {
-    take_state(g, r);
+    struct beginning b = { .snapshot = -1 };
+    const int held = r->holds;
     if (takes_prefixes(g, r) && g->states)
-        start_from_snapshot(g, r);
+        b = find_beginning(g, r);
     else if (takes_prefixes(g, r))
         count_cached(r, prefix_take(&r->kv, g->pool, r->ids, r->n_ids - 1));
     const int want = n_blocks(r->n_ids < g->max_len ? r->n_ids + 1 : r->n_ids);
@@ -256,12 +276,17 @@ static int make_fit(struct engine *g, struct request *r)
         if (last && yields(last, r)) {
             preempt(g, last);
         } else if (last || !reclaim(g)) {
-            if (!r->holds)
+            if (r->holds)
+                drop_beginning(g, r, &b);
+            else
                 request_release(g, r, 0);
             return 0;
         }
     }
-    take_state(g, r);                           /* r may have been reclaimed itself */
+    if (held && !r->holds)
+        b.snapshot = -1;                        /* r was reclaimed itself */
+    take_state(g, r);
+    finish_beginning(g, r, &b);
     return kv_table_reserve(&r->kv, g->pool, r->n_ids) == 0;
 }
 
