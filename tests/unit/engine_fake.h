@@ -1,0 +1,415 @@
+/* engine_fake.h - for tests of the scheduler: a backend that computes nothing but a hash of the whole prefix, read back through the block
+ * table: one key or value in a wrong block, at a wrong position or left over from somebody else changes every later token. */
+#ifndef ZSE_TESTS_ENGINE_FAKE_H
+#define ZSE_TESTS_ENGINE_FAKE_H
+
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <malloc.h>
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "libcommon/base/clock.h"
+#include "libcommon/base/rng.h"
+#include "libcommon/engine/engine.h"
+
+enum { VOCAB = 12, MAX_LEN = 128, EOS = 8, END = 9, LONG = 1 << 16, HIDDEN = 4 };
+
+/* ---- the backend ---- */
+
+struct fake {
+    struct backend_options o;
+    uint64_t *state;                    /* [n_states] the hash of the prefix that left it behind */
+    int32_t *kv;                        /* [n_blocks][16] the token of each position, with LONG where it was rotated by the long factors */
+    int long_from;
+    int n_forwards, n_computed, fail_at, nan_at;        /* nan_at: the row of logits that is broken */
+    int n_rows, largest_batch, largest_step, n_dropped_blocks, n_dropped_states;
+};
+static struct fake *last_fake __attribute__((unused));          /* the one opened last, for the tests to look into */
+
+static inline void *fake_open(const struct model *m, const struct backend_options *o, struct err *e)
+{
+    (void)e;
+    struct fake *f = calloc(1, sizeof *f);
+    f->o = *o;
+    f->long_from = config_long_from(&m->config);
+    f->kv = malloc((size_t)o->n_blocks * 16 * sizeof *f->kv);
+    memset(f->kv, 0xff, (size_t)o->n_blocks * 16 * sizeof *f->kv);
+    f->state = calloc((size_t)o->n_states + 1, sizeof *f->state);
+    f->fail_at = f->nan_at = -1;
+    return last_fake = f;
+}
+
+static inline uint64_t hash_next(uint64_t hash, int32_t token)
+{
+    struct rng r = { hash ^ (uint64_t)(uint32_t)token };
+    return rng_u64(&r);
+}
+
+static inline uint64_t fake_hash(const struct fake *f, const struct batch_item *item, int pos)
+{
+    uint64_t hash = 0;
+    for (int i = 0; i <= pos; i++)
+        hash = hash_next(hash, f->kv[item->table[i / 16] * 16 + i % 16]);
+    return hash;
+}
+
+static inline void logits_of(uint64_t hash, float *logits)
+{
+    struct rng r = { hash };
+    for (int i = 0; i < VOCAB; i++)
+        logits[i] = (float)(6 * rng_double(&r));
+    logits[EOS] -= 0.3f;                   /* answers of some length */
+    logits[END] -= 0.3f;
+}
+
+static inline int fake_forward(void *b, const struct batch *batch, float *logits, struct err *e)
+{
+    struct fake *f = b;
+    int n_tokens = 0, n_logits = 0;
+    if (f->n_forwards++ == f->fail_at)
+        return err_set(e, ERR_DEVICE, "the device fell off the bus");
+    for (int i = 0; i < batch->n_items; i++) {
+        const struct batch_item *item = &batch->items[i];
+        const int is_long = f->long_from && (item->seq_len ? item->seq_len : item->pos + item->n_tokens) >= f->long_from;
+        assert_true(item->n_tokens >= 1);
+        if (f->o.n_states) {                            /* the state is that of this prefix, and nobody else's */
+            assert_in_range(item->state, 0, f->o.n_states - 1);
+            if (item->pos)
+                assert_true(f->state[item->state] == fake_hash(f, item, item->pos - 1));
+            for (int k = 0; k < i; k++)
+                assert_int_not_equal(batch->items[k].state, item->state);
+        }
+        n_tokens += item->n_tokens;
+        for (int t = 0; t < item->n_tokens; t++) {
+            int pos = item->pos + t;
+            assert_in_range(item->table[pos / 16], 0, f->o.n_blocks - 1);
+            f->kv[item->table[pos / 16] * 16 + pos % 16] = item->tokens[t] | (is_long ? LONG : 0);
+        }
+    }
+    for (int i = 0; i < batch->n_items; i++) {          /* after all writes: two sequences in one block would show */
+        const struct batch_item *item = &batch->items[i];
+        if (f->o.n_states)
+            f->state[item->state] = fake_hash(f, item, item->pos + item->n_tokens - 1);
+        for (int t = item->n_tokens - item->n_logits; t < item->n_tokens; t++, n_logits++) {
+            logits_of(fake_hash(f, item, item->pos + t), logits + (size_t)n_logits * VOCAB);
+            if (f->n_rows++ == f->nan_at)
+                logits[(size_t)n_logits * VOCAB + 5] = NAN;
+        }
+    }
+    for (int i = 0; i < batch->n_items; i++) {
+        const struct batch_item *item = &batch->items[i];
+        for (int t = 0; t < item->n_hidden; t++) {
+            struct rng r = { fake_hash(f, item, item->pos + item->n_tokens - item->n_hidden + t) };
+            for (int j = 0; j < HIDDEN; j++)
+                item->hidden[t * HIDDEN + j] = (float)(rng_double(&r) - 0.4);
+        }
+    }
+    assert_in_range(n_tokens, 1, f->o.max_tokens);
+    f->largest_step = n_tokens > f->largest_step ? n_tokens : f->largest_step;
+    assert_true(n_logits <= f->o.max_logits);
+    f->n_computed += n_tokens;
+    f->largest_batch = batch->n_items > f->largest_batch ? batch->n_items : f->largest_batch;
+    return 0;
+}
+
+static inline int fake_copy(void *b, int32_t from, int32_t to, struct err *e)
+{
+    struct fake *f = b;
+    (void)e;
+    assert_in_range(from, 0, f->o.n_blocks - 1);
+    assert_in_range(to, 0, f->o.n_blocks - 1);
+    assert_int_not_equal(from, to);
+    memcpy(f->kv + to * 16, f->kv + from * 16, 16 * sizeof *f->kv);
+    return 0;
+}
+
+static inline int fake_copy_state(void *b, int from, int to, struct err *e)
+{
+    struct fake *f = b;
+    (void)e;
+    assert_in_range(from, 0, f->o.n_states - 1);
+    assert_in_range(to, 0, f->o.n_states - 1);
+    assert_int_not_equal(from, to);
+    f->state[to] = f->state[from];
+    return 0;
+}
+
+static inline void fake_drop_block(void *b, int32_t block)
+{
+    struct fake *f = b;
+    assert_in_range(block, 0, f->o.n_blocks - 1);
+    memset(f->kv + block * 16, 0, 16 * sizeof *f->kv);
+    f->n_dropped_blocks++;
+}
+
+static inline void fake_drop_state(void *b, int state)
+{
+    struct fake *f = b;
+    assert_in_range(state, 0, f->o.n_states - 1);
+    f->state[state] = 0;
+    f->n_dropped_states++;
+}
+
+static inline size_t fake_memory(const void *b) { return (size_t)((const struct fake *)b)->o.n_blocks * 64; }
+static const char *fake_describe(const void *b) { (void)b; return "fake"; }
+static inline void fake_close(void *b)
+{
+    free(((struct fake *)b)->kv);
+    free(((struct fake *)b)->state);
+    free(b);
+}
+
+static const struct backend backend_fake = { .name = "fake", .open = fake_open, .forward = fake_forward, .copy_block = fake_copy, .memory = fake_memory,
+                                             .kv_bytes = fake_memory, .describe = fake_describe, .close = fake_close,
+                                             .copy_state = fake_copy_state, .drop_block = fake_drop_block, .drop_state = fake_drop_state };
+
+/* ---- a model and a tokenizer just large enough ---- */
+
+static unsigned char kinds[64];       /* attention, dense */
+static unsigned char hybrid[] = { MIXER_ATTENTION, MIXER_CONV };
+static struct model model = { .config = { .recurrent.conv_kernel = 2, .mixer = kinds, .ff = kinds, .n_layers = 1, .n_heads = 1, .n_kv_heads = 1, .head_dim = 8, .hidden_size = HIDDEN, .vocab_size = VOCAB, .max_len = MAX_LEN } };
+static struct tokenizer *tokenizer;
+static void *blob;
+
+/* ids 0..9: a b c, the two bytes of U+00E9, "ab", "cab", " b", two special tokens; 10 and 11 are padding without a token */
+static const char tokenizer_json[] =
+    "{\"version\":\"1.0\",\"added_tokens\":["
+    "{\"id\":8,\"content\":\"<eos>\",\"special\":true,\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":false},"
+    "{\"id\":9,\"content\":\"<end>\",\"special\":true,\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":false}],"
+    "\"normalizer\":null,\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true,\"use_regex\":false},"
+    "\"post_processor\":null,\"decoder\":{\"type\":\"ByteLevel\",\"add_prefix_space\":true,\"trim_offsets\":true,\"use_regex\":true},"
+    "\"model\":{\"type\":\"BPE\",\"dropout\":null,\"unk_token\":null,\"continuing_subword_prefix\":null,\"end_of_word_suffix\":null,"
+    "\"fuse_unk\":false,\"byte_fallback\":false,\"vocab\":{\"a\":0,\"b\":1,\"c\":2,\"\u00c3\":3,\"\u00a9\":4,\"ab\":5,\"cab\":6,\"\u0120b\":7},"
+    "\"merges\":[\"a b\",\"c ab\"]}}";
+
+static inline int setup(void **state)
+{
+    (void)state;
+    struct err e = { 0 };
+    size_t size;
+    static const char generation[] = "{\"eos_token_id\":[8]}";
+    struct tokenizer_files f = { .tokenizer_json = tokenizer_json, .tokenizer_json_size = sizeof tokenizer_json - 1,
+                                 .generation_config = generation, .generation_config_size = sizeof generation - 1 };
+    if (tokenizer_compile_files(&f, &blob, &size, &e) != 0 || !(tokenizer = tokenizer_open(blob, size, &e))) {
+        fprintf(stderr, "%s\n", e.msg);
+        return -1;
+    }
+    return 0;
+}
+
+static inline int teardown(void **state)
+{
+    (void)state;
+    tokenizer_close(tokenizer);
+    free(blob);
+    return 0;
+}
+
+static inline struct engine *open_with(int max_seqs, int max_tokens, int n_blocks, int no_prefix_cache)
+{
+    struct err e;
+    struct engine_options o = { .backend = &backend_fake, .max_len = MAX_LEN, .max_seqs = max_seqs, .max_tokens = max_tokens, .kv_type = KV_F32,
+                                .no_prefix_cache = no_prefix_cache, .snapshots = n_blocks % 5 + 1, .snapshot_every = 16 << n_blocks % 3,
+                                .kv_bytes = (size_t)n_blocks * 2 * kv_block_bytes(KV_F32, 8) };
+    struct engine *g = engine_open(&model, tokenizer, &o, &e);
+    if (!g)
+        fail_msg("%s", e.msg);
+    return g;
+}
+
+/* From now on models have a recurrent layer, or not. */
+static inline void set_hybrid(int on)
+{
+    model.config.n_layers = on ? 2 : 1;
+    model.config.mixer = on ? hybrid : kinds;
+}
+
+static inline struct engine *open_engine(int max_seqs, int max_tokens, int n_blocks) { return open_with(max_seqs, max_tokens, n_blocks, 0); }
+
+/* ---- what a request said ---- */
+
+struct answer {
+    int32_t ids[MAX_LEN]; int n;
+    char text[8 * MAX_LEN]; size_t size;
+    enum finish finish;
+    int n_calls, n_after_end, stop;
+    char error[128];
+    int32_t prompt[MAX_LEN]; int n_prompt;              /* prompt_logprobs */
+    float prompt_logprob[MAX_LEN], logprob[MAX_LEN];
+    struct top_logprob prompt_top[MAX_LEN][4], top[MAX_LEN][4];
+    float embedding[HIDDEN]; int n_embedding;
+    struct request_stats stats;
+    struct request *request;                            /* set by the test, if it wants stats */
+};
+
+static inline void hear(void *user, const struct token_event *ev)
+{
+    struct answer *a = user;
+    a->n_calls++;
+    a->n_after_end += a->finish != FINISH_NONE;
+    a->stop = ev->stop;
+    if (ev->is_prompt) {
+        assert_int_equal(a->n, 0);
+        assert_int_equal(ev->size, 0);
+        if (ev->n_top)
+            memcpy(a->prompt_top[a->n_prompt], ev->top, (size_t)ev->n_top * sizeof *ev->top);
+        a->prompt_logprob[a->n_prompt] = ev->logprob;
+        a->prompt[a->n_prompt++] = ev->id;
+        return;
+    }
+    if (ev->n_top)
+        memcpy(a->top[a->n], ev->top, (size_t)ev->n_top * sizeof *ev->top);
+    if (ev->id >= 0) {
+        a->logprob[a->n] = ev->logprob;
+        a->ids[a->n++] = ev->id;
+    }
+    if (ev->embedding)
+        memcpy(a->embedding, ev->embedding, (size_t)(a->n_embedding = ev->n_embedding) * sizeof *a->embedding);
+    memcpy(a->text + a->size, ev->text, ev->size);
+    a->size += ev->size;
+    a->text[a->size] = '\0';
+    a->finish = ev->finish;
+    if (ev->finish && a->request)
+        request_stats(a->request, &a->stats);
+    if (ev->error)
+        snprintf(a->error, sizeof a->error, "%.100s", ev->error->msg);
+}
+
+static inline struct request_params params(const int32_t *ids, int n, struct answer *a)
+{
+    struct request_params p = { .ids = ids, .n_ids = n, .sampling = sampling_defaults(), .n_logprobs = -1, .on_token = hear, .user = a };
+    p.sampling.temperature = 0;
+    memset(a, 0, sizeof *a);
+    return p;
+}
+
+static inline void run_to_end(struct engine *g)
+{
+    struct err e;
+    int left;
+    for (int i = 0; (left = engine_step(g, &e)) > 0; i++)
+        assert_true(i < 100000);
+    assert_int_equal(left, 0);
+}
+
+static inline void alone(const struct request_params *p, struct answer *a)
+{
+    struct err e;
+    struct engine *g = open_with(1, 512, MAX_LEN / 16, 1);
+    struct request_params own = *p;
+    memset(a, 0, sizeof *a);
+    own.user = a;
+    own.n = 0;
+    own.users = NULL;
+    own.requests = NULL;
+    own.deadline_ns = 0;
+    assert_non_null(engine_submit(g, &own, &e));
+    run_to_end(g);
+    engine_close(g);
+}
+
+static inline void assert_same(const struct answer *a, const struct answer *b)
+{
+    assert_int_equal(a->n, b->n);
+    assert_memory_equal(a->ids, b->ids, (size_t)a->n * sizeof *a->ids);
+    assert_string_equal(a->text, b->text);
+    assert_int_equal(a->finish, b->finish);
+    assert_int_equal(a->n_after_end, 0);
+}
+
+static inline void assert_all_free(struct engine *g)
+{
+    struct engine_stats s;
+    engine_stats(g, &s);
+    assert_int_equal(s.n_free_blocks + s.n_cached_blocks, s.n_blocks);
+    assert_int_equal(s.n_running + s.n_waiting, 0);
+}
+
+static inline struct request *submit(struct engine *g, struct request_params *p, struct answer *a)
+{
+    struct err e;
+    memset(a, 0, sizeof *a);
+    p->user = a;
+    if (!(a->request = engine_submit(g, p, &e)))
+        fail_msg("%s", e.msg);
+    return a->request;
+}
+
+/* ---- a constraint: which tokens may come next depends on all that came ---- */
+
+struct rules { uint64_t hash; uint32_t bits; int n, least; };
+static int n_rules;                     /* open ones */
+
+/* One to three of the tokens 0 to 7; after `least` tokens EOS may come, now and then nothing else. */
+static inline void allow(struct rules *c)
+{
+    struct rng r = { c->hash };
+    const int n = 1 + (int)(rng_u64(&r) % 3);
+    c->bits = 0;
+    for (int i = 0; i < n; i++)
+        c->bits |= 1u << rng_u64(&r) % 8;
+    if (c->n >= c->least)
+        c->bits = 1u << EOS | (rng_u64(&r) % 2 ? c->bits : 0);
+}
+
+static const uint32_t *rules_mask(void *state) { return &((struct rules *)state)->bits; }
+static inline int rules_complete(void *state) { return (int)(((struct rules *)state)->bits >> EOS & 1); }
+
+static inline int rules_accept(void *state, int32_t id)
+{
+    struct rules *c = state;
+    if (!(c->bits >> id & 1))
+        return -1;
+    c->hash = hash_next(c->hash, id);
+    c->n++;
+    allow(c);
+    return 0;
+}
+
+static inline int rules_forced(void *state, int32_t *ids, int room)
+{
+    struct rules c = *(struct rules *)state;
+    int n = 0;
+    /* where there is one token, and sometimes where there are more: text may be cut into tokens in other ways too */
+    for (; n < room && n < 7 && ((c.bits & (c.bits - 1)) == 0 || c.hash % 3 == 0) && !(c.bits >> EOS & 1); n++) {
+        ids[n] = __builtin_ctz(c.bits);
+        rules_accept(&c, ids[n]);
+    }
+    return n;
+}
+
+static inline void *rules_new(uint64_t seed, int least)
+{
+    struct rules *c = malloc(sizeof *c);
+    *c = (struct rules){ .hash = seed, .least = least };
+    allow(c);
+    n_rules++;
+    return c;
+}
+
+static inline void *rules_fork(void *state)
+{
+    struct rules *c = malloc(sizeof *c);
+    *c = *(struct rules *)state;
+    n_rules++;
+    return c;
+}
+
+static inline void rules_close(void *state)
+{
+    free(state);
+    n_rules--;
+}
+
+static inline struct constraint rules_of(uint64_t seed, int least)
+{
+    return (struct constraint){ rules_new(seed, least), rules_mask, rules_accept, rules_forced, rules_fork, rules_close, rules_complete };
+}
+
+#endif

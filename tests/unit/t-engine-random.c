@@ -1,0 +1,174 @@
+/* t-engine-random.c - requests of all kinds at random times, in engines of all sizes: every answer is the one it would have been alone. */
+#include "tests/unit/engine_fake.h"
+
+enum { MOST = 3 };                      /* answers to one prompt */
+
+struct job {
+    struct request_params p;
+    int32_t ids[MAX_LEN];
+    struct answer got[MOST];
+    void *users[MOST];
+    struct request *requests[MOST];
+    uint64_t rules; int least;          /* least > 0: constrained */
+    int leaves;                         /* steps after which the first is cancelled; -1: never */
+};
+
+static void random_job(struct job *j, struct rng *r, int32_t shared[3][MAX_LEN])
+{
+    int n = 1 + (int)(rng_u64(r) % 90), from = rng_u64(r) % 4 ? (int)(rng_u64(r) % (uint64_t)(n + 1)) : 0;
+    memcpy(j->ids, shared[rng_u64(r) % 3], sizeof j->ids);
+    for (int i = from; i < n; i++)
+        j->ids[i] = (int32_t)(rng_u64(r) % VOCAB);
+    if (rng_u64(r) % 3 == 0)
+        memcpy(j->ids, shared[0], sizeof j->ids);
+    j->p = params(j->ids, n, &j->got[0]);
+    memset(j->got, 0, sizeof j->got);
+    j->p.max_tokens = (int)(rng_u64(r) % 60);
+    j->p.sampling.temperature = rng_u64(r) % 2 ? 0 : 0.9f;
+    j->p.sampling.repetition_penalty = rng_u64(r) % 2 ? 1 : 1.3f;
+    j->p.sampling.frequency_penalty = rng_u64(r) % 4 ? 0 : 0.5f;
+    j->p.sampling.seed = rng_u64(r);
+    j->p.ignore_eos = rng_u64(r) % 2;
+    j->p.priority = (int)(rng_u64(r) % 7) - 3;
+    j->p.n_logprobs = rng_u64(r) % 4 ? -1 : (int)(rng_u64(r) % 5);
+    j->p.prompt_logprobs = j->p.n_logprobs >= 0 && rng_u64(r) % 2;
+    j->least = rng_u64(r) % 4 ? 0 : 1 + (int)(rng_u64(r) % 40);
+    j->rules = rng_u64(r);
+    j->leaves = rng_u64(r) % 5 ? -1 : (int)(rng_u64(r) % 30);
+    if (rng_u64(r) % 8 == 0) {
+        j->p.embed = rng_u64(r) % 2 ? EMBED_MEAN : EMBED_LAST;
+        j->p.n_logprobs = -1;
+        j->p.prompt_logprobs = j->least = 0;
+    } else if (rng_u64(r) % 3 == 0) {
+        j->p.n = 2 + (int)(rng_u64(r) % (MOST - 1));
+    }
+    if (rng_u64(r) % 6 == 0)
+        j->p.deadline_ns = clock_ns() + rng_u64(r) % 2000000;
+    for (int i = 0; i < MOST; i++)
+        j->users[i] = &j->got[i];
+    j->p.users = j->users;
+    j->p.requests = j->requests;
+}
+
+static void submit_job(struct engine *g, struct job *j)
+{
+    struct err e;
+    struct constraint c;
+    if (j->least) {
+        c = rules_of(j->rules, j->least);
+        j->p.constraint = &c;
+    }
+    if (!engine_submit(g, &j->p, &e))
+        fail_msg("%s", e.msg);
+    j->p.constraint = NULL;
+}
+
+/* Each answer is the one it would have been alone, or the beginning of it where it was cancelled or came to its deadline. */
+static void check_job(struct job *j)
+{
+    static struct answer want;
+    for (int i = 0; i < (j->p.n ? j->p.n : 1); i++) {
+        struct request_params p = j->p;
+        const struct answer *got = &j->got[i];
+        struct constraint c;
+        p.sampling.seed += (uint64_t)i;
+        if (j->least) {
+            c = rules_of(j->rules, j->least);
+            p.constraint = &c;
+            if (p.n_logprobs < 0)
+                p.n_logprobs = 0;       /* forced tokens one by one */
+        }
+        alone(&p, &want);
+        assert_int_equal(got->n_after_end, 0);
+        assert_int_not_equal(got->finish, FINISH_NONE);
+        if (got->finish == FINISH_CANCELLED || got->finish == FINISH_DEADLINE) {
+            assert_true(j->leaves >= 0 || p.deadline_ns || j->p.deadline_ns);
+            assert_true(got->n <= want.n && got->n_prompt <= want.n_prompt);
+            assert_memory_equal(got->ids, want.ids, (size_t)got->n * sizeof *got->ids);
+        } else {
+            assert_same(got, &want);
+            assert_int_equal(got->n_prompt, p.prompt_logprobs ? p.n_ids : 0);
+            assert_int_equal(got->n_embedding, p.embed ? HIDDEN : 0);
+        }
+        assert_memory_equal(got->prompt, p.ids, (size_t)got->n_prompt * sizeof *got->prompt);
+        assert_memory_equal(got->prompt_logprob, want.prompt_logprob, (size_t)got->n_prompt * sizeof *got->prompt_logprob);
+        if (j->p.n_logprobs >= 0)
+            assert_memory_equal(got->logprob, want.logprob, (size_t)got->n * sizeof *got->logprob);
+        assert_memory_equal(got->prompt_top, want.prompt_top, (size_t)got->n_prompt * sizeof *got->prompt_top);
+        assert_memory_equal(got->top, want.top, (size_t)got->n * sizeof *got->top);
+        assert_memory_equal(got->embedding, want.embedding, sizeof *got->embedding * (size_t)got->n_embedding);
+    }
+}
+
+/* Requests of all kinds come at random times into engines of all sizes. */
+static void random_schedules(void)
+{
+    enum { ROUNDS = 400, N = 14 };
+    static struct job jobs[N];
+    static int32_t shared[3][MAX_LEN];
+    uint64_t preempted = 0, cached = 0, copies = 0, evicted = 0, cut = 0;
+    float factors[4] = { 0 };
+    for (int round = 0; round < ROUNDS; round++) {
+        struct rng r = { (uint64_t)round };
+        struct err e;
+        struct engine_stats s;
+        int n = 0, left = 0, steps[N] = { 0 };
+        const int max_seqs = 1 + (int)(rng_u64(&r) % 9), max_tokens = 1 + (int)(rng_u64(&r) % 64), n_blocks = MAX_LEN / 16 + (int)(rng_u64(&r) % 12);
+        if (round % 4 == 3) {
+            model.config.n_ropes = 1;
+            model.config.ropes[0] = (struct rope){ .inv_freq_long = factors, .original_max = 40 };
+        }
+        for (int i = 0; i < 3 * MAX_LEN; i++)
+            shared[i / MAX_LEN][i % MAX_LEN] = (int32_t)(rng_u64(&r) % VOCAB);
+        struct engine *g = open_with(max_seqs, max_tokens, n_blocks, round % 5 == 4);
+        if (round % 3 == 0)
+            assert_int_equal(engine_set_limits(g, &(struct engine_limits){ .max_running = 1 + max_seqs / 2, .chunk = 1 + max_tokens / 3 }, &e), 0);
+        while (n < N || left > 0) {
+            if (n < N && rng_u64(&r) % 3 == 0) {
+                random_job(&jobs[n], &r, shared);
+                submit_job(g, &jobs[n++]);
+            }
+            for (int i = 0; i < n; i++)
+                if (steps[i]++ == jobs[i].leaves && jobs[i].got[0].finish == FINISH_NONE)
+                    engine_cancel(g, jobs[i].requests[0]);
+            assert_int_not_equal(left = engine_step(g, &e), -1);
+        }
+        assert_all_free(g);
+        engine_stats(g, &s);
+        preempted += s.preemptions;
+        cached += s.cached_tokens;
+        copies += s.copies;
+        evicted += s.evictions;
+        cut += s.cancelled;
+        assert_int_equal(s.requests, s.finished + s.cancelled + s.failed);
+        assert_int_equal(s.failed, 0);
+        engine_close(g);
+        for (int i = 0; i < N; i++)
+            check_job(&jobs[i]);
+        assert_int_equal(n_rules, 0);
+        model.config.n_ropes = 0;
+    }
+    assert_true(preempted > 100 && cached > 1000 && copies > 100 && evicted > 1000 && cut > 50);        /* all of it did happen */
+}
+
+static void test_schedules(void **state)
+{
+    (void)state;
+    random_schedules();
+}
+
+static void test_hybrid_schedules(void **state)
+{
+    (void)state;
+    set_hybrid(1);
+    random_schedules();
+    set_hybrid(0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_schedules), cmocka_unit_test(test_hybrid_schedules),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}

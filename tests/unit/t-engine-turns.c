@@ -1,0 +1,284 @@
+/* t-engine-turns.c - who runs when: turns, priorities with ageing, deadlines, cancels, the queue and its limits, how much of a prompt goes into a step. */
+#include "tests/unit/engine_fake.h"
+
+/* A conversation goes on, is edited, is cut short: what is known of it to the token is not computed again. */
+static void test_turns(void **state)
+{
+    (void)state;
+    static struct answer first, second, want;
+    int32_t ids[MAX_LEN];
+    for (int other_turn = 0; other_turn < 3; other_turn++) {
+        struct engine *g = open_engine(1, 512, 2 * MAX_LEN / 16);
+        struct request_params p = params((const int32_t[]){ 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2 }, 19, &first);
+        int n = 19 + 25;
+        p.ignore_eos = 1;
+        p.max_tokens = 25;
+        submit(g, &p, &first);
+        run_to_end(g);
+        memcpy(ids, p.ids, 19 * sizeof *ids);
+        memcpy(ids + 19, first.ids, 25 * sizeof *ids);
+        int same = n - 1;                               /* the last token was never computed */
+        if (other_turn == 1)
+            ids[same = 21] ^= 1;                        /* the conversation was edited */
+        if (other_turn == 2)
+            n = 30, same = 29;                          /* cut short: its last token is computed again */
+        else
+            for (int i = 0; i < 7; i++)
+                ids[n++] = i;
+        int before = last_fake->n_computed;
+        p = params(ids, n, &second);
+        p.max_tokens = 10;
+        p.ignore_eos = 1;
+        submit(g, &p, &second);
+        run_to_end(g);
+        assert_int_equal(last_fake->n_computed - before, n - same + 9);
+        assert_int_equal(second.stats.n_cached, same);
+        assert_int_equal(second.stats.n_prompt, n);
+        assert_int_equal(second.stats.n_generated, 10);
+        assert_true(second.stats.first_token_s >= second.stats.prefill_s && second.stats.prefill_s > 0);
+        alone(&p, &want);
+        assert_same(&second, &want);
+        assert_all_free(g);
+        engine_close(g);
+    }
+}
+
+/* Higher priorities first, first come first among equals; and the last in turn gives way when blocks are short. */
+static void test_priority(void **state)
+{
+    (void)state;
+    static struct answer a[4];
+    static const int priority[4] = { 0, 0, 1, 0 };
+    struct err e;
+    struct engine_stats s;
+    int32_t ids[100];
+    struct engine *g = open_engine(1, 512, 16);
+    for (int i = 0; i < 4; i++) {
+        struct request_params p = params((const int32_t[]){ i, 1, 2 }, 3, &a[i]);
+        p.priority = priority[i];
+        p.max_tokens = 3;
+        p.ignore_eos = 1;
+        submit(g, &p, &a[i]);
+    }
+    static const int order[4] = { 2, 0, 1, 3 };
+    for (int i = 0; i < 4; i++) {
+        for (int j = 0; j < 3; j++)
+            engine_step(g, &e);
+        for (int j = 0; j < 4; j++)
+            assert_int_equal(a[order[j]].finish != FINISH_NONE, j <= i);
+    }
+    engine_close(g);
+    for (int i = 0; i < 100; i++)
+        ids[i] = i % 5;
+    g = open_engine(2, 512, 9);
+    struct request_params p = params(ids, 60, &a[0]);
+    p.max_tokens = 60;
+    p.ignore_eos = 1;
+    submit(g, &p, &a[0]);
+    for (int i = 0; i < 5; i++)
+        engine_step(g, &e);
+    ids[0] = 3;
+    struct request_params q = params(ids, 100, &a[1]);
+    q.priority = 1;
+    q.max_tokens = 10;
+    q.ignore_eos = 1;
+    submit(g, &q, &a[1]);
+    engine_step(g, &e);
+    engine_stats(g, &s);
+    assert_int_equal(s.preemptions, 1);
+    assert_int_equal(s.n_waiting, 1);
+    assert_int_equal(a[0].n, 5);
+    assert_int_equal(a[1].n, 1);
+    run_to_end(g);
+    ids[0] = 0;
+    alone(&p, &a[2]);
+    assert_same(&a[0], &a[2]);
+    ids[0] = 3;
+    alone(&q, &a[2]);
+    assert_same(&a[1], &a[2]);
+    assert_all_free(g);
+    engine_close(g);
+}
+
+static void test_deadline(void **state)
+{
+    (void)state;
+    static struct answer a[3], want;
+    struct err e;
+    struct engine *g = open_engine(1, 64, 8);
+    struct request_params p = params((const int32_t[]){ 1, 2, 3 }, 3, &a[0]);
+    p.ignore_eos = 1;
+    p.max_tokens = 20;
+    submit(g, &p, &a[0]);
+    p.deadline_ns = 1;                                  /* long ago: ends though another one runs */
+    submit(g, &p, &a[1]);
+    p.deadline_ns = clock_ns() + (uint64_t)3600 * 1000000000;
+    submit(g, &p, &a[2]);
+    assert_int_equal(engine_step(g, &e), 2);
+    assert_int_equal(a[1].finish, FINISH_DEADLINE);
+    assert_int_equal(a[1].n, 0);
+    run_to_end(g);
+    alone(&p, &want);
+    assert_same(&a[0], &want);
+    assert_same(&a[2], &want);
+    p.deadline_ns = clock_ns() + 2000000;               /* in the middle of its answer */
+    p.max_tokens = 0;
+    submit(g, &p, &a[0]);
+    engine_step(g, &e);
+    while (clock_ns() < p.deadline_ns)
+        ;
+    assert_int_equal(engine_step(g, &e), 0);
+    assert_int_equal(a[0].finish, FINISH_DEADLINE);
+    assert_int_equal(a[0].n, 1);
+    assert_all_free(g);
+    engine_close(g);
+}
+
+static void test_cancel(void **state)
+{
+    (void)state;
+    struct err e;
+    static struct answer a[4], want;
+    static const int32_t prompt[] = { 3, 4, 3, 4, 5 };
+    struct engine *g = open_engine(2, 64, 16);
+    struct request *r[4];
+    struct request_params p[4];
+    for (int i = 0; i < 4; i++) {
+        p[i] = params(prompt, 5 - i, &a[i]);
+        p[i].ignore_eos = 1;
+        p[i].max_tokens = 20;
+        assert_non_null(r[i] = engine_submit(g, &p[i], &e));
+    }
+    for (int i = 0; i < 5; i++)
+        assert_int_equal(engine_step(g, &e), 4);
+    engine_cancel(g, r[0]);                             /* one that runs, one that waits */
+    engine_cancel(g, r[3]);
+    assert_int_equal(a[0].finish, FINISH_NONE);
+    assert_int_equal(engine_step(g, &e), 2);
+    assert_int_equal(a[0].finish, FINISH_CANCELLED);
+    assert_int_equal(a[0].n, 5);
+    assert_int_equal(a[3].finish, FINISH_CANCELLED);
+    assert_int_equal(a[3].n, 0);
+    run_to_end(g);
+    for (int i = 1; i < 3; i++) {
+        alone(&p[i], &want);
+        assert_same(&a[i], &want);
+    }
+    assert_all_free(g);
+    engine_close(g);
+}
+
+
+/* Thousands wait; the queue has an end; what is refused leaves no trace. */
+static void test_queue(void **state)
+{
+    (void)state;
+    enum { N = 5000 };
+    static struct answer a;
+    static struct request *r[N];
+    struct err e;
+    struct engine_stats s;
+    struct engine_limits l;
+    struct engine *g = open_engine(2, 64, 16);
+    struct request_params p = params((const int32_t[]){ 1, 2, 3 }, 3, &a);
+    p.on_token = NULL;
+    p.max_tokens = 4;
+    engine_limits(g, &l);
+    l.max_waiting = 3;
+    assert_int_equal(engine_set_limits(g, &l, &e), 0);
+    for (int i = 0; i < 5; i++)                         /* two run, three wait */
+        assert_non_null(engine_submit(g, &p, &e));
+    assert_null(engine_submit(g, &p, &e));
+    assert_int_equal(e.code, ERR_LIMIT);
+    assert_non_null(strstr(e.msg, "at most 3"));
+    engine_step(g, &e);
+    assert_null(engine_submit(g, &p, &e));
+    p.n = 2;
+    run_to_end(g);
+    p.constraint = &(struct constraint){ rules_new(1, 1), rules_mask, rules_accept, rules_forced, NULL, rules_close, rules_complete };
+    assert_null(engine_submit(g, &p, &e));              /* n = 2 needs fork; the state is still ours */
+    assert_int_equal(n_rules, 1);
+    rules_close(p.constraint->state);
+    p.constraint = NULL;
+    p.n = 0;
+    l.max_waiting = 0;
+    assert_int_equal(engine_set_limits(g, &l, &e), 0);
+    for (int i = 0; i < N; i++)
+        assert_non_null(r[i] = engine_submit(g, &p, &e));
+    for (int i = 0; i < N; i += 2)
+        engine_cancel(g, r[i]);
+    run_to_end(g);
+    engine_stats(g, &s);
+    assert_int_equal(s.cancelled, N / 2);
+    assert_int_equal(s.finished, N / 2 + 5);
+    assert_all_free(g);
+    static const struct engine_limits wrong[] = { { 0, 0, 0 }, { 3, 0, 0 }, { 1, -1, 0 }, { 1, 0, -1 } };
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
+        assert_int_equal(engine_set_limits(g, &wrong[i], &e), -1);
+    engine_close(g);
+}
+
+/* Prompts do not take more of a step than they are given while answers run, and all of it while none does. */
+static void test_chunk(void **state)
+{
+    (void)state;
+    static struct answer a, b;
+    static int32_t ids[MAX_LEN];
+    struct err e;
+    struct engine *g = open_engine(2, 64, 16);
+    assert_int_equal(engine_set_limits(g, &(struct engine_limits){ .max_running = 2, .chunk = 5 }, &e), 0);
+    struct request_params p = params(ids, 100, &a);
+    p.ignore_eos = 1;
+    submit(g, &p, &a);
+    engine_step(g, &e);
+    assert_int_equal(last_fake->largest_step, 64);
+    engine_step(g, &e);
+    assert_int_equal(a.n, 1);
+    last_fake->largest_step = 0;
+    ids[0] = 1;
+    submit(g, &p, &b);
+    for (int i = 0; i < 20; i++) {
+        assert_int_equal(b.n, 0);
+        engine_step(g, &e);
+    }
+    assert_int_equal(b.n, 1);
+    assert_int_equal(a.n, 21);
+    assert_int_equal(last_fake->largest_step, 6);
+    engine_close(g);
+}
+
+/* Activations of a step stay within 24 MB or so: a large model gets smaller steps, down to 32 tokens; what the caller wants counts. */
+static void test_step_size(void **state)
+{
+    (void)state;
+    static const struct { int hidden, heads, kv_heads, mlp, asked, least, most; } cases[] = {
+        { 576, 9, 3, 1536, 0, 512, 512 }, { 1536, 12, 2, 8960, 0, 256, 384 }, { 8192, 64, 8, 28672, 0, 32, 96 }, { 1 << 20, 64, 8, 1 << 22, 0, 32, 32 },
+        { 8192, 64, 8, 28672, 512, 512, 512 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct err e;
+        struct model large = model;
+        struct engine_options o = { .backend = &backend_fake, .n_threads = 2, .max_len = 64, .max_tokens = cases[i].asked };
+        large.config.hidden_size = cases[i].hidden;
+        large.config.n_heads = cases[i].heads;
+        large.config.n_kv_heads = cases[i].kv_heads;
+        large.config.head_dim = 128;
+        large.config.intermediate_size = cases[i].mlp;
+        struct engine *g = engine_open(&large, tokenizer, &o, &e);
+        assert_non_null(g);
+        assert_in_range(last_fake->o.max_tokens, cases[i].least, cases[i].most);
+        size_t floats = 2 * (size_t)cases[i].hidden + 256 * (size_t)(cases[i].heads + cases[i].kv_heads) + (size_t)cases[i].mlp;
+        if (!cases[i].asked && last_fake->o.max_tokens > 32)
+            assert_true((size_t)last_fake->o.max_tokens * floats * sizeof(float) <= 24 << 20);
+        engine_close(g);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_turns), cmocka_unit_test(test_priority), cmocka_unit_test(test_deadline), cmocka_unit_test(test_cancel),
+        cmocka_unit_test(test_queue), cmocka_unit_test(test_chunk), cmocka_unit_test(test_step_size),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
