@@ -43,11 +43,10 @@ static int sum_up(struct sizes *s, const char *name, const json_t *config, enum 
 {
     if (planned_open(&s->p, name, config, e) != 0 || memory_read(&s->memory, preflight_root(), e) != 0)
         return -1;
-    const int context = CONTEXT < s->p.shape.max_len ? CONTEXT : s->p.shape.max_len;
     for (int i = 0; i < PLANNED_TYPES; i++) {
         if (planned_weights(&s->p, name, config, planned_types[i], &s->w[i], &s->exact, e) != 0)
             return -1;
-        s->c[i] = (struct plan_choice){ .type = planned_types[i], .bytes = s->w[i].bytes + plan_kv_bytes(&s->p.shape, KV_F16, context) + planned_workspace(&s->p, n_threads) };
+        s->c[i] = (struct plan_choice){ .type = planned_types[i], .bytes = planned_bytes(&s->p, &s->w[i], CONTEXT) };
     }
     if (predict(s, n_threads, kernels, e) != 0)
         return -1;
@@ -110,6 +109,8 @@ int convert_plan(const char *source, int mode, int n_threads, const char *kernel
     int rc = !s ? err_nomem(&e, source) : config ? sum_up(s, title, config, (enum plan_mode)mode, n_threads, kernels, &e) : -1, best = s ? s->best : -1;
     if (rc == 0)
         (json ? print_json : print_text)(s, title, (enum plan_mode)mode);
+    if (s)
+        planned_close(&s->p);
     json_decref(config);
     free(title);
     free(s);

@@ -66,9 +66,9 @@ static int parse(const struct hardware_options *o, const struct plan_shape *s, s
 
 static json_t *rank_json(const struct budget_rank *r)
 {
-    return json_pack("{s:i, s:i, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "first_layer", r->first_layer, "layers", r->n_layers, "attention_mb", r->attention / MIB,
+    return json_pack("{s:i, s:i, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "first_layer", r->first_layer, "layers", r->n_layers, "attention_mb", r->attention / MIB,
                      "dense_mlp_mb", r->dense_mlp / MIB, "shared_mlp_mb", r->shared_mlp / MIB, "router_norms_mb", r->router_norms / MIB, "embedding_mb", r->embedding / MIB,
-                     "lm_head_mb", r->head / MIB, "weights_mb", r->weights / MIB, "experts_mb", r->experts / MIB, "free_mb", r->free / MIB, "kv_bytes_per_token", r->kv_token,
+                     "lm_head_mb", r->head / MIB, "weights_mb", r->weights / MIB, "experts_mb", r->experts / MIB, "states_mb", r->states / MIB, "free_mb", r->free / MIB, "kv_bytes_per_token", r->kv_token,
                      "tokens", r->tokens);
 }
 
@@ -84,15 +84,15 @@ static void print_summary(const char *name, const struct budget *b, const struct
 
 int hardware_budget(const struct hardware_options *o)
 {
-    struct plan_shape s;
+    struct planned p = { 0 };
     struct budget_options bo;
     struct budget b;
     struct err e;
     char *title;
     json_t *config = planned_config(o->names[0], &title, &e), *ranks = json_array();
-    int rc = config && plan_shape_parse(&s, config, &e) == 0 ? 0 : -1, code = rc == 0 ? parse(o, &s, &bo) : 0;
+    int rc = config ? planned_open(&p, title, config, &e) : -1, code = rc == 0 ? parse(o, &p.shape, &bo) : 0;
     json_decref(config);
-    if (rc == 0 && code == 0 && (rc = budget_make(&b, &s, &bo, &e)) == 0) {
+    if (rc == 0 && code == 0 && (rc = budget_make(&b, &p.shape, &bo, &e)) == 0) {
         if (o->max_tokens > 0 && o->max_tokens < b.tokens)
             b.tokens = o->max_tokens;
         if (b.context > b.tokens)
@@ -107,6 +107,7 @@ int hardware_budget(const struct hardware_options *o)
         cli_json(j);
         json_decref(j);
     }
+    planned_close(&p);
     json_decref(ranks);
     free(title);
     if (code)

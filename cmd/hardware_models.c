@@ -20,11 +20,6 @@ static int find_memory(const struct hardware_options *o, struct machine *m, uint
     return 0;
 }
 
-static uint64_t bytes_to_run(const struct planned *p, const struct plan_weights *w, int context)
-{
-    return w->bytes + plan_kv_bytes(&p->shape, KV_F16, context < p->shape.max_len ? context : p->shape.max_len) + planned_workspace(p, 0);
-}
-
 /* One model: its choice, or NULL if nothing fits (or it does not run here); *failed: a sentence is in *e. */
 static json_t *choose(const json_t *m, const struct hardware_options *o, uint64_t memory, const struct plan_rates *rates, int *failed, struct err *e)
 {
@@ -38,17 +33,21 @@ static json_t *choose(const json_t *m, const struct hardware_options *o, uint64_
     *failed = planned_open(&p, id, config, e) != 0;
     for (int i = 0; i < PLANNED_TYPES && !*failed; i++) {
         *failed = planned_weights(&p, id, config, planned_types[i], &w[i], &exact, e) != 0;
-        c[i] = (struct plan_choice){ .type = planned_types[i], .bytes = bytes_to_run(&p, &w[i], context) };
+        c[i] = (struct plan_choice){ .type = planned_types[i], .bytes = planned_bytes(&p, &w[i], context) };
         c[i].decode = rates ? plan_decode(&p.shape, &w[i], rates, KV_F16, PROMPT) : 0;
     }
     const int best = *failed || (!p.supported && !o->all) ? -1 : plan_choose(c, PLANNED_TYPES, (enum plan_mode)o->mode, memory);
-    if (best < 0)
+    if (best < 0) {
+        planned_close(&p);
         return NULL;
+    }
     const double prefill = rates ? plan_prefill(&p.shape, &w[best], rates, PROMPT) : 0;
-    return json_pack("{s:s, s:O, s:I, s:s, s:I, s:I, s:o, s:o, s:O, s:b}", "model_id", id, "name", json_object_get(m, "name"), "parameters", (json_int_t)p.params.total, "type",
-                     c[best].type, "weight_bytes", (json_int_t)w[best].bytes, "bytes", (json_int_t)c[best].bytes, "prefill_tokens_per_s",
-                     prefill > 0 ? json_real(prefill) : json_null(), "decode_tokens_per_s", c[best].decode > 0 ? json_real(c[best].decode) : json_null(), "recommended",
-                     json_object_get(m, "recommended"), "supported", p.supported);
+    json_t *j = json_pack("{s:s, s:O, s:I, s:s, s:I, s:I, s:o, s:o, s:O, s:b}", "model_id", id, "name", json_object_get(m, "name"), "parameters", (json_int_t)p.params.total, "type",
+                          c[best].type, "weight_bytes", (json_int_t)w[best].bytes, "bytes", (json_int_t)c[best].bytes, "prefill_tokens_per_s",
+                          prefill > 0 ? json_real(prefill) : json_null(), "decode_tokens_per_s", c[best].decode > 0 ? json_real(c[best].decode) : json_null(), "recommended",
+                          json_object_get(m, "recommended"), "supported", p.supported);
+    planned_close(&p);
+    return j;
 }
 
 static void print_choice(const json_t *c)
@@ -121,7 +120,7 @@ struct item { char *model, *title; const char *type; double bytes; };
 static int parse_item(struct item *t, const char *text, int context, struct err *e)
 {
     const char *colon = strrchr(text, ':');
-    struct planned p;
+    struct planned p = { 0 };
     struct plan_weights w;
     int exact;
     if (!(t->model = colon ? strndup(text, (size_t)(colon - text)) : strdup(text)))
@@ -130,7 +129,8 @@ static int parse_item(struct item *t, const char *text, int context, struct err 
     json_t *config = planned_config(t->model, &t->title, e);
     int rc = config ? planned_open(&p, t->title, config, e) : -1;
     if (rc == 0 && (rc = planned_weights(&p, t->title, config, t->type, &w, &exact, e)) == 0)
-        t->bytes = (double)bytes_to_run(&p, &w, context);
+        t->bytes = (double)planned_bytes(&p, &w, context);
+    planned_close(&p);
     json_decref(config);
     return rc;
 }

@@ -60,22 +60,24 @@ static json_t *describe(const json_t *m, struct err *e)
     struct planned p;
     struct plan_weights w;
     int exact = 0;
-    if (planned_open(&p, id, config, e) != 0)
+    if (planned_open(&p, id, config, e) != 0) {
+        planned_close(&p);
         return NULL;
+    }
     snprintf(home, sizeof home, "https://huggingface.co/%s", id);
     json_t *j = json_pack("{s:s}", "model_id", id), *weights = json_object(), *vram = json_object();
     for (size_t i = 0; i < sizeof as_it_is / sizeof *as_it_is; i++)
         json_object_set(j, as_it_is[i], json_object_get(m, as_it_is[i]));
-    const uint64_t kv = plan_kv_bytes(&p.shape, KV_F16, CONTEXT < p.shape.max_len ? CONTEXT : p.shape.max_len), work = planned_workspace(&p, 0);
     for (int i = 0; i < PLANNED_TYPES; i++) {
         if (planned_weights(&p, id, config, planned_types[i], &w, &exact, e) != 0) {
             json_decref(weights);
             json_decref(vram);
             json_decref(j);
+            planned_close(&p);
             return NULL;
         }
         json_object_set_new(weights, planned_types[i], json_integer((json_int_t)w.bytes));
-        json_object_set_new(vram, planned_types[i], json_integer((json_int_t)(w.bytes + kv + work)));
+        json_object_set_new(vram, planned_types[i], json_integer((json_int_t)planned_bytes(&p, &w, CONTEXT)));
     }
     json_object_set_new(j, "homepage", json_string(home));
     json_object_set(j, "architecture", json_object_get(config, "model_type"));
@@ -92,6 +94,7 @@ static json_t *describe(const json_t *m, struct err *e)
     if (!p.supported)
         json_object_set_new(j, "unsupported_reason", json_string(p.why_not));
     json_object_set(j, "config", (json_t *)config);
+    planned_close(&p);
     return j;
 }
 

@@ -10,6 +10,7 @@
 #include "libcommon/base/json.h"
 #include "libcommon/base/pool.h"
 #include "libcommon/engine/cpu.h"
+#include "libcommon/engine/engine.h"
 #include "libcommon/hw/limits.h"
 #include "libcommon/import/source.h"
 #include "libcommon/model/model.h"
@@ -21,17 +22,35 @@ int planned_open(struct planned *p, const char *name, const json_t *config, stru
     struct config c;
     struct err why;
     *p = (struct planned){ 0 };
-    if (plan_shape_parse(&p->shape, config, e) != 0)
-        return err_prefix(e, "%s", name);
-    plan_count(&p->shape, &p->params);
     json_t *normal = config_normalize(config, &why);
     p->supported = normal && config_parse(&c, normal, &why) == 0;
+    json_decref(normal);
+    int rc = p->supported ? plan_shape_of(&p->shape, &c, e) : plan_shape_guess(&p->shape, config, e);
     if (p->supported)
         config_release(&c);
     else
         snprintf(p->why_not, sizeof p->why_not, "%s", why.msg);
-    json_decref(normal);
+    if (rc != 0)
+        return err_prefix(e, "%s", name);
+    plan_count(&p->shape, &p->params);
     return 0;
+}
+
+int planned_of(struct planned *p, const struct config *c, struct err *e)
+{
+    *p = (struct planned){ .supported = 1 };
+    if (plan_shape_of(&p->shape, c, e) != 0)
+        return -1;
+    plan_count(&p->shape, &p->params);
+    return 0;
+}
+
+void planned_close(struct planned *p) { plan_shape_release(&p->shape); }
+
+uint64_t planned_bytes(const struct planned *p, const struct plan_weights *w, int context)
+{
+    return w->bytes + plan_kv_bytes(&p->shape, KV_F16, context < p->shape.max_len ? context : p->shape.max_len) + (1 + ENGINE_SNAPSHOTS) * plan_state_bytes(&p->shape) +
+           planned_workspace(p);
 }
 
 json_t *planned_config(const char *name, char **title, struct err *e)
@@ -141,10 +160,9 @@ void planned_file(const struct planned *p, const struct zfile *z, struct plan_we
     }
 }
 
-uint64_t planned_workspace(const struct planned *p, int n_threads)
+uint64_t planned_workspace(const struct planned *p)
 {
     enum { STEP = 26 << 20, OTHERS = 8 << 20 };         /* see cpu_step_tokens; programs, tables, logits */
-    (void)n_threads;
     return STEP + OTHERS + (uint64_t)p->shape.vocab_size * 8;
 }
 

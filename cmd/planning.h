@@ -17,8 +17,11 @@ struct planned {
     int supported;                  /* the engine runs it */
     char why_not[512];
 };
-/* config: as on the hub.  ERR_FORMAT where it says too little to count. */
+/* config: as on the hub.  ERR_FORMAT where it says too little to count.  *p is valid (and to be closed) in any case. */
 int planned_open(struct planned *p, const char *name, const json_t *config, struct err *e);
+/* Of a model that is open. */
+int planned_of(struct planned *p, const struct config *c, struct err *e);
+void planned_close(struct planned *p);
 
 /* A config by name: of the registry, of a config.json, of a folder with one (or a GGUF or .zse file).  New reference; *title: what it is called, caller frees. */
 json_t *planned_config(const char *name, char **title, struct err *e);
@@ -29,7 +32,9 @@ int planned_weights(const struct planned *p, const char *name, const json_t *con
 /* The same of a file that is there. */
 void planned_file(const struct planned *p, const struct zfile *z, struct plan_weights *w);
 /* Activations and other private memory beside keys and values: as much as the CPU engine's default steps take. */
-uint64_t planned_workspace(const struct planned *p, int n_threads);
+uint64_t planned_workspace(const struct planned *p);
+/* Weights, keys and values (f16) of one sequence of so many tokens (at most the model's), its states, workspace. */
+uint64_t planned_bytes(const struct planned *p, const struct plan_weights *w, int context);
 
 /* ---- rates ---- */
 

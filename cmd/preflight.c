@@ -17,7 +17,7 @@ const char *preflight_root(void)
     return root && *root ? root : NULL;
 }
 
-struct need { uint64_t weights, kv, workspace; struct memory memory; };
+struct need { uint64_t weights, kv, states, workspace; struct memory memory; };
 
 static int sum_up(struct need *n, const struct opened_model *o, const struct run_options *r, int max_seqs, int max_len, uint64_t kv_bytes, struct err *e)
 {
@@ -25,14 +25,15 @@ static int sum_up(struct need *n, const struct opened_model *o, const struct run
     const struct planned p = { .shape = { .vocab_size = c->vocab_size } };
     const uint64_t blocks = (uint64_t)((max_len + KV_BLOCK - 1) / KV_BLOCK) * (uint64_t)max_seqs;
     n->weights = r->max_memory && r->max_memory < o->model->weight_bytes ? r->max_memory : o->model->weight_bytes;
-    n->kv = (kv_bytes ? kv_bytes : blocks * config_kv_bytes(c, r->kv)) + (uint64_t)(max_seqs + ENGINE_SNAPSHOTS) * config_state_bytes(c);
-    n->workspace = planned_workspace(&p, r->threads);
+    n->kv = kv_bytes ? kv_bytes : blocks * config_kv_bytes(c, r->kv);
+    n->states = (uint64_t)(max_seqs + ENGINE_SNAPSHOTS) * config_state_bytes(c);
+    n->workspace = planned_workspace(&p);
     return memory_read(&n->memory, preflight_root(), e);
 }
 
 static int fits(const struct need *n, const char *name, int *tight, struct err *e)
 {
-    return plan_preflight(name, n->weights, n->kv, n->workspace, memory_most(&n->memory), memory_now(&n->memory), tight, e);
+    return plan_preflight(name, n->weights, n->kv + n->states, n->workspace, memory_most(&n->memory), memory_now(&n->memory), tight, e);
 }
 
 int preflight_check(const char *prog, const struct opened_model *o, const struct run_options *r, int max_seqs, int max_len, uint64_t kv_bytes, struct err *e)
@@ -58,7 +59,7 @@ static json_t *plan_json(const struct opened_model *o, const struct need *n, con
                          const char *why)
 {
     const json_t *q = js_get(o->json, "quantization"), *type = json_is_object(q) ? js_get(q, "type") : q;
-    const uint64_t all = n->weights + n->kv + n->workspace;
+    const uint64_t all = n->weights + n->kv + n->states + n->workspace;
     struct plan_rates rates;
     struct err e;
     double prefill = 0, decode = 0;
@@ -67,16 +68,17 @@ static json_t *plan_json(const struct opened_model *o, const struct need *n, con
         prefill = plan_prefill(&p->shape, w, &rates, prompt);
         decode = plan_decode(&p->shape, w, &rates, r->kv, prompt);
     }
-    return json_pack("{s:s, s:s?, s:s, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:b, s:s?, s:o, s:o}", "model_name", o->name, "quantization", json_string_value(type), "device",
-                     r->gpu ? "cuda" : "cpu", "estimated_vram_gb", (double)all * 1e-9, "weight_bytes", (json_int_t)n->weights, "kv_bytes", (json_int_t)n->kv, "workspace_bytes",
-                     (json_int_t)n->workspace, "needed_bytes", (json_int_t)all, "memory_bytes", (json_int_t)memory_most(&n->memory), "available_bytes",
+    return json_pack("{s:s, s:s?, s:s, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:b, s:s?, s:o, s:o}", "model_name", o->name, "quantization", json_string_value(type), "device",
+                     r->gpu ? "cuda" : "cpu", "estimated_vram_gb", (double)all * 1e-9, "weight_bytes", (json_int_t)n->weights, "kv_bytes", (json_int_t)n->kv, "state_bytes",
+                     (json_int_t)n->states, "workspace_bytes", (json_int_t)n->workspace, "needed_bytes", (json_int_t)all, "memory_bytes", (json_int_t)memory_most(&n->memory), "available_bytes",
                      (json_int_t)memory_now(&n->memory), "context", max_len, "fits", ok, "reason", why, "expected_prefill_tokens_per_sec",
                      prefill > 0 ? json_real(prefill) : json_null(), "expected_tokens_per_sec", decode > 0 ? json_real(decode) : json_null());
 }
 
 static void print_plan(const json_t *j)
 {
-    const struct { const char *title, *key; } sizes[] = { { "weights", "weight_bytes" }, { "keys and values", "kv_bytes" }, { "workspace", "workspace_bytes" },
+    enum { STATES = 2 };
+    const struct { const char *title, *key; } sizes[] = { { "weights", "weight_bytes" }, { "keys and values", "kv_bytes" }, { "states", "state_bytes" }, { "workspace", "workspace_bytes" },
                                                           { "together", "needed_bytes" }, { "memory", "memory_bytes" }, { "available now", "available_bytes" } };
     const double prefill = json_number_value(json_object_get(j, "expected_prefill_tokens_per_sec")), decode = json_number_value(json_object_get(j, "expected_tokens_per_sec"));
     const char *type = json_string_value(json_object_get(j, "quantization"));
@@ -84,7 +86,8 @@ static void print_plan(const json_t *j)
     printf("%-16s %s, %s, on %s, context %lld\n", "model", json_string_value(json_object_get(j, "model_name")), type ? type : "unknown type",
            json_string_value(json_object_get(j, "device")), (long long)json_integer_value(json_object_get(j, "context")));
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
-        printf("%-16s %s\n", sizes[i].title, cli_bytes_both(size, (uint64_t)json_integer_value(json_object_get(j, sizes[i].key))));
+        if (i != STATES || json_integer_value(json_object_get(j, sizes[i].key)))        /* most models have none */
+            printf("%-16s %s\n", sizes[i].title, cli_bytes_both(size, (uint64_t)json_integer_value(json_object_get(j, sizes[i].key))));
     printf("%-16s %s\n", "fits", json_is_true(json_object_get(j, "fits")) ? "yes" : "no");
     if (decode > 0)
         printf("%-16s prefill %.0f, decode %.1f tokens/s at %d tokens\n", "expected", prefill, decode, PROMPT);
@@ -97,7 +100,7 @@ int preflight_plan(const char *prog, const struct opened_model *o, const struct 
     struct plan_weights w;
     struct err e, why;
     int tight;
-    if (sum_up(&n, o, r, max_seqs, max_len, kv_bytes, &e) != 0 || planned_open(&p, o->name, js_get(o->json, "config"), &e) != 0)
+    if (sum_up(&n, o, r, max_seqs, max_len, kv_bytes, &e) != 0 || planned_of(&p, &o->model->config, &e) != 0)
         return cli_fail(prog, &e);
     planned_file(&p, o->model->file, &w);
     const int ok = fits(&n, o->name, &tight, &why) == 0;
@@ -107,6 +110,7 @@ int preflight_plan(const char *prog, const struct opened_model *o, const struct 
     else
         print_plan(j);
     json_decref(j);
+    planned_close(&p);
     const int rc = cli_finish(prog);
     return rc ? rc : ok ? CLI_OK : CLI_FAILED;
 }

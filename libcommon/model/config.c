@@ -405,22 +405,25 @@ void config_linear_shape(const struct config *c, int layer, int role, int64_t *r
     }
 }
 
-int64_t config_layer_parameters(const struct config *c, int layer, int per_token)
+int64_t config_mixer_parameters(const struct config *c, int layer)
 {
     static const int attention[] = { ROLE_Q, ROLE_K, ROLE_V, ROLE_O, -1 }, latent[] = { ROLE_Q, ROLE_Q_A, ROLE_KV_A, ROLE_K_B, ROLE_V_B, ROLE_O, -1 };
     static const int gated[] = { ROLE_Q, ROLE_Q_GATE, ROLE_K, ROLE_V, ROLE_O, -1 }, state[] = { ROLE_IN, ROLE_O, -1 }, delta[] = { ROLE_IN, ROLE_IN_BA, ROLE_O, -1 };
     static const int none[] = { -1 };
     static const int *const roles[] = { [MIXER_ATTENTION] = attention, [MIXER_MLA] = latent, [MIXER_CONV] = state, [MIXER_MAMBA2] = state, [MIXER_DELTA] = delta,
                                         [MIXER_NONE] = none };
-    const int moe = c->ff[layer] == FF_MOE;
     int64_t rows, cols, n = 0;
     for (const int *r = c->attn_gate && c->mixer[layer] == MIXER_ATTENTION ? gated : roles[c->mixer[layer]]; *r >= 0; r++) {
         config_linear_shape(c, layer, *r, &rows, &cols);
         n += rows * cols;
     }
-    if (mixer_has_state(c->mixer[layer]))
-        n += (int64_t)c->recurrent.conv_kernel * recurrent_channels(c, layer);
-    n += (int64_t)(c->gated ? 3 : 2) * config_mlp_size(c, layer) * c->hidden_size;
+    return n + (mixer_has_state(c->mixer[layer]) ? (int64_t)c->recurrent.conv_kernel * recurrent_channels(c, layer) : 0);
+}
+
+int64_t config_layer_parameters(const struct config *c, int layer, int per_token)
+{
+    const int moe = c->ff[layer] == FF_MOE;
+    int64_t n = config_mixer_parameters(c, layer) + (int64_t)(c->gated ? 3 : 2) * config_mlp_size(c, layer) * c->hidden_size;
     if (moe)
         n += (int64_t)c->moe.n_experts * c->hidden_size + (int64_t)(per_token ? c->moe.top_k : c->moe.n_experts) * 3 * c->moe.intermediate_size * c->hidden_size;
     return n;

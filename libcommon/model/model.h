@@ -200,8 +200,9 @@ int model_experts(struct model *m, struct err *e);
 void config_linear_shape(const struct config *c, int layer, int role, int64_t *rows, int64_t *cols);
 /* Width of a layer's gate and up: the dense MLP's or the shared one's, 0: it has neither. */
 int config_mlp_size(const struct config *c, int layer);
-/* Weights of a layer's matrices; per_token: of those that one token uses. */
+/* Weights of a layer's matrices; per_token: of those that one token uses; of its mixer alone. */
 int64_t config_layer_parameters(const struct config *c, int layer, int per_token);
+int64_t config_mixer_parameters(const struct config *c, int layer);
 /* Is any layer of this kind? */
 int config_has_mixer(const struct config *c, enum mixer_kind kind);
 int config_has_ff(const struct config *c, enum ff_kind kind);

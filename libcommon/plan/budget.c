@@ -8,7 +8,7 @@ void budget_partition(int n_layers, int n_ranks, int *layers)
 
 double budget_expert_bytes(const struct plan_shape *s, int bits, int group_size)
 {
-    const double n = (s->gated ? 3.0 : 2.0) * s->hidden_size * s->expert_size;
+    const double n = (double)s->expert;
     return n * bits / 8 + n / group_size * 2;
 }
 
@@ -18,22 +18,20 @@ double budget_expert_buffer(const struct plan_shape *s, double expert_bytes, int
     plan_count(s, &p);
     if (divisor == 0)
         return expert_bytes * s->n_experts;
-    const double shared = s->expert_size ? (double)s->shared_size / s->expert_size : 0;
-    return expert_bytes * (s->n_experts + shared) * p.n_expert_layers / divisor;
+    return expert_bytes * (double)(s->n_experts + s->shared) * p.n_expert_layers / divisor;
 }
 
-/* Weights of a rank's layers. */
-static void add_layers(struct budget_rank *r, const struct plan_shape *s, const struct plan_params *p, double linear)
+/* Weights of a rank's layers, and what a token adds to its cache. */
+static void add_layers(struct budget_rank *r, const struct plan_shape *s, const struct budget_options *o)
 {
     for (int i = r->first_layer; i < r->first_layer + r->n_layers; i++) {
-        r->attention += (double)p->attention * linear;
-        r->router_norms += (double)p->norms * 2;
-        if (plan_has_experts(s, i)) {
-            r->shared_mlp += (double)p->shared_mlp * linear;
-            r->router_norms += (double)p->router * 2;
-        } else {
-            r->dense_mlp += (double)p->dense_mlp * linear;
-        }
+        const struct plan_layer *l = &s->layer[i];
+        r->attention += (double)l->mixer * o->linear_bytes;
+        r->dense_mlp += (double)l->dense_mlp * o->linear_bytes;
+        r->shared_mlp += (double)l->shared_mlp * o->linear_bytes;
+        r->router_norms += (double)(l->norms + l->router) * 2;
+        r->states += (double)l->state_bytes;
+        r->kv_token += (double)plan_kv_elements(l) * o->kv_element_bytes;
     }
 }
 
@@ -52,16 +50,15 @@ int budget_make(struct budget *b, const struct plan_shape *s, const struct budge
         sum += r->n_layers;
         if (r->n_layers < 1 || sum > s->n_layers)
             return err_set(e, ERR_SHAPE, "rank %d has %d layers, the ranks before it %d: the model has %d", i, r->n_layers, r->first_layer, s->n_layers);
-        add_layers(r, s, &p, o->linear_bytes);
+        add_layers(r, s, o);
         if (i == 0)
             r->embedding = (double)p.embedding * 2;
         if (i == b->n_ranks - 1)
             r->head = (double)(p.head || b->n_ranks == 1 ? p.head : p.embedding) * 2;         /* a tied head on another rank is a copy */
         r->weights = r->attention + r->dense_mlp + r->shared_mlp + r->router_norms + r->embedding + r->head;
         r->experts = o->expert_bytes > 0 ? budget_expert_buffer(s, o->expert_bytes, o->divisor) * (o->divisor ? (double)r->n_layers / s->n_layers : 1) : 0;
-        r->free = o->rank_bytes - r->weights - r->experts - o->headroom_bytes;
-        r->kv_token = (double)plan_kv_layer_bytes(s, o->kv_element_bytes) * r->n_layers;
-        r->tokens = r->free > 0 ? r->free / r->kv_token : 0;
+        r->free = o->rank_bytes - r->weights - r->experts - r->states - o->headroom_bytes;
+        r->tokens = r->free <= 0 ? 0 : r->kv_token > 0 ? r->free / r->kv_token : s->max_len;      /* states alone bound nothing */
         if (r->tokens < b->rank[b->bottleneck].tokens)
             b->bottleneck = i;
     }
@@ -72,7 +69,7 @@ int budget_make(struct budget *b, const struct plan_shape *s, const struct budge
     if (b->context > s->max_len)
         b->context = s->max_len;
     for (int i = 0; i < b->n_ranks; i++) {
-        const double share = (b->rank[i].weights + b->rank[i].experts + b->context * b->rank[i].kv_token) / o->rank_bytes;
+        const double share = (b->rank[i].weights + b->rank[i].experts + b->rank[i].states + b->context * b->rank[i].kv_token) / o->rank_bytes;
         b->fraction = share > b->fraction ? share : b->fraction;
     }
     return 0;

@@ -20,9 +20,10 @@ struct budget_options {
 
 struct budget_rank {
     int first_layer, n_layers;
-    double attention, dense_mlp, shared_mlp, router_norms, embedding, head;     /* bytes */
+    double attention /* or another mixer */, dense_mlp, shared_mlp, router_norms, embedding, head;     /* bytes */
     double weights;                         /* their sum */
     double experts;                         /* buffer for experts */
+    double states;                          /* of one sequence, in recurrent layers */
     double free;                            /* left for keys and values; negative: it does not fit */
     double kv_token;                        /* bytes of a token */
     double tokens;

@@ -27,9 +27,11 @@ void plan_add_tensor(struct plan_weights *w, const char *name, enum qtype type, 
 uint64_t plan_kv_bytes(const struct plan_shape *s, enum kv_type type, int64_t n_tokens)
 {
     const uint64_t blocks = (uint64_t)((n_tokens + KV_BLOCK - 1) / KV_BLOCK);
-    if (s->kv_rank)
-        return blocks * (uint64_t)s->n_layers * kv_block_bytes(type, s->kv_rank + s->rope_dim);
-    return blocks * 2 * (uint64_t)s->n_layers * (uint64_t)s->n_kv_heads * kv_block_bytes(type, s->head_dim);
+    uint64_t block = 0;
+    for (int i = 0; i < s->n_layers; i++)
+        if (s->layer[i].kv_rows)
+            block += (uint64_t)s->layer[i].kv_rows * kv_block_bytes(type, s->layer[i].kv_width);
+    return blocks * block;
 }
 
 uint64_t plan_kv_token(const struct plan_shape *s, enum kv_type type) { return plan_kv_bytes(s, type, KV_BLOCK) / KV_BLOCK; }
@@ -140,9 +142,12 @@ int plan_place(const uint64_t *layer_bytes, int n_layers, uint64_t embed, uint64
 static const double DECODE_SHARE = 0.88, PREFILL_SHARE = 0.85, ATTENTION_SHARE = 0.30, KV_SHARE = 0.5;
 enum { LOOPS = 4 };                             /* parallel loops of a layer */
 
+/* Tokens that a layer sees of `context`. */
+static double seen_by(const struct plan_layer *l, double context) { return l->window && context > l->window ? l->window : context; }
+
 double plan_decode(const struct plan_shape *s, const struct plan_weights *w, const struct plan_rates *r, enum kv_type kv, int context)
 {
-    double t = 0;
+    double t = 0, bytes = 0;
     for (int i = 0; i < PLAN_QTYPES; i++) {
         if (w->by_type[i] && !(r->read[i] > 0))
             return 0;
@@ -150,16 +155,19 @@ double plan_decode(const struct plan_shape *s, const struct plan_weights *w, con
     }
     if (!(r->memory > 0) || t <= 0)
         return 0;
-    double tokens = (double)context * s->n_layers;              /* layers with a window see less */
-    if (s->n_windowed && context > s->window)
-        tokens -= (double)s->n_windowed * (context - s->window);
-    t += tokens * (double)plan_kv_token(s, kv) / s->n_layers / (r->memory * KV_SHARE);
+    for (int i = 0; i < s->n_layers; i++) {
+        const struct plan_layer *l = &s->layer[i];
+        if (l->kv_rows)
+            bytes += seen_by(l, context) * l->kv_rows * (double)kv_block_bytes(kv, l->kv_width) / KV_BLOCK;
+        bytes += 2 * (double)l->state_bytes;                    /* read and written */
+    }
+    t += bytes / (r->memory * KV_SHARE);
     return 1 / (t + r->sync_s * LOOPS * s->n_layers);
 }
 
 double plan_prefill(const struct plan_shape *s, const struct plan_weights *w, const struct plan_rates *r, int n_tokens)
 {
-    double t = 0, seen = n_tokens / 2.0, windowed = s->n_windowed && seen > s->window ? s->window : seen;
+    double t = 0, attended = 0;
     for (int i = 0; i < PLAN_QTYPES; i++) {
         if (w->ops[i] > 0 && !(r->multiply[i] > 0))
             return 0;
@@ -167,7 +175,8 @@ double plan_prefill(const struct plan_shape *s, const struct plan_weights *w, co
     }
     if (!(r->f32 > 0) || t <= 0)
         return 0;
-    const double width = s->kv_rank ? (double)s->n_heads * (2.0 * s->kv_rank + s->rope_dim) : 2.0 * s->n_heads * s->head_dim;      /* scores and sums */
-    t += 2 * width * (seen * (s->n_layers - s->n_windowed) + windowed * s->n_windowed) / (r->f32 * ATTENTION_SHARE);
+    for (int i = 0; i < s->n_layers; i++)
+        attended += (double)s->layer[i].attended * seen_by(&s->layer[i], n_tokens / 2.0) + (double)s->layer[i].state_bytes / 2;        /* each float: updated and read */
+    t += 2 * attended / (r->f32 * ATTENTION_SHARE);
     return 1 / (t + r->sync_s * LOOPS * s->n_layers / (n_tokens < 512 ? n_tokens : 512));
 }

@@ -80,9 +80,23 @@ machine() {
   zse-chat "$Z" --plan --json --ctx 512 --kv i8 >"$T/j"
   jq -e --argjson w "$(zse-info --json "$Z" | jq .memory.weights_bytes)" --argjson kv "$(zse-info --json "$Z" | jq .memory.kv_bytes_per_token.i8)" \
     '.weight_bytes == $w and .kv_bytes == 512 * $kv and .context == 512 and .quantization == "nl4" and .device == "cpu" and .fits and
-     .needed_bytes == .weight_bytes + .kv_bytes + .workspace_bytes and (.estimated_vram_gb - .needed_bytes / 1e9 | fabs) < 1e-6 and .expected_tokens_per_sec > 0' "$T/j"
+     .needed_bytes == .weight_bytes + .kv_bytes + .workspace_bytes and .state_bytes == 0 and (.estimated_vram_gb - .needed_bytes / 1e9 | fabs) < 1e-6 and .expected_tokens_per_sec > 0' "$T/j"
   run --separate-stderr zse-serve --plan
   [ "$status" = 2 ]
+}
+
+@test "--plan of recurrent layers: their states, and keys and values of the others only" {
+  cat >"$T/config.json" <<'J'
+{"model_type": "mamba2", "num_hidden_layers": 4, "hidden_size": 256, "num_heads": 8, "head_dim": 64, "n_groups": 1, "state_size": 64, "vocab_size": 512}
+J
+  zse-convert "$T/config.json" --plan --json >"$T/j"
+  jq -e '.supported and .exact and all(.types[]; .decode_tokens_per_s > 0 and .prefill_tokens_per_s > 0)' "$T/j"
+  # 9 states (one sequence, 8 snapshots) of 4 layers: 3 inputs of 640 channels, 8 heads of 64 x 64, as f32; no keys and values; workspace
+  jq -e '.types[0] | .bytes - .weight_bytes == 9 * 4 * 4 * (3 * 640 + 8 * 64 * 64) + (34 * 1048576) + 512 * 8' "$T/j"
+  local folder=../shared/oracles/models/hf/granitemoehybrid
+  [ -d $folder ] || skip "$folder is not here"
+  XDG_CACHE_HOME=$T zse-chat $folder --plan --json >"$T/j"
+  jq -e '.state_bytes > 0 and .expected_tokens_per_sec > 0 and .needed_bytes == .weight_bytes + .kv_bytes + .state_bytes + .workspace_bytes' "$T/j"
 }
 
 @test "zse-convert --plan: types, what fits, and the choice by mode" {

@@ -34,13 +34,6 @@ static int load(void **state)
     registry = registry_load(&e);
     return registry ? 0 : -1;
 }
-static int unload(void **state)
-{
-    (void)state;
-    json_decref(registry);
-    return 0;
-}
-
 static const json_t *config_of(const char *name)
 {
     struct err e;
@@ -50,27 +43,64 @@ static const json_t *config_of(const char *name)
     return json_object_get(m, "config");
 }
 
-static struct plan_shape shape_of(const char *name)
+/* Shapes live until the end: a test that fails leaks nothing. */
+static struct plan_shape *shapes[400];
+static int n_shapes;
+
+static struct plan_shape *keep(struct plan_shape s)
+{
+    struct plan_shape *p = malloc(sizeof *p);
+    assert_true(p && n_shapes < 400);
+    *p = s;
+    return shapes[n_shapes++] = p;
+}
+
+static struct plan_shape *shape_of_config(const char *name, const json_t *config)
+{
+    struct plan_shape s;
+    struct config c;
+    struct err e;
+    json_t *normal = config_normalize(config, &e);
+    if (!normal || config_parse(&c, normal, &e) != 0)
+        fail_msg("%s: %s", name, e.msg);
+    assert_int_equal(plan_shape_of(&s, &c, &e), 0);
+    config_release(&c);
+    json_decref(normal);
+    return keep(s);
+}
+
+static struct plan_shape *shape_of(const char *name) { return shape_of_config(name, config_of(name)); }
+
+static struct plan_shape *guess_of(const json_t *config)
 {
     struct plan_shape s;
     struct err e;
-    if (plan_shape_parse(&s, config_of(name), &e) != 0)
-        fail_msg("%s: %s", name, e.msg);
-    return s;
+    if (plan_shape_guess(&s, config, &e) != 0)
+        fail_msg("%s", e.msg);
+    return keep(s);
+}
+
+static int unload(void **state)
+{
+    (void)state;
+    while (n_shapes) {
+        plan_shape_release(shapes[--n_shapes]);
+        free(shapes[n_shapes]);
+    }
+    json_decref(registry);
+    return 0;
 }
 
 /* Kimi K2's configuration, the sizes as published. */
-static struct plan_shape kimi(void)
+static struct plan_shape *kimi(void)
 {
-    struct plan_shape s;
-    struct err e;
     json_t *c = json_pack("{s:{s:s,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:b}}", "text_config", "model_type", "kimi_k2", "num_hidden_layers", 61,
                           "hidden_size", 7168, "intermediate_size", 18432, "moe_intermediate_size", 2048, "n_routed_experts", 384, "n_shared_experts", 1,
                           "num_experts_per_tok", 8, "first_k_dense_replace", 1, "num_attention_heads", 64, "num_key_value_heads", 64, "q_lora_rank", 1536, "kv_lora_rank", 512,
                           "qk_nope_head_dim", 128, "qk_rope_head_dim", 64, "v_head_dim", 128, "vocab_size", 163840, "max_position_embeddings", 262144,
                           "tie_word_embeddings", 0);
     assert_non_null(c);
-    assert_int_equal(plan_shape_parse(&s, c, &e), 0);
+    struct plan_shape *s = shape_of_config("kimi_k2", c);
     json_decref(c);
     return s;
 }
@@ -87,9 +117,8 @@ static void parameters(void **state)
     };
     (void)state;
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-        struct plan_shape s = shape_of(all[i].name);
         struct plan_params p;
-        plan_count(&s, &p);
+        plan_count(shape_of(all[i].name), &p);
         near(all[i].name, (double)p.total, all[i].total, 0.01);
         if (all[i].active > 0)              /* cards differ in whether embeddings count */
             near(all[i].name, (double)p.active, all[i].active, 0.16);
@@ -105,7 +134,6 @@ static void registry_is_whole(void **state)
     int n12 = 0, n_optimized = 0;
     (void)state;
     json_array_foreach(registry, i, m) {
-        struct plan_shape s;
         struct err e;
         for (k = 0; k < sizeof texts / sizeof *texts; k++)
             assert_true(json_string_length(json_object_get(m, texts[k])) > 0);
@@ -117,7 +145,6 @@ static void registry_is_whole(void **state)
         }
         n12 += json_is_true(json_object_get(m, "zse12"));
         n_optimized += json_is_true(json_object_get(m, "zse_optimized"));
-        assert_int_equal(plan_shape_parse(&s, json_object_get(m, "config"), &e), 0);
         assert_ptr_equal(registry_find(registry, json_string_value(json_object_get(m, "id")), &e), m);
         assert_ptr_equal(registry_find(registry, json_string_value(json_object_get(m, "name")), &e), m);
     }
@@ -186,82 +213,127 @@ static void sizes_are_the_writers(void **state)
 /* Bytes a weight of older forecasts: int8 layers beside 16-bit ends; four bits in groups of 128. */
 static void rough_sizes(void **state)
 {
-    struct plan_shape s7 = shape_of("Qwen2.5-7B"), s32 = shape_of("Qwen2.5-32B"), s72 = shape_of("Qwen2.5-72B");
+    const struct plan_shape *s7 = shape_of("Qwen2.5-7B"), *s32 = shape_of("Qwen2.5-32B"), *s72 = shape_of("Qwen2.5-72B");
     uint64_t a, b, c;
     (void)state;
-    near("7B int8", plan_rough_bytes(&s7, 1, 2), 8.71 * GB, 0.002);
-    near("32B int8", plan_rough_bytes(&s32, 1, 2), 34.32 * GB, 0.002);
-    near("72B int8", plan_rough_bytes(&s72, 1, 2), 75.20 * GB, 0.002);
-    near("7B fp16", plan_rough_bytes(&s7, 2, 2), 15.24 * GB, 0.002);
-    near("72B int4", plan_rough_bytes(&s72, 0.5 + 2.0 / 128, 2), 41.2 * GB, 0.002);
+    near("7B int8", plan_rough_bytes(s7, 1, 2), 8.71 * GB, 0.002);
+    near("32B int8", plan_rough_bytes(s32, 1, 2), 34.32 * GB, 0.002);
+    near("72B int8", plan_rough_bytes(s72, 1, 2), 75.20 * GB, 0.002);
+    near("7B fp16", plan_rough_bytes(s7, 2, 2), 15.24 * GB, 0.002);
+    near("72B int4", plan_rough_bytes(s72, 0.5 + 2.0 / 128, 2), 41.2 * GB, 0.002);
     plan_from_file(14000000000, &a, &b, &c);
     assert_true(a == 16800000000 && b == 7700000000 && c == 3850000000);
 }
 
 static void keys_and_values(void **state)
 {
-    struct plan_shape q = shape_of("Qwen2.5-7B"), lite = shape_of("DeepSeek-V2-Lite"), k = kimi(), g = shape_of("gemma-3-1b"), small = shape_of("SmolLM2-135M");
+    const struct plan_shape *q = shape_of("Qwen2.5-7B"), *lite = shape_of("DeepSeek-V2-Lite"), *k = kimi(), *g = shape_of("gemma-3-1b"), *small = shape_of("SmolLM2-135M");
+    const struct plan_shape *v3 = shape_of("DeepSeek-V3");
+    int n_windowed = 0;
     (void)state;
-    assert_int_equal(plan_kv_token(&q, KV_F16), 2 * 28 * 4 * 128 * 2);
-    assert_int_equal(plan_kv_token(&q, KV_F32), 2 * 28 * 4 * 128 * 4);
-    assert_int_equal(plan_kv_token(&q, KV_I8), 2 * 28 * 4 * (128 + 4));             /* a scale beside each row */
-    assert_int_equal(plan_kv_bytes(&small, KV_F16, 17), 2 * plan_kv_bytes(&small, KV_F16, 16));      /* whole blocks */
+    assert_int_equal(plan_kv_token(q, KV_F16), 2 * 28 * 4 * 128 * 2);
+    assert_int_equal(plan_kv_token(q, KV_F32), 2 * 28 * 4 * 128 * 4);
+    assert_int_equal(plan_kv_token(q, KV_I8), 2 * 28 * 4 * (128 + 4));             /* a scale beside each row */
+    assert_int_equal(plan_kv_bytes(small, KV_F16, 17), 2 * plan_kv_bytes(small, KV_F16, 16));      /* whole blocks */
     /* latent attention: 512 + 64 elements a token and layer */
-    assert_int_equal(plan_kv_layer_bytes(&lite, 1), 576);
-    assert_int_equal(plan_kv_layer_bytes(&k, 2), 1152);
-    near("fp8, 31 layers", 4032 * MIB / (plan_kv_layer_bytes(&k, 1) * 31.0), 236e3, 0.005);
-    near("fp8, 30 layers", 4839 * MIB / (plan_kv_layer_bytes(&k, 1) * 30.0), 293e3, 0.005);
-    near("bf16, 31 layers", 1811 * MIB / (plan_kv_layer_bytes(&k, 2) * 31.0), 53e3, 0.005);
-    assert_true(g.window == 512 && g.n_windowed == 26 - 26 / 6);
+    assert_int_equal(plan_kv_elements(&lite->layer[3]), 576);
+    assert_int_equal(plan_kv_token(v3, KV_F16), 61 * 1152);
+    near("fp8, 31 layers", 4032 * MIB / ((double)plan_kv_elements(k->layer) * 1 * 31.0), 236e3, 0.005);
+    near("fp8, 30 layers", 4839 * MIB / ((double)plan_kv_elements(k->layer) * 1 * 30.0), 293e3, 0.005);
+    near("bf16, 31 layers", 1811 * MIB / ((double)plan_kv_elements(k->layer) * 2 * 31.0), 53e3, 0.005);
+    for (int i = 0; i < g->n_layers; i++)
+        n_windowed += g->layer[i].window == 512;
+    assert_int_equal(n_windowed, 26 - 26 / 6);
 }
 
-/* The planner's keys and values are the engine's, and its parameters those of the weights, for every model of the registry that runs. */
+/* The planner's keys and values and states are the engine's, and its parameters those of the weights. */
+static void compare(const char *name, const json_t *config)
+{
+    const struct plan_shape *s = shape_of_config(name, config);
+    const struct weight_source all = { 0 };
+    struct weight_spec *specs;
+    struct plan_params p;
+    struct config c;
+    struct err e;
+    int64_t sum = 0, used = 0;
+    int n;
+    json_t *normal = config_normalize(config, &e);
+    if (!normal || config_parse(&c, normal, &e) != 0 || weight_specs(&c, &all, &specs, &n, &e) != 0)
+        fail_msg("%s: %s", name, e.msg);
+    for (int kv = KV_F32; kv <= KV_I8; kv++)
+        assert_int_equal(plan_kv_bytes(s, (enum kv_type)kv, KV_BLOCK), config_kv_bytes(&c, (enum kv_type)kv));
+    assert_int_equal(plan_state_bytes(s), config_state_bytes(&c));
+    for (int i = 0; i < n; i++) {
+        sum += specs[i].rows * specs[i].cols;
+        if (specs[i].role != ROLE_POS && (specs[i].role != ROLE_EMBED || c.tied))
+            used += specs[i].rows * specs[i].cols * (specs[i].expert >= 0 ? c.moe.top_k : 1) / (specs[i].expert >= 0 ? c.moe.n_experts : 1);
+    }
+    plan_count(s, &p);
+    near(name, (double)p.total, (double)sum, 0.003);
+    near(name, (double)p.active, (double)used, 0.003);
+    free(specs);
+    config_release(&c);
+    json_decref(normal);
+}
+
 static void same_as_the_engine(void **state)
 {
+    const char *const *archs = config_architectures();
     json_t *m;
     size_t i;
-    int n = 0;
     (void)state;
+    assert_true(json_array_size(registry) >= 19);
     json_array_foreach(registry, i, m) {
         const char *name = json_string_value(json_object_get(m, "name"));
-        const struct plan_shape s = shape_of(name);
-        struct plan_params p;
-        struct config c;
-        struct weight_spec *specs;
-        const struct weight_source all = { 0 };
-        struct err e;
-        int n_specs;
-        int64_t sum = 0;
-        json_t *normal = config_normalize(json_object_get(m, "config"), &e);
-        if (!normal || config_parse(&c, normal, &e) != 0)
-            fail_msg("%s: %s", name, e.msg);
-        for (int kv = KV_F32; kv <= KV_I8; kv++)
-            assert_int_equal(plan_kv_bytes(&s, (enum kv_type)kv, KV_BLOCK), config_kv_bytes(&c, (enum kv_type)kv));
-        if (weight_specs(&c, &all, &specs, &n_specs, &e) != 0)
-            fail_msg("%s: %s", name, e.msg);
-        for (int k = 0; k < n_specs; k++)
-            sum += specs[k].rows * specs[k].cols;
-        plan_count(&s, &p);
-        near(name, (double)p.total, (double)sum, 0.003);
-        free(specs);
-        config_release(&c);
-        json_decref(normal);
-        n++;
+        struct plan_params p, q;
+        compare(name, json_object_get(m, "config"));
+        plan_count(shape_of(name), &p);
+        plan_count(guess_of(json_object_get(m, "config")), &q);        /* what would be said if it did not run */
+        near(name, (double)q.total, (double)p.total, 0.05);
+        near(name, (double)q.active, (double)p.active, 0.05);
     }
-    assert_true(n >= 19);
+    for (i = 0; archs[i]; i++) {                /* each with its own defaults: recurrences, convolutions, latents, experts, windows */
+        json_t *config = json_pack("{s:s}", "model_type", archs[i]);
+        if (strcmp(archs[i], "nemotron_h") == 0)
+            json_object_set_new(config, "hybrid_override_pattern", json_string("M*-M-"));
+        compare(archs[i], config);
+        json_decref(config);
+    }
+}
+
+/* What a layer with a state costs: nothing in the cache, the same at every length; its bytes once to be read and once to be written. */
+static void states(void **state)
+{
+    json_t *mamba = json_pack("{s:s}", "model_type", "mamba2"), *next = json_pack("{s:s}", "model_type", "qwen3_next");
+    const struct plan_shape *s = shape_of_config("mamba2", mamba), *h = shape_of_config("qwen3_next", next);
+    struct plan_weights w = { .by_type[QT_NL4] = 1000000000, .ops[QT_NL4] = 2e9 };
+    struct plan_rates r = { .n_threads = 2, .memory = 20e9, .f32 = 200e9, .read[QT_NL4] = 20e9, .multiply[QT_NL4] = 1e12 };
+    int n = 0;
+    (void)state;
+    assert_int_equal(plan_kv_bytes(s, KV_F16, 4096), 0);
+    /* 64 layers: 128 heads of 64, 8 groups of 128: 3 inputs of 10240 channels, 1048576 numbers of the heads */
+    assert_int_equal(plan_state_bytes(s), 64 * 4 * (3 * 10240 + 128 * 64 * 128));
+    assert_true(plan_decode(s, &w, &r, KV_F16, 10) > 0 && plan_decode(s, &w, &r, KV_F16, 10) == plan_decode(s, &w, &r, KV_F16, 100000));
+    for (int i = 0; i < h->n_layers; i++)
+        n += h->layer[i].kv_rows > 0;
+    assert_int_equal(n, h->n_layers / 4);       /* every fourth layer has attention */
+    assert_int_equal(plan_kv_token(h, KV_F16), n * 2 * 2 * 256 * 2);
+    assert_true(plan_state_bytes(h) > 0 && plan_decode(h, &w, &r, KV_F16, 65536) < plan_decode(h, &w, &r, KV_F16, 10));
+    json_decref(mamba);
+    json_decref(next);
 }
 
 static void expert_buffers(void **state)
 {
-    struct plan_shape s = shape_of("DeepSeek-V2-Lite");
-    const double int4 = budget_expert_bytes(&s, 4, 128), int8 = budget_expert_bytes(&s, 8, 128);
+    const struct plan_shape *s = shape_of("DeepSeek-V2-Lite");
+    const double int4 = budget_expert_bytes(s, 4, 128), int8 = budget_expert_bytes(s, 8, 128);
     static const struct { int divisor; double mb, headroom; } all[] = { { 1, 7654, 2891 }, { 2, 3827, 6718 }, { 3, 2551, 7994 }, { 0, 286, 10259 } };
     (void)state;
     assert_true(int4 == 4460544 && int8 == 8785920);
-    near("int4 layer", budget_expert_buffer(&s, int4, 0), 285.5e6, 0.0002);
-    near("int8 layer", budget_expert_buffer(&s, int8, 0), 562.3e6, 0.0002);
+    near("int4 layer", budget_expert_buffer(s, int4, 0), 285.5e6, 0.0002);
+    near("int8 layer", budget_expert_buffer(s, int8, 0), 562.3e6, 0.0002);
     for (size_t i = 0; i < 4; i++) {
-        const double mb = budget_expert_buffer(&s, int4, all[i].divisor) / 1e6;
+        const double mb = budget_expert_buffer(s, int4, all[i].divisor) / 1e6;
         near("buffer", mb, all[i].mb, 0.002);
         near("headroom", 10545 - mb, all[i].headroom, 0.0005);
     }
@@ -271,13 +343,13 @@ static void expert_buffers(void **state)
 static void ranks(void **state)
 {
     static const struct { double weights, free, tokens; } want[3] = { { 5445, 10.4, 950e3 }, { 3018, 12.9, 1.115e6 }, { 5114, 10.8, 980e3 } };
-    struct plan_shape s = kimi();
+    const struct plan_shape *s = kimi();
     struct budget_options o = { .n_ranks = 3, .layers = { 20, 21, 20 }, .linear_bytes = 1, .kv_element_bytes = 1, .rank_bytes = 16384 * MIB, .headroom_bytes = 500 * MIB };
     struct budget b;
     struct err e;
     int layers[3];
     (void)state;
-    assert_int_equal(budget_make(&b, &s, &o, &e), 0);
+    assert_int_equal(budget_make(&b, s, &o, &e), 0);
     for (int i = 0; i < 3; i++) {
         near("weights", b.rank[i].weights / MIB, want[i].weights, 0.0003);
         near("free", b.rank[i].free / MIB / 1e3, want[i].free, 0.005);
@@ -287,13 +359,13 @@ static void ranks(void **state)
     budget_partition(61, 3, layers);
     assert_true(layers[0] == 21 && layers[1] == 20 && layers[2] == 20);
     o.layers[2] = 19;
-    assert_int_equal(budget_make(&b, &s, &o, &e), -1);
+    assert_int_equal(budget_make(&b, s, &o, &e), -1);
     assert_non_null(strstr(e.msg, "60 layers"));
     o.layers[2] = 30;
-    assert_int_equal(budget_make(&b, &s, &o, &e), -1);
+    assert_int_equal(budget_make(&b, s, &o, &e), -1);
     o.layers[2] = 20;
     o.rank_bytes = 4000 * MIB;                      /* it does not fit: no tokens, not a negative number of them */
-    assert_int_equal(budget_make(&b, &s, &o, &e), 0);
+    assert_int_equal(budget_make(&b, s, &o, &e), 0);
     assert_true(b.rank[0].free < 0 && b.tokens == 0);
 }
 
@@ -379,28 +451,29 @@ static void preflight(void **state)
 /* A roofline: twice the rates are twice the speed, more context costs, a window bounds that. */
 static void speed(void **state)
 {
-    struct plan_shape s = shape_of("Qwen2.5-7B"), g = shape_of("gemma-3-1b");
+    const struct plan_shape *s = shape_of("Qwen2.5-7B"), *g = shape_of("gemma-3-1b");
+    struct plan_shape *all = shape_of("gemma-3-1b");
     struct plan_weights w = { .bytes = 5000000000, .step_bytes = 4000000000 };
     struct plan_rates r = { .n_threads = 2, .memory = 20e9, .f32 = 200e9 }, twice;
     (void)state;
     w.by_type[QT_NL4] = 4000000000;
     w.ops[QT_NL4] = 13e9;
-    assert_true(plan_decode(&s, &w, &r, KV_F16, 0) == 0 && plan_prefill(&s, &w, &r, 512) == 0);         /* no rate of this type */
+    assert_true(plan_decode(s, &w, &r, KV_F16, 0) == 0 && plan_prefill(s, &w, &r, 512) == 0);         /* no rate of this type */
     r.read[QT_NL4] = 20e9;
     r.multiply[QT_NL4] = 1e12;
-    const double d = plan_decode(&s, &w, &r, KV_F16, 0), p = plan_prefill(&s, &w, &r, 512);
+    const double d = plan_decode(s, &w, &r, KV_F16, 0), p = plan_prefill(s, &w, &r, 512);
     assert_true(d > 3 && d < 5 && p > 40 && p < 77);
     twice = r;
     twice.read[QT_NL4] *= 2, twice.multiply[QT_NL4] *= 2, twice.memory *= 2, twice.f32 *= 2;
-    near("decode", plan_decode(&s, &w, &twice, KV_F16, 100), 2 * plan_decode(&s, &w, &r, KV_F16, 100), 1e-9);
-    near("prefill", plan_prefill(&s, &w, &twice, 512), 2 * p, 1e-9);
-    assert_true(plan_decode(&s, &w, &r, KV_F16, 8192) < 0.97 * d && plan_decode(&s, &w, &r, KV_I8, 8192) > plan_decode(&s, &w, &r, KV_F16, 8192));
-    assert_true(plan_prefill(&s, &w, &r, 8192) < p);
-    struct plan_shape all = g;
-    all.n_windowed = 0;
-    assert_true(plan_decode(&g, &w, &r, KV_F16, 32768) > plan_decode(&all, &w, &r, KV_F16, 32768));
+    near("decode", plan_decode(s, &w, &twice, KV_F16, 100), 2 * plan_decode(s, &w, &r, KV_F16, 100), 1e-9);
+    near("prefill", plan_prefill(s, &w, &twice, 512), 2 * p, 1e-9);
+    assert_true(plan_decode(s, &w, &r, KV_F16, 8192) < 0.97 * d && plan_decode(s, &w, &r, KV_I8, 8192) > plan_decode(s, &w, &r, KV_F16, 8192));
+    assert_true(plan_prefill(s, &w, &r, 8192) < p);
+    for (int i = 0; i < all->n_layers; i++)
+        all->layer[i].window = 0;
+    assert_true(plan_decode(g, &w, &r, KV_F16, 32768) > plan_decode(all, &w, &r, KV_F16, 32768));
     r.sync_s = 1e-3;
-    assert_true(plan_decode(&s, &w, &r, KV_F16, 0) < d);
+    assert_true(plan_decode(s, &w, &r, KV_F16, 0) < d);
 }
 
 static void bad_configs(void **state)
@@ -424,7 +497,8 @@ static void bad_configs(void **state)
         struct err e = { 0 };
         json_t *c = json_loads(all[i][0], 0, NULL);
         assert_non_null(c);
-        assert_int_equal(plan_shape_parse(&s, c, &e), -1);
+        assert_int_equal(plan_shape_guess(&s, c, &e), -1);
+        plan_shape_release(&s);
         if (!strstr(e.msg, all[i][1]))
             fail_msg("'%s' does not say '%s'", e.msg, all[i][1]);
         json_decref(c);
@@ -435,7 +509,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(parameters), cmocka_unit_test(registry_is_whole), cmocka_unit_test(sizes_are_the_writers), cmocka_unit_test(rough_sizes),
-        cmocka_unit_test(keys_and_values), cmocka_unit_test(same_as_the_engine), cmocka_unit_test(expert_buffers), cmocka_unit_test(ranks), cmocka_unit_test(modes), cmocka_unit_test(capacity),
+        cmocka_unit_test(keys_and_values), cmocka_unit_test(same_as_the_engine), cmocka_unit_test(states), cmocka_unit_test(expert_buffers), cmocka_unit_test(ranks), cmocka_unit_test(modes), cmocka_unit_test(capacity),
         cmocka_unit_test(placement), cmocka_unit_test(preflight), cmocka_unit_test(speed), cmocka_unit_test(bad_configs),
     };
     return cmocka_run_group_tests(tests, load, unload);
