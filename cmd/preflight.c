@@ -7,6 +7,7 @@
 #include "cmd/cli.h"
 #include "cmd/planning.h"
 #include "libcommon/base/json.h"
+#include "libcommon/engine/cpu.h"
 #include "libcommon/hw/memory.h"
 
 enum { PROMPT = 512 };              /* tokens that speeds are predicted for */
@@ -27,7 +28,7 @@ static int sum_up(struct need *n, const struct opened_model *o, const struct run
     n->weights = r->max_memory && r->max_memory < o->model->weight_bytes ? r->max_memory : o->model->weight_bytes;
     n->kv = kv_bytes ? kv_bytes : blocks * config_kv_bytes(c, r->kv);
     n->states = (uint64_t)(max_seqs + ENGINE_SNAPSHOTS) * config_state_bytes(c);
-    n->workspace = planned_workspace(&p);
+    n->workspace = planned_workspace(&p) + (r->gpu ? 0 : cpu_step_memory(c) - CPU_STEP_LEAST);
     return memory_read(&n->memory, preflight_root(), e);
 }
 

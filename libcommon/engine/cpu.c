@@ -201,12 +201,21 @@ static int cpu_copy_state(void *backend, int from, int to, struct err *e)
     return 0;
 }
 
+size_t cpu_step_memory(const struct config *c)
+{
+    enum { SHARE = 64, MOST = 256 << 20 };
+    int64_t bytes = 0;
+    for (int i = 0; i < c->n_layers && c->moe.n_experts; i++)
+        bytes += config_layer_parameters(c, i, 0) / 2;
+    return bytes / SHARE > MOST ? MOST : bytes / SHARE > CPU_STEP_LEAST ? (size_t)(bytes / SHARE) : CPU_STEP_LEAST;
+}
+
 int cpu_step_tokens(const struct config *c, int n_threads, int64_t max_len, const char *kernels)
 {
-    enum { MOST = 512, MEMORY = 26 << 20 };
+    enum { MOST = 512 };
     struct err e;
     const struct kernels *k = kernels_pick(kernels, &e);
-    const int n = core_tokens(c, k ? k : &kernels_ref, n_threads > 0 ? n_threads : pool_n_cpus(), max_len, MEMORY);
+    const int n = core_tokens(c, k ? k : &kernels_ref, n_threads > 0 ? n_threads : pool_n_cpus(), max_len, cpu_step_memory(c));
     return n < MOST ? n : MOST;
 }
 

@@ -24,7 +24,11 @@ void cpu_set_tap(void *backend, const struct cpu_tap *tap);
  * NULL with *e where there are no experts or no memory. */
 const unsigned *cpu_count_experts(void *backend, struct err *e);
 
-/* Tokens of a step, 512 or as many as 26 MB of activations allow (at least 32).  max_len: tokens of all contexts together; kernels as in backend_options. */
+/* Bytes that the activations of a step may take: 26 MB; of a model with experts, which meet few of a step's tokens each, more where it is large: a 64th of
+ * its weights in 4 bits, at most 256 MB. */
+enum { CPU_STEP_LEAST = 26 << 20 };
+size_t cpu_step_memory(const struct config *c);
+/* Tokens of a step, 512 or as many as that allows (at least 32).  max_len: tokens of all contexts together; kernels as in backend_options. */
 int cpu_step_tokens(const struct config *c, int n_threads, int64_t max_len, const char *kernels);
 
 /* ---- single layers, for quantization layer by layer ----

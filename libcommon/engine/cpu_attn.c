@@ -8,9 +8,14 @@
 #include <math.h>
 #include <string.h>
 
-struct attn_job { struct core *k; const struct step *s; const struct layer *l; int index, latent, group; };     /* latent: rotated and stored already */
+/* A run of chunks; q and att begin with token0 of the step.  latent: rotated and stored already. */
+struct attn_job { struct core *k; const struct step *s; const struct layer *l; int index, latent, group; struct chunk *chunks; int n_chunks, token0; };
 
-enum { LATENT_HEADS = 8 };          /* most heads of a job that reads the latents: each job reads them again, but a long row of heads leaves threads idle */
+enum {
+    LATENT_HEADS = 8,           /* most heads of a job that reads the latents: each job reads them again, but a long row of heads leaves threads idle */
+    LATENT_TOKENS = 128,        /* most tokens of a run over latents, and most bytes of its q and att */
+    LATENT_BYTES = 16 << 20,
+};
 
 int attn_groups(const struct config *c)
 {
@@ -73,7 +78,7 @@ static void store_part(void *arg, int i, int thread)
     (void)thread;
     const struct attn_job *j = arg;
     const int n_kv = j->k->c->n_kv_heads;
-    const struct chunk *c = &j->k->chunks[i / n_kv];
+    const struct chunk *c = &j->chunks[i / n_kv];
     store(j, c->item, i % n_kv, c->first, c->n);
 }
 
@@ -101,8 +106,8 @@ static void prepare_queries(const struct attn_job *j, const struct chunk *ch, in
 
 static const struct chunk *chunk_of(const struct attn_job *j, int job)
 {
-    const struct chunk *c = j->k->chunks;
-    int low = 0, high = j->s->n_chunks;             /* c[low].job <= job < c[high].job */
+    const struct chunk *c = j->chunks;
+    int low = 0, high = j->n_chunks;                /* c[low].job <= job < c[high].job */
     while (high - low > 1) {
         int middle = low + (high - low) / 2;
         if (c[middle].job <= job)
@@ -122,7 +127,7 @@ static void attend_part(void *arg, int i, int thread)
     const struct batch_item *it = &j->s->items[ch->item];
     const int group = j->group, head = (i - ch->job) / ch->n_parts, part = (i - ch->job) % ch->n_parts, is_last = part == ch->n_parts - 1;
     const size_t hd = (size_t)c->head_dim, row = (size_t)c->n_heads * hd, offset = head_offset(j, head);
-    const size_t at = (size_t)(j->s->offset[ch->item] + ch->first) * row + (size_t)(head * group) * hd;
+    const size_t at = (size_t)(j->s->offset[ch->item] + ch->first - j->token0) * row + (size_t)(head * group) * hd;
     struct attn a = {
         .q = k->q + at, .q_token_stride = row, .q_head_stride = hd, .out = k->att + at, .out_token_stride = row, .out_head_stride = hd,
         .n_tokens = ch->n, .n_q_heads = group, .head_dim = c->head_dim, .pos = it->pos + ch->first, .window = c->window[j->index], .chunk = c->chunk[j->index],
@@ -155,14 +160,17 @@ static void attend_part(void *arg, int i, int thread)
 }
 
 /* Which chunks are cut into parts; returns the number of jobs. */
-static int plan_jobs(struct core *k, const struct step *s, int index)
+static int plan_jobs(const struct attn_job *j)
 {
+    struct core *k = j->k;
+    const struct step *s = j->s;
+    const int index = j->index;
     const struct config *c = k->c;
     const int window = c->window[index], span = c->chunk[index], groups = k->attn_groups;
-    const int group = c->n_heads / groups, n_threads = pool_size(k->pool), few = n_threads > 1 && s->n_chunks * groups < MERGES * n_threads;
+    const int group = c->n_heads / groups, n_threads = pool_size(k->pool), few = n_threads > 1 && j->n_chunks * groups < MERGES * n_threads;
     int n_jobs = 0, n_merges = 0;
     size_t used = 0;
-    for (struct chunk *ch = k->chunks; ch < k->chunks + s->n_chunks; ch++) {
+    for (struct chunk *ch = j->chunks; ch < j->chunks + j->n_chunks; ch++) {
         const int pos = s->items[ch->item].pos + ch->first, first = span ? pos / span * span : window && pos - window + 1 > 0 ? pos - window + 1 : 0, last = pos + ch->n - 1;
         const int n_parts = last / ATTN_PART - first / ATTN_PART + 1, rows = ch->n * group;
         const size_t need = (size_t)(n_parts * groups) * (size_t)rows * attn_partial(c->head_dim);
@@ -203,17 +211,34 @@ static void full_norms(void *arg, int t, int thread)
 
 void attn_run(struct core *k, const struct step *s, const struct layer *l, int index)
 {
-    struct attn_job j = { .k = k, .s = s, .l = l, .index = index, .group = k->c->n_heads / k->attn_groups };
+    struct attn_job j = { .k = k, .s = s, .l = l, .index = index, .group = k->c->n_heads / k->attn_groups, .chunks = k->chunks, .n_chunks = s->n_chunks };
     if (k->c->qk_norm == QK_NORM_FULL)
         pool_run(k->pool, s->n_tokens, full_norms, &j);
     if (!s->one_chunk_each)
         pool_run(k->pool, s->n_chunks * k->c->n_kv_heads, store_part, &j);
-    pool_run(k->pool, plan_jobs(k, s, index), attend_part, &j);
+    pool_run(k->pool, plan_jobs(&j), attend_part, &j);
 }
 
-void attn_run_latent(struct core *k, const struct step *s, const struct layer *l, int index)
+static int chunk_tokens(const struct config *c, int groups)
 {
-    struct attn_job j = { .k = k, .s = s, .l = l, .index = index, .latent = 1, .group = k->c->n_heads / k->attn_groups };
+    const int group = c->n_heads / groups;
+    return group < ATTN_ROWS ? ATTN_ROWS / group : 1;
+}
+
+int attn_rows(const struct config *c, int max_tokens)
+{
+    if (!c->mla.kv_rank || config_has_mixer(c, MIXER_ATTENTION))
+        return max_tokens;
+    const size_t row = 2 * (size_t)c->n_heads * (size_t)c->head_dim * sizeof(float), room = LATENT_BYTES / row;
+    int n = room < LATENT_TOKENS ? (int)room : LATENT_TOKENS;
+    const int chunk = chunk_tokens(c, attn_groups(c));
+    n = n < chunk ? chunk : n;
+    return n < max_tokens ? n : max_tokens;
+}
+
+void attn_store_latents(struct core *k, const struct step *s)
+{
+    const struct attn_job j = { .k = k, .s = s, .latent = 1 };
     for (int item = 0; item < s->n_items; item++) {
         const struct batch_item *it = &s->items[item];
         for (int i = 0; i < it->n_tokens; i++) {
@@ -222,7 +247,13 @@ void attn_run_latent(struct core *k, const struct step *s, const struct layer *l
             k->k->kv_store_key(k->kv_type, block, pos % KV_BLOCK, k->key + (size_t)(s->offset[item] + i) * (size_t)k->c->head_dim, k->c->head_dim);
         }
     }
-    pool_run(k->pool, plan_jobs(k, s, index), attend_part, &j);
+}
+
+void attn_run_latent(struct core *k, const struct step *s, const struct layer *l, int index, struct chunk *chunks, int n_chunks, int token0)
+{
+    struct attn_job j = { .k = k, .s = s, .l = l, .index = index, .latent = 1, .group = k->c->n_heads / k->attn_groups,
+                          .chunks = chunks, .n_chunks = n_chunks, .token0 = token0 };
+    pool_run(k->pool, plan_jobs(&j), attend_part, &j);
 }
 
 /* ---- positions ---- */
@@ -253,7 +284,7 @@ void core_ropes(struct core *k, const struct step *s)
 void core_step(struct core *k, struct step *s, const struct batch_item *items, int n_items, int *offset)
 {
     *s = (struct step){ .items = items, .n_items = n_items, .offset = offset, .one_chunk_each = 1 };
-    const int long_from = config_long_from(k->c), group = k->c->n_heads / k->attn_groups, chunk = group < ATTN_ROWS ? ATTN_ROWS / group : 1;
+    const int long_from = config_long_from(k->c), chunk = chunk_tokens(k->c, k->attn_groups);
     for (int i = 0; i < n_items; i++) {
         const struct batch_item *it = &items[i];
         const int is_long = long_from && (it->seq_len ? it->seq_len : it->pos + it->n_tokens) >= long_from;

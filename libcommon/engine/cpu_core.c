@@ -72,10 +72,11 @@ static size_t thread_scratch(const struct config *c, const struct kernels *kerne
     return up64(matmul > attn ? matmul : attn);
 }
 
-/* Room of a token for what is between gate, up and down: the dense MLP's or the shared one's; before the head, opt's narrow rows. */
+/* Room of a token for what is between gate, up and down: the dense MLP's or the shared one's; before the head, opt's narrow rows; values of latent attention. */
 static size_t widest_mlp(const struct config *c)
 {
-    size_t n = (size_t)c->embed_size;
+    const size_t values = c->mla.kv_rank ? (size_t)c->n_heads * (size_t)c->mla.v_dim : 0;
+    size_t n = (size_t)c->embed_size > values ? (size_t)c->embed_size : values;
     for (int i = 0; i < c->n_layers; i++)
         n = (size_t)config_mlp_size(c, i) > n ? (size_t)config_mlp_size(c, i) : n;
     return n;
@@ -101,7 +102,8 @@ int core_tokens(const struct config *c, const struct kernels *kernels, int n_thr
     enum { TRY = 1024, LEAST = 32 };
     const size_t q = (size_t)c->n_heads * (size_t)c->head_dim, kv = (size_t)c->n_kv_heads * (size_t)c->head_dim, hidden = (size_t)c->hidden_size;
     const size_t cols = widest_input(c), threads = (size_t)n_threads;
-    size_t floats = hidden + (c->block == BLOCK_PARALLEL2 ? 2 : 1) * (hidden > (size_t)c->embed_size ? hidden : (size_t)c->embed_size) + 2 * q + 2 * kv +
+    const size_t run = (size_t)attn_rows(c, INT32_MAX), wide = run < INT32_MAX;         /* wide: q and att are a run's, not a step's */
+    size_t floats = hidden + (c->block == BLOCK_PARALLEL2 ? 2 : 1) * (hidden > (size_t)c->embed_size ? hidden : (size_t)c->embed_size) + (wide ? kv : 2 * q + 2 * kv) +
                     widest_mlp(c) + moe_floats(c) + mla_floats(c) + state_floats(c);
     for (int i = 0; i < c->n_ropes; i++)
         floats += (size_t)c->ropes[i].dim;
@@ -111,7 +113,7 @@ int core_tokens(const struct config *c, const struct kernels *kernels, int n_thr
     const size_t token = floats * sizeof(float) + rounded + 3 * sizeof(int) + sizeof(struct chunk) +
                          threads * ((scratch - fixed_scratch) / TRY + (size_t)tiles_of_job(n_threads) * TILE_ROWS * sizeof(float));
     const size_t partials = attn_partials(c, n_threads, max_len);
-    const size_t fixed = threads * (fixed_scratch + 256 + (partials ? SPLIT_ROWS * (size_t)c->head_dim * sizeof(float) : 0)) + partials * sizeof(float);
+    const size_t fixed = (wide ? 2 * run * q * sizeof(float) : 0) + threads * (fixed_scratch + 256 + (partials ? SPLIT_ROWS * (size_t)c->head_dim * sizeof(float) : 0)) + partials * sizeof(float);
     const size_t n = fixed < memory ? (memory - fixed) / token / LEAST * LEAST : 0;
     return n < LEAST ? LEAST : n < INT32_MAX ? (int)n : INT32_MAX;
 }
@@ -147,10 +149,11 @@ int core_open(struct core *k, const struct config *c, const struct kernels *kern
     parts[n++] = (struct part){ &k->x, row * hidden };
     parts[n++] = (struct part){ &k->h[0], row * wide };
     parts[n++] = (struct part){ &k->h[1], c->block == BLOCK_PARALLEL2 ? row * hidden : 0 };
-    parts[n++] = (struct part){ &k->q, row * q };
-    parts[n++] = (struct part){ &k->att, row * q };
+    const size_t run = (size_t)attn_rows(c, max_tokens) * sizeof(float);
+    parts[n++] = (struct part){ &k->q, run * q };
+    parts[n++] = (struct part){ &k->att, run * q };
     parts[n++] = (struct part){ &k->key, row * kv };
-    parts[n++] = (struct part){ &k->value, row * kv };
+    parts[n++] = (struct part){ &k->value, c->mla.kv_rank && !config_has_mixer(c, MIXER_ATTENTION) ? 0 : row * kv };
     parts[n++] = (struct part){ &k->mlp, row * mlp_size };
     for (int i = 0; i < c->n_ropes; i++) {
         parts[n++] = (struct part){ &k->cos[i], row * (size_t)c->ropes[i].dim / 2 };

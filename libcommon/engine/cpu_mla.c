@@ -12,13 +12,12 @@
 
 enum { HEAD_TOKENS = 64 };          /* tokens of one job of a head */
 
-struct mla_job { struct core *k; const struct layer *l; int index, n; };
+struct mla_job { struct core *k; const struct layer *l; int index, token0, n; };      /* a run of tokens; q and att begin with it */
 
 static size_t head_floats(const struct config *c)
 {
     const struct mla *m = &c->mla;
-    const int q = m->nope_dim + m->rope_dim;
-    return (size_t)c->n_heads * (size_t)(q > m->v_dim ? q : m->v_dim);
+    return (size_t)c->n_heads * (size_t)(m->nope_dim + m->rope_dim);
 }
 
 size_t mla_floats(const struct config *c) { return c->mla.kv_rank ? head_floats(c) + (size_t)c->mla.q_rank : 0; }
@@ -100,10 +99,10 @@ static void absorb(void *arg, int i, int thread)
     const struct mla *m = &c->mla;
     const int head = i % c->n_heads, first = i / c->n_heads * HEAD_TOKENS, n = j->n - first < HEAD_TOKENS ? j->n - first : HEAD_TOKENS;
     const size_t dim = (size_t)(m->nope_dim + m->rope_dim), ldx = (size_t)c->n_heads * dim, ldo = (size_t)c->n_heads * (size_t)c->head_dim;
-    float *x = k->mla.heads + (size_t)first * ldx + (size_t)head * dim, *out = k->q + (size_t)first * ldo + (size_t)head * (size_t)c->head_dim;
+    float *x = k->mla.heads + (size_t)(j->token0 + first) * ldx + (size_t)head * dim, *out = k->q + (size_t)first * ldo + (size_t)head * (size_t)c->head_dim;
     for (int t = 0; t < n; t++) {
         float *q = x + (size_t)t * ldx + m->nope_dim;
-        rotate(k, j->index, first + t, q);
+        rotate(k, j->index, j->token0 + first + t, q);
         memcpy(out + (size_t)t * ldo + m->kv_rank, q, (size_t)m->rope_dim * sizeof *q);
     }
     head_multiply(k, &j->l->k_b, head, m->kv_rank, x, ldx, n, out, ldo, thread);
@@ -119,7 +118,7 @@ static void expand(void *arg, int i, int thread)
     const int head = i % c->n_heads, first = i / c->n_heads * HEAD_TOKENS, n = j->n - first < HEAD_TOKENS ? j->n - first : HEAD_TOKENS;
     const size_t ldx = (size_t)c->n_heads * (size_t)c->head_dim, ldo = (size_t)c->n_heads * (size_t)m->v_dim;
     head_multiply(k, &j->l->v_b, head, m->v_dim, k->att + (size_t)first * ldx + (size_t)head * (size_t)c->head_dim, ldx, n,
-                  k->mla.heads + (size_t)first * ldo + (size_t)head * (size_t)m->v_dim, ldo, thread);
+                  k->mlp + (size_t)(j->token0 + first) * ldo + (size_t)head * (size_t)m->v_dim, ldo, thread);
 }
 
 /* Norms of the latents, and the one key of a token that rotates. */
@@ -138,12 +137,54 @@ static void latent_rows(void *arg, int t, int thread)
     }
 }
 
+static void run_tokens(struct mla_job *j, const struct step *s, struct chunk *chunks, int n_chunks, int token0, int n)
+{
+    const int n_jobs = (n + HEAD_TOKENS - 1) / HEAD_TOKENS * j->k->c->n_heads;
+    j->token0 = token0;
+    j->n = n;
+    pool_run(j->k->pool, n_jobs, absorb, j);
+    attn_run_latent(j->k, s, j->l, j->index, chunks, n_chunks, token0);
+    pool_run(j->k->pool, n_jobs, expand, j);
+}
+
+/* Runs of at most attn_rows tokens: of several whole items, or of one that has more.  Values go to k->mlp, which is free until o has read them. */
+static void run_all(struct mla_job *j, const struct step *s)
+{
+    struct core *k = j->k;
+    const int rows = attn_rows(k->c, k->max_tokens);
+    struct chunk *chunk = k->chunks, *const end = chunk + s->n_chunks;
+    while (chunk < end) {
+        struct chunk *next = chunk;
+        const int token0 = s->offset[chunk->item];
+        int n = 0;
+        while (next < end && n + s->items[next->item].n_tokens <= rows) {
+            const int item = next->item;
+            n += s->items[item].n_tokens;
+            while (next < end && next->item == item)
+                next++;
+        }
+        if (n > 0) {
+            run_tokens(j, s, chunk, (int)(next - chunk), token0, n);
+            chunk = next;
+            continue;
+        }
+        while (next < end && next->item == chunk->item)
+            next++;
+        for (struct chunk *c = chunk, *last; c < next; c = last) {      /* the last tokens come first */
+            for (n = 0, last = c; last < next && n + last->n <= rows; last++)
+                n += last->n;
+            run_tokens(j, s, c, (int)(last - c), token0 + last[-1].first, n);
+        }
+        chunk = next;
+    }
+}
+
 int mla_run(struct core *k, const struct step *s, const struct layer *l, int index, const float *h, const float **o, int *cols)
 {
     const struct config *c = k->c;
     const struct mla *m = &c->mla;
-    const int n = s->n_tokens, n_jobs = (n + HEAD_TOKENS - 1) / HEAD_TOKENS * c->n_heads, dim = m->nope_dim + m->rope_dim;
-    struct mla_job j = { k, l, index, n };
+    const int n = s->n_tokens, dim = m->nope_dim + m->rope_dim;
+    struct mla_job j = { .k = k, .l = l, .index = index, .n = n };
     struct input in, q_a;
     const struct linear *first = m->q_rank ? &l->q_a : &l->q;
     core_input(k, &in, 0, h, c->hidden_size, n, (const struct linear *[]){ first, &l->kv_a }, 2);
@@ -162,10 +203,9 @@ int mla_run(struct core *k, const struct step *s, const struct layer *l, int ind
             return 1;
         core_linear(k, &(struct op){ .l = &l->q, .in = &q_a, .out = k->mla.heads, .ldo = (size_t)(c->n_heads * dim), .kind = OP_STORE }, 1, n, NULL);
     }
-    pool_run(k->pool, n_jobs, absorb, &j);
-    attn_run_latent(k, s, l, index);
-    pool_run(k->pool, n_jobs, expand, &j);
-    *o = k->mla.heads;
+    attn_store_latents(k, s);
+    run_all(&j, s);
+    *o = k->mlp;
     *cols = c->n_heads * m->v_dim;
     return 0;
 }

@@ -231,6 +231,47 @@ static void test_wide_latent(void **state)
     model_close(m);
 }
 
+/* Latent attention goes through a step in runs of 128 tokens: a long prompt between two short ones gives what it gives alone, in pieces. */
+static void test_latent_runs(void **state)
+{
+    (void)state;
+    enum { LONG = 300, SHORT = 7, N = LONG + 2 * SHORT, EACH = (LONG + KV_BLOCK - 1) / KV_BLOCK };
+    struct model *m = load("deepseek_v2_lite");
+    if (!m) {
+        print_message("# no oracles (set ZSE_ORACLES)\n");
+        skip();
+    }
+    const size_t vocab = (size_t)m->config.vocab_size;
+    const int n[3] = { SHORT, LONG, SHORT };
+    int32_t ids[N], table[3 * EACH];
+    struct rng r = { 3 };
+    struct err e;
+    for (int i = 0; i < N; i++)
+        ids[i] = (int32_t)(rng_u64(&r) % vocab);
+    for (int i = 0; i < 3 * EACH; i++)
+        table[i] = i;
+    float *whole = malloc(3 * vocab * sizeof *whole), *part = malloc(vocab * sizeof *part);
+    const struct backend_options o = { .n_threads = 2, .kv_type = KV_F16, .n_blocks = 3 * EACH, .max_tokens = N, .max_logits = 3, .exact = 1 };
+    void *b = backend_cpu.open(m, &o, &e);
+    assert_non_null(b);
+    struct batch_item items[3];
+    for (int i = 0, at = 0; i < 3; at += n[i++])
+        items[i] = (struct batch_item){ .tokens = ids + at, .n_tokens = n[i], .table = table + i * EACH, .n_logits = 1 };
+    assert_int_equal(backend_cpu.forward(b, &(struct batch){ items, 3 }, whole, &e), 0);
+    for (int i = 0; i < 3; i++) {
+        for (int at = 0, len; at < n[i]; at += len) {
+            len = n[i] - at < 47 ? n[i] - at : 47;
+            const struct batch_item item = { .tokens = items[i].tokens + at, .n_tokens = len, .pos = at, .table = table, .n_logits = 1 };
+            assert_int_equal(backend_cpu.forward(b, &(struct batch){ &item, 1 }, part, &e), 0);
+        }
+        assert_memory_equal(part, whole + (size_t)i * vocab, vocab * sizeof *part);
+    }
+    backend_cpu.close(b);
+    free(whole);
+    free(part);
+    model_close(m);
+}
+
 /* ---- taps and single layers ---- */
 
 struct watch { int calls, roles, stop_at; double sum; };
@@ -411,7 +452,7 @@ static void test_bad_batches(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_schedules), cmocka_unit_test(test_wide_latent),
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_schedules), cmocka_unit_test(test_wide_latent), cmocka_unit_test(test_latent_runs),
                                         cmocka_unit_test(test_layers), cmocka_unit_test(test_hidden), cmocka_unit_test(test_bad_batches) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
