@@ -13,6 +13,23 @@ extern const char gpu_kind[];           /* "cuda", "emulated" or "none" */
 extern const struct backend backend_gpu;
 /* Devices that can be used; -1 and why if there is none. */
 int gpu_count(struct err *e);
+/* Makes the context of a device, so that opening a model finds it: for a thread beside other work. */
+void gpu_warm_up(int device);
+
+/* What backend_gpu.open takes with the same options, to the page: nothing is taken here.  Bytes. */
+struct gpu_plan {
+    char name[128];                     /* of the device */
+    int n_layers, most_layers;          /* that it would compute, the last ones and the head; the most that fit (0: none) */
+    size_t weights, kv, work, reserve;  /* work: activations and the step; reserve: an allowance for what the driver keeps of graphs and kernels */
+    size_t needed;                      /* all four */
+    size_t limit;                       /* what is free, or max_device where that is less */
+    size_t total, free;                 /* the device's memory, now */
+    size_t host_weights, host_kv;       /* of the layers that stay the processor's */
+};
+/* -1: no device, or a model that it cannot compute (ERR_UNSUPPORTED). */
+int gpu_plan(const struct model *m, const struct backend_options *o, struct gpu_plan *p, struct err *e);
+/* -1 with all numbers where it does not fit. */
+int gpu_plan_fits(const struct gpu_plan *p, const struct backend_options *o, struct err *e);
 
 #ifdef __cplusplus
 }

@@ -32,7 +32,7 @@ struct dweights {
     pthread_cond_t changed;
     int next, failed, stop, done, complete;
     struct err error;
-    uint64_t begun, ended;
+    uint64_t ended;
 };
 
 /* ---- the plan ---- */
@@ -86,17 +86,19 @@ static struct dnorm norm(struct plan *p, const struct norm *n, size_t size)
 }
 
 /* All weights in order; fills the tables of w when w has memory, and measures in any case. */
-static size_t plan_all(struct dweights *w, const struct model *m)
+static size_t plan_all(struct dweights *w, const struct model *m, int first_layer)
 {
     const struct config *c = &m->config;
     const size_t hidden = (size_t)c->hidden_size, hd = (size_t)c->head_dim;
     const size_t nq = c->qk_norm == QK_NORM_HEAD ? hd : (size_t)c->n_heads * hd, nk = c->qk_norm == QK_NORM_HEAD ? hd : (size_t)c->n_kv_heads * hd;
     struct plan p = { w, 0, 0, 0 };
-    w->ends.embed = linear(&p, &m->embed);
-    w->ends.embed_in = linear(&p, &m->embed_in);
-    w->ends.pos_embed = vector(&p, m->pos_embed, ((size_t)c->max_len + (size_t)c->pos_offset) * hidden);
-    w->ends.embed_norm = norm(&p, &m->embed_norm, hidden);
-    for (int i = 0; i < c->n_layers; i++) {
+    if (first_layer == 0) {
+        w->ends.embed = linear(&p, &m->embed);
+        w->ends.embed_in = linear(&p, &m->embed_in);
+        w->ends.pos_embed = vector(&p, m->pos_embed, ((size_t)c->max_len + (size_t)c->pos_offset) * hidden);
+        w->ends.embed_norm = norm(&p, &m->embed_norm, hidden);
+    }
+    for (int i = first_layer; i < c->n_layers; i++) {
         const struct layer *l = &m->layers[i];
         struct dlayer d;
         p.part = i + 1;
@@ -119,7 +121,7 @@ static size_t plan_all(struct dweights *w, const struct model *m)
     p.part = c->n_layers + 1;
     w->ends.final_norm = norm(&p, &m->final_norm, hidden);
     w->ends.embed_out = linear(&p, &m->embed_out);
-    if (m->head.w.data == m->embed.w.data) {
+    if (first_layer == 0 && m->head.w.data == m->embed.w.data) {
         w->ends.head = w->ends.embed;
         w->ends.head.bias = vector(&p, m->head.bias, (size_t)m->head.w.rows);
     } else {
@@ -128,10 +130,10 @@ static size_t plan_all(struct dweights *w, const struct model *m)
     return p.failed ? 0 : p.at;
 }
 
-size_t dweights_size(const struct model *m)
+size_t dweights_size(const struct model *m, int first_layer)
 {
     struct dweights w = { 0 };
-    return plan_all(&w, m);
+    return plan_all(&w, m, first_layer);
 }
 
 /* Pieces cut into chunks; left counts them. */
@@ -226,7 +228,7 @@ out:
     return NULL;
 }
 
-struct dweights *dweights_open(struct gpu *g, const struct model *m, struct err *e)
+struct dweights *dweights_open(struct gpu *g, const struct model *m, int first_layer, struct err *e)
 {
     struct dweights *w = calloc(1, sizeof *w);
     const int n_parts = m->config.n_layers + 2;
@@ -237,9 +239,8 @@ struct dweights *dweights_open(struct gpu *g, const struct model *m, struct err 
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->changed, NULL);
     w->g = g;
-    w->begun = clock_ns();
     w->n_layers = m->config.n_layers;
-    w->size = dweights_size(m);
+    w->size = dweights_size(m, first_layer);
     w->layers = calloc((size_t)w->n_layers + 1, sizeof *w->layers);
     w->left = calloc((size_t)n_parts, sizeof *w->left);
     w->event = calloc((size_t)n_parts, sizeof *w->event);
@@ -249,7 +250,7 @@ struct dweights *dweights_open(struct gpu *g, const struct model *m, struct err 
     }
     if (!(w->base = gpu_alloc(g, w->size, "weights", e)))
         goto fail;
-    if (plan_all(w, m) == 0 || cut(w) < 0) {
+    if (plan_all(w, m, first_layer) == 0 || cut(w) < 0) {
         err_nomem(e, "weights");
         goto fail;
     }
@@ -334,7 +335,10 @@ int dweights_complete(struct dweights *w, struct err *e)
 
 const struct dlayer *dweights_layer(const struct dweights *w, int layer) { return &w->layers[layer]; }
 const struct dends *dweights_ends(const struct dweights *w) { return &w->ends; }
-struct dload_times dweights_times(const struct dweights *w)
+uint64_t dweights_copied_ns(struct dweights *w)
 {
-    return (struct dload_times){ w->complete ? (double)(w->ended - w->begun) * 1e-9 : 0, w->size };
+    pthread_mutex_lock(&w->lock);
+    const uint64_t at = w->done == w->n_loaders && !w->failed ? w->ended : 0;
+    pthread_mutex_unlock(&w->lock);
+    return at;
 }

@@ -15,10 +15,10 @@ struct dlayer {
 };
 
 struct dweights;
-/* Bytes of device memory that the weights of m take. */
-size_t dweights_size(const struct model *m);
+/* Bytes of device memory that the weights of m take: layers [first_layer, n_layers) and the head; with the whole model, first_layer 0, the embedding. */
+size_t dweights_size(const struct model *m, int first_layer);
 /* Begins to load; m stays open until the end of the loading or dweights_close. */
-struct dweights *dweights_open(struct gpu *g, const struct model *m, struct err *e);
+struct dweights *dweights_open(struct gpu *g, const struct model *m, int first_layer, struct err *e);
 void dweights_close(struct dweights *w);        /* stops loading; NULL is fine */
 
 enum { DWEIGHTS_FIRST = -1 };                   /* embedding and what belongs to it; 0..n_layers - 1; n_layers: final norm, head */
@@ -35,7 +35,7 @@ struct dends {
 };
 const struct dends *dweights_ends(const struct dweights *w);
 
-struct dload_times { double copy_s; size_t bytes; };            /* from open to the last byte on the device; 0 while loading */
-struct dload_times dweights_times(const struct dweights *w);
+/* clock_ns() at the last byte's arrival; 0: not yet. */
+uint64_t dweights_copied_ns(struct dweights *w);
 
 #endif

@@ -1,4 +1,5 @@
 /* emulated.cc - rt.h and emulate.h without a GPU: fibers, memory with bounds, the checks. */
+#include "gpu/rt/emulated.h"
 #include "gpu/prim/prim.cuh"
 
 #include <errno.h>
@@ -9,6 +10,7 @@
 #include <unistd.h>
 
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "libcommon/base/clock.h"
@@ -23,8 +25,9 @@ struct region { uint8_t *map; size_t map_size; uint8_t *p; size_t size; int pinn
 struct gpu {
     int debug_sync;
     std::vector<region> regions;
-    std::mutex lock;                    /* the loader's thread allocates nothing, but copies while kernels run */
+    std::mutex lock;                    /* the loader's threads allocate little, but copy while kernels run */
     struct err lost;
+    bool failed;                        /* a kernel did, and nobody has noticed */
     bool recording;
     struct gpu_graph *graph;
 };
@@ -84,6 +87,8 @@ static struct machine {
     std::vector<pending> copies;
     struct gpu *gpu;
     char error[400];
+    std::string fail_kernel;            /* emulated_fail */
+    int fail_at;                        /* launches until then; 0: none is to fail */
 } m;
 emulated_thread *emulated;
 
@@ -378,6 +383,38 @@ static void run_block(dim3 block, dim3 grid, int threads)
     }
 }
 
+void emulated_fail(const char *kernel, int n)
+{
+    std::lock_guard<std::mutex> guard(m.lock);
+    m.fail_kernel = kernel ? kernel : "";
+    m.fail_at = n;
+}
+
+/* The device's first failure: what every later call says. */
+static int lose(struct gpu *g, const struct err *why, struct err *e)
+{
+    std::lock_guard<std::mutex> guard(g->lock);
+    if (g->lost.code == ERR_NONE)
+        g->lost = *why;
+    *e = g->lost;
+    return -1;
+}
+
+/* As a GPU tells: the launch itself succeeds; the first call that waits fails, and knows no kernel. */
+static int ready(struct gpu *g, const char *what, struct err *e)
+{
+    std::lock_guard<std::mutex> guard(g->lock);
+    if (g->failed && g->lost.code == ERR_NONE)
+        err_set(&g->lost, ERR_DEVICE, "emulated:0: %s: a fault that a test asked for; ZSE_DEBUG_SYNC=1 names the kernel", what);
+    if (g->lost.code == ERR_NONE)
+        return 0;
+    *e = g->lost;
+    return -1;
+}
+
+/* Is this the launch that emulated_fail meant? */
+static bool must_fail(const char *name) { return m.fail_at > 0 && (m.fail_kernel.empty() || m.fail_kernel == name) && --m.fail_at == 0; }
+
 static int run_kernel(struct gpu *g, const char *name, dim3 grid, int threads, size_t shared, const std::function<void()> &kernel, struct err *e)
 {
     std::lock_guard<std::mutex> guard(m.lock);
@@ -391,6 +428,15 @@ static int run_kernel(struct gpu *g, const char *name, dim3 grid, int threads, s
             return err_nomem(e, "emulated device");
         m.stacks = (uint8_t *)p;
         m.shared = (uint8_t *)s;
+    }
+    if (must_fail(name)) {
+        struct err why;
+        err_set(&why, ERR_DEVICE, "emulated:0: %s: a fault that a test asked for", name);
+        if (g->debug_sync)
+            return lose(g, &why, e);
+        std::lock_guard<std::mutex> mine(g->lock);
+        g->failed = true;
+        return 0;
     }
     m.gpu = g;
     m.name = name;
@@ -406,16 +452,21 @@ static int run_kernel(struct gpu *g, const char *name, dim3 grid, int threads, s
                 run_block(dim3(x, y, z), grid, threads);
     if (!m.error[0])
         return 0;
-    err_set(&g->lost, ERR_DEVICE, "%s", m.error);
-    *e = g->lost;
-    return -1;
+    struct err why;
+    err_set(&why, ERR_DEVICE, "%s", m.error);
+    return lose(g, &why, e);
 }
 
 int emulate_launch(struct gpu *g, const char *name, dim3 grid, int threads, size_t shared, std::function<void()> kernel, struct err *e)
 {
-    if (g->lost.code != ERR_NONE) {
-        *e = g->lost;
-        return -1;
+    {
+        std::lock_guard<std::mutex> guard(g->lock);
+        if (g->lost.code != ERR_NONE) {
+            *e = g->lost;
+            return -1;
+        }
+        if (g->failed)
+            return 0;
     }
     if (g->recording) {
         g->graph->nodes.push_back({ name, grid, threads, shared, std::move(kernel) });
@@ -448,6 +499,14 @@ void gpu_close(struct gpu *g)
         munmap(r.map, r.map_size);
     delete g;
 }
+
+int gpu_use(struct gpu *g, struct err *e) { return ready(g, "device", e); }
+int gpu_is_lost(struct gpu *g)
+{
+    struct err ignored;
+    return ready(g, "device", &ignored) < 0;
+}
+void gpu_warm_up(int) {}
 
 int gpu_info(const struct gpu *, struct gpu_info *info, struct err *)
 {
@@ -509,12 +568,10 @@ static int in_device(struct gpu *g, const void *at, size_t n, const char *what, 
     return err_set(e, ERR_DEVICE, "%s of %zu bytes does not lie in device memory", what, n);
 }
 
-static int move(struct gpu *g, void *to, const void *from, size_t n, struct err *e)
+static int move(struct gpu *g, void *to, const void *from, size_t n, const char *what, struct err *e)
 {
-    if (g->lost.code != ERR_NONE) {
-        *e = g->lost;
+    if (ready(g, what, e) < 0)
         return -1;
-    }
     if (n)
         memcpy(to, from, n);
     return 0;
@@ -522,15 +579,15 @@ static int move(struct gpu *g, void *to, const void *from, size_t n, struct err 
 
 int gpu_upload(struct gpu *g, enum gpu_stream, void *to, const void *from, size_t n, struct err *e)
 {
-    return n && in_device(g, to, n, "an upload", e) < 0 ? -1 : move(g, to, from, n, e);
+    return n && in_device(g, to, n, "an upload", e) < 0 ? -1 : move(g, to, from, n, "upload", e);
 }
 int gpu_download(struct gpu *g, enum gpu_stream, void *to, const void *from, size_t n, struct err *e)
 {
-    return n && in_device(g, from, n, "a download", e) < 0 ? -1 : move(g, to, from, n, e);
+    return n && in_device(g, from, n, "a download", e) < 0 ? -1 : move(g, to, from, n, "download", e);
 }
 int gpu_copy(struct gpu *g, enum gpu_stream, void *to, const void *from, size_t n, struct err *e)
 {
-    return n && (in_device(g, from, n, "a copy", e) < 0 || in_device(g, to, n, "a copy", e) < 0) ? -1 : move(g, to, from, n, e);
+    return n && (in_device(g, from, n, "a copy", e) < 0 || in_device(g, to, n, "a copy", e) < 0) ? -1 : move(g, to, from, n, "copy", e);
 }
 int gpu_fill(struct gpu *g, enum gpu_stream, void *to, int byte, size_t n, struct err *e)
 {
@@ -539,7 +596,7 @@ int gpu_fill(struct gpu *g, enum gpu_stream, void *to, int byte, size_t n, struc
     memset(to, byte, n);
     return 0;
 }
-int gpu_sync(struct gpu *g, enum gpu_stream, struct err *e) { return move(g, nullptr, nullptr, 0, e); }
+int gpu_sync(struct gpu *g, enum gpu_stream, struct err *e) { return ready(g, "waiting for the kernels", e); }
 
 struct gpu_event *gpu_event_open(struct gpu *, struct err *) { return new gpu_event(); }
 void gpu_event_close(struct gpu *, struct gpu_event *v) { delete v; }

@@ -7,21 +7,24 @@
 
 #ifdef __CUDACC__
 
+#include <pthread.h>
+
 struct gpu {
     int device, debug_sync, n_sms;
     cudaStream_t stream[2];
+    pthread_mutex_t lock;               /* of lost: loaders fail, too */
     struct err lost;                    /* the first failure; code ERR_NONE: none */
 };
+/* 0, or -1 with the failure that lost the device. */
+int gpu_ready(struct gpu *g, struct err *e);
 /* Turn a CUDA error into a sentence; 0 if there is none. */
 int gpu_check(struct gpu *g, cudaError_t rc, const char *what, struct err *e);
 
 template <class... P, class... A>
 static int launch(struct gpu *g, const char *name, void (*kernel)(P...), dim3 grid, int threads, size_t shared, struct err *e, A... args)
 {
-    if (g->lost.code != ERR_NONE) {
-        *e = g->lost;
+    if (gpu_ready(g, e) < 0)
         return -1;
-    }
     if (shared > 48 * 1024 && gpu_check(g, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared), name, e) < 0)
         return -1;
     kernel<<<grid, threads, shared, g->stream[GPU_COMPUTE]>>>(static_cast<P>(args)...);

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include <atomic>
+
 extern "C" { extern const char gpu_kind[] = "cuda"; }
 
 struct gpu_event { cudaEvent_t event; };
@@ -16,19 +18,28 @@ int gpu_check(struct gpu *g, cudaError_t rc, const char *what, struct err *e)
     cudaGetLastError();
     err_set(e, ERR_DEVICE, "cuda:%d: %s: %s (%s)%s", g ? g->device : 0, what, cudaGetErrorString(rc), cudaGetErrorName(rc),
             g && !g->debug_sync && rc != cudaErrorMemoryAllocation ? "; ZSE_DEBUG_SYNC=1 names the kernel" : "");
-    if (g && rc != cudaErrorMemoryAllocation && g->lost.code == ERR_NONE)
-        g->lost = *e;
+    if (g && rc != cudaErrorMemoryAllocation) {
+        pthread_mutex_lock(&g->lock);
+        if (g->lost.code == ERR_NONE)
+            g->lost = *e;
+        pthread_mutex_unlock(&g->lock);
+    }
     return -1;
 }
 
-/* Work for a device that is lost is refused with the sentence that told so. */
-static int ready(struct gpu *g, struct err *e)
+int gpu_ready(struct gpu *g, struct err *e)
 {
-    if (g->lost.code == ERR_NONE)
-        return 0;
-    *e = g->lost;
-    return -1;
+    pthread_mutex_lock(&g->lock);
+    const int lost = g->lost.code != ERR_NONE;
+    if (lost)
+        *e = g->lost;
+    pthread_mutex_unlock(&g->lock);
+    return lost ? -1 : 0;
 }
+
+/* Handles of each device: a context is the process's, and so is their number. */
+enum { MAX_DEVICES = 64 };
+static std::atomic<int> n_handles[MAX_DEVICES];
 
 extern "C" {
 
@@ -61,6 +72,9 @@ struct gpu *gpu_open(int device, int debug_sync, struct err *e)
     }
     g->device = device;
     g->debug_sync = debug_sync;
+    pthread_mutex_init(&g->lock, nullptr);
+    if (device < MAX_DEVICES)
+        n_handles[device]++;
     if (gpu_check(g, cudaSetDevice(device), "opening the device", e) < 0 ||
         gpu_check(g, cudaDeviceGetAttribute(&g->n_sms, cudaDevAttrMultiProcessorCount, device), "asking the device", e) < 0 ||
         gpu_check(g, cudaStreamCreateWithFlags(&g->stream[0], cudaStreamNonBlocking), "stream", e) < 0 ||
@@ -78,8 +92,26 @@ void gpu_close(struct gpu *g)
     for (int i = 0; i < 2; i++)
         if (g->stream[i])
             cudaStreamDestroy(g->stream[i]);
+    if (g->device < MAX_DEVICES && --n_handles[g->device] == 0 && g->lost.code != ERR_NONE && cudaSetDevice(g->device) == cudaSuccess)
+        cudaDeviceReset();
     cudaGetLastError();
+    pthread_mutex_destroy(&g->lock);
     free(g);
+}
+
+int gpu_use(struct gpu *g, struct err *e) { return gpu_ready(g, e) < 0 ? -1 : gpu_check(g, cudaSetDevice(g->device), "device", e); }
+
+int gpu_is_lost(struct gpu *g)
+{
+    struct err ignored;
+    return gpu_ready(g, &ignored) < 0;
+}
+
+void gpu_warm_up(int device)
+{
+    if (cudaSetDevice(device) == cudaSuccess)
+        cudaFree(nullptr);
+    cudaGetLastError();
 }
 
 int gpu_info(const struct gpu *g, struct gpu_info *info, struct err *e)
@@ -110,7 +142,7 @@ void *gpu_alloc(struct gpu *g, size_t size, const char *what, struct err *e)
     void *p = nullptr;
     char text[128];
     snprintf(text, sizeof text, "%zu bytes of device memory for %s", size, what);
-    if (ready(g, e) < 0 || gpu_check(g, cudaSetDevice(g->device), "device", e) < 0 || gpu_check(g, cudaMalloc(&p, size ? size : 1), text, e) < 0)
+    if (gpu_ready(g, e) < 0 || gpu_check(g, cudaSetDevice(g->device), "device", e) < 0 || gpu_check(g, cudaMalloc(&p, size ? size : 1), text, e) < 0)
         return nullptr;
     return p;
 }
@@ -127,7 +159,7 @@ void *gpu_pinned(struct gpu *g, size_t size, const char *what, struct err *e)
     void *p = nullptr;
     char text[128];
     snprintf(text, sizeof text, "%zu bytes of pinned memory for %s", size, what);
-    if (ready(g, e) < 0 || gpu_check(g, cudaSetDevice(g->device), "device", e) < 0 || gpu_check(g, cudaMallocHost(&p, size ? size : 1), text, e) < 0)
+    if (gpu_ready(g, e) < 0 || gpu_check(g, cudaSetDevice(g->device), "device", e) < 0 || gpu_check(g, cudaMallocHost(&p, size ? size : 1), text, e) < 0)
         return nullptr;
     return p;
 }
@@ -141,16 +173,16 @@ void gpu_pinned_free(struct gpu *g, void *p)
 
 static int copy(struct gpu *g, enum gpu_stream s, void *to, const void *from, size_t n, enum cudaMemcpyKind kind, const char *what, struct err *e)
 {
-    return ready(g, e) < 0 ? -1 : n == 0 ? 0 : gpu_check(g, cudaMemcpyAsync(to, from, n, kind, g->stream[s]), what, e);
+    return gpu_ready(g, e) < 0 ? -1 : n == 0 ? 0 : gpu_check(g, cudaMemcpyAsync(to, from, n, kind, g->stream[s]), what, e);
 }
 int gpu_upload(struct gpu *g, enum gpu_stream s, void *to, const void *from, size_t n, struct err *e) { return copy(g, s, to, from, n, cudaMemcpyHostToDevice, "upload", e); }
 int gpu_download(struct gpu *g, enum gpu_stream s, void *to, const void *from, size_t n, struct err *e) { return copy(g, s, to, from, n, cudaMemcpyDeviceToHost, "download", e); }
 int gpu_copy(struct gpu *g, enum gpu_stream s, void *to, const void *from, size_t n, struct err *e) { return copy(g, s, to, from, n, cudaMemcpyDeviceToDevice, "copy", e); }
 int gpu_fill(struct gpu *g, enum gpu_stream s, void *to, int byte, size_t n, struct err *e)
 {
-    return ready(g, e) < 0 ? -1 : n == 0 ? 0 : gpu_check(g, cudaMemsetAsync(to, byte, n, g->stream[s]), "fill", e);
+    return gpu_ready(g, e) < 0 ? -1 : n == 0 ? 0 : gpu_check(g, cudaMemsetAsync(to, byte, n, g->stream[s]), "fill", e);
 }
-int gpu_sync(struct gpu *g, enum gpu_stream s, struct err *e) { return ready(g, e) < 0 ? -1 : gpu_check(g, cudaStreamSynchronize(g->stream[s]), "waiting for the kernels", e); }
+int gpu_sync(struct gpu *g, enum gpu_stream s, struct err *e) { return gpu_ready(g, e) < 0 ? -1 : gpu_check(g, cudaStreamSynchronize(g->stream[s]), "waiting for the kernels", e); }
 
 struct gpu_event *gpu_event_open(struct gpu *g, struct err *e)
 {
@@ -185,7 +217,7 @@ int gpu_event_elapsed(struct gpu *g, struct gpu_event *from, struct gpu_event *t
 }
 
 /* Thread local: the loader's copies go on meanwhile. */
-int gpu_graph_begin(struct gpu *g, struct err *e) { return ready(g, e) < 0 ? -1 : gpu_check(g, cudaStreamBeginCapture(g->stream[0], cudaStreamCaptureModeThreadLocal), "graph", e); }
+int gpu_graph_begin(struct gpu *g, struct err *e) { return gpu_ready(g, e) < 0 ? -1 : gpu_check(g, cudaStreamBeginCapture(g->stream[0], cudaStreamCaptureModeThreadLocal), "graph", e); }
 
 struct gpu_graph *gpu_graph_end(struct gpu *g, struct err *e)
 {
@@ -204,7 +236,7 @@ struct gpu_graph *gpu_graph_end(struct gpu *g, struct err *e)
 
 int gpu_graph_launch(struct gpu *g, struct gpu_graph *graph, struct err *e)
 {
-    return ready(g, e) < 0 ? -1 : gpu_check(g, cudaGraphLaunch(graph->exec, g->stream[0]), "graph", e);
+    return gpu_ready(g, e) < 0 ? -1 : gpu_check(g, cudaGraphLaunch(graph->exec, g->stream[0]), "graph", e);
 }
 
 void gpu_graph_close(struct gpu *g, struct gpu_graph *graph)

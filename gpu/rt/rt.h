@@ -31,7 +31,13 @@ extern const char gpu_kind[];       /* "cuda" or "emulated" */
 
 /* debug_sync: wait after every kernel, so that a failure names it; emulated: check every access (see emulate.h). */
 struct gpu *gpu_open(int device, int debug_sync, struct err *e);
-void gpu_close(struct gpu *g);      /* frees what is left; NULL is fine */
+/* Frees what is left; NULL is fine.  The last one of a device that is lost gives its context back, so that a later gpu_open may find the device alive. */
+void gpu_close(struct gpu *g);
+/* The calls of this thread go to g: before the first launch of a thread, as the device is a property of the thread. */
+int gpu_use(struct gpu *g, struct err *e);
+int gpu_is_lost(struct gpu *g);
+/* Makes the context of a device, so that gpu_open finds it: from a thread, beside other work.  Failures are gpu_open's to tell. */
+void gpu_warm_up(int device);
 int gpu_count(struct err *e);       /* -1: no driver, or it does not work */
 int gpu_info(const struct gpu *g, struct gpu_info *info, struct err *e);
 

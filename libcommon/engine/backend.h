@@ -39,7 +39,20 @@ struct backend_options {
     const char *kernels;                    /* NULL: the fastest this machine runs */
     size_t max_weights;                     /* bytes of the model's file that may be resident; 0: any */
     int device;                             /* which GPU; the CPU has one */
+    int device_layers;                      /* so many of the last layers and the head are the GPU's, the others the CPU's; 0: all are the GPU's */
+    size_t max_device;                      /* bytes of the GPU's memory that may be taken; 0: what is free */
+    int strict;                             /* on a GPU too results depend neither on chunks nor on prefixes nor on how many tokens a step has; on the CPU they never do */
     int debug_sync;                         /* wait after every kernel of a GPU, so that a failure names it */
+};
+
+/* What a backend takes of a device, and when it had it. */
+struct backend_device {
+    const char *name;                       /* "NVIDIA H200": borrowed until close; NULL: the processor alone */
+    int index, n_layers;                    /* which; how many layers it computes */
+    size_t weights, kv, work, reserve;      /* bytes: see gpu_plan */
+    size_t total;                           /* bytes of its memory */
+    int lost;                               /* it failed, and refuses all work from then on */
+    uint64_t begun_ns, context_ns, copied_ns;       /* clock_ns(): when it was asked for, was there, had all weights; copied_ns 0: not yet */
 };
 
 struct backend {
@@ -57,6 +70,7 @@ struct backend {
     void (*drop_block)(void *b, int32_t block);
     int (*copy_state)(void *b, int from, int to, struct err *e);        /* NULL: it runs no models that have states */
     void (*drop_state)(void *b, int state);     /* as drop_block */
+    void (*device)(const void *b, struct backend_device *d);    /* NULL: there is none */
 };
 
 extern const struct backend backend_cpu;

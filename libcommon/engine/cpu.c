@@ -17,6 +17,7 @@ struct cpu {
     struct cpu_tap tap;
     int *offset;                    /* [max_tokens] */
     const float **rows;             /* [max_logits] */
+    int n_layers;                   /* it runs [0, n_layers); fewer than the model has: a device has the others and the head */
     size_t kv_size, states_size;
     char name[64];
 };
@@ -52,7 +53,9 @@ static int kv_open(struct cpu *b, struct err *e)
 {
     const struct config *c = &b->m->config;
     struct core *k = &b->core;
-    k->kv_stride = config_kv_bytes(c, b->o.kv_type);
+    k->kv_stride = 0;
+    for (int i = 0; i < b->n_layers; i++)
+        k->kv_stride += mixer_has_kv(c->mixer[i]) ? k->kv_layer : 0;
     if (__builtin_mul_overflow(k->kv_stride, (size_t)b->o.n_blocks, &b->kv_size))
         return err_set(e, ERR_SHAPE, "a KV cache of %d blocks is too large", b->o.n_blocks);
     const size_t state = config_state_bytes(c);
@@ -62,8 +65,9 @@ static int kv_open(struct cpu *b, struct err *e)
     return map_lazily(&k->kv, b->kv_size, "KV cache", e) < 0 ? -1 : map_lazily(&k->states, b->states_size, "states", e);
 }
 
-static void *cpu_open(const struct model *m, const struct backend_options *o, struct err *e)
+static void *open_layers(const struct model *m, const struct backend_options *o, int n_layers, struct err *e)
 {
+    const int whole = n_layers == m->config.n_layers;
     if (o->n_blocks < 1 || o->max_tokens < 1 || o->max_logits < 0 || o->max_logits > o->max_tokens) {
         err_set(e, ERR_SHAPE, "cpu: %d KV blocks, %d tokens, %d logits: expected at least 1, 1, and no more logits than tokens", o->n_blocks, o->max_tokens, o->max_logits);
         return NULL;
@@ -77,11 +81,12 @@ static void *cpu_open(const struct model *m, const struct backend_options *o, st
     }
     b->m = m;
     b->o = *o;
+    b->n_layers = n_layers;
     b->pool = pool_open(o->n_threads, e);
     if (!b->pool || core_open(&b->core, &m->config, kernels, b->pool, o->max_tokens, (int64_t)o->n_blocks * KV_BLOCK, o->exact, o->kv_type, e) < 0 ||
-        core_reserve(&b->core, m->layers, m->config.n_layers, &m->head, e) < 0 || core_ahead(&b->core, m, e) < 0 || kv_open(b, e) < 0)
+        core_reserve(&b->core, m->layers, n_layers, whole ? &m->head : NULL, e) < 0 || (whole && core_ahead(&b->core, m, e) < 0) || kv_open(b, e) < 0)
         goto fail;
-    if (o->max_weights && m->file && !(b->core.residency = residency_open(m, o->max_weights, e)))
+    if (whole && o->max_weights && m->file && !(b->core.residency = residency_open(m, o->max_weights, e)))
         goto fail;
     b->offset = calloc((size_t)o->max_tokens, sizeof *b->offset);
     b->rows = calloc((size_t)o->max_logits + 1, sizeof *b->rows);
@@ -95,6 +100,10 @@ fail:
     cpu_close(b);
     return NULL;
 }
+
+static void *cpu_open(const struct model *m, const struct backend_options *o, struct err *e) { return open_layers(m, o, m->config.n_layers, e); }
+
+void *cpu_first_open(const struct model *m, const struct backend_options *o, int n_layers, struct err *e) { return open_layers(m, o, n_layers, e); }
 
 /* What the caller may have got wrong. */
 static int check_batch(const struct cpu *b, const struct batch *batch, struct err *e)
@@ -127,26 +136,42 @@ static int check_batch(const struct cpu *b, const struct batch *batch, struct er
     return 0;
 }
 
-static int cpu_forward(void *backend, const struct batch *batch, float *logits, struct err *e)
+/* What comes out of its last layer, into core.x. */
+static int run_layers(struct cpu *b, const struct batch *batch, struct err *e)
 {
-    struct cpu *b = backend;
     struct core *k = &b->core;
     const struct config *c = &b->m->config;
+    struct step s;
     if (check_batch(b, batch, e) < 0)
         return -1;
     if (batch->n_items == 0)
         return 0;
-    struct step s;
     core_step(k, &s, batch->items, batch->n_items, b->offset);
     core_ropes(k, &s);
     core_embed(k, b->m, s.n_tokens, k->x);
-    for (int i = 0; i < c->n_layers; i++) {
+    for (int i = 0; i < b->n_layers; i++) {
         residency_layer(k->residency, i);
         core_layer(k, &s, &b->m->layers[i], i, k->x);
         s.kv_layer += mixer_has_kv(c->mixer[i]);
         s.state_at += config_state_floats(c, i);
     }
+    return 0;
+}
+
+const float *cpu_first_forward(void *backend, const struct batch *batch, struct err *e)
+{
+    struct cpu *b = backend;
+    return run_layers(b, batch, e) < 0 ? NULL : b->core.x;
+}
+
+static int cpu_forward(void *backend, const struct batch *batch, float *logits, struct err *e)
+{
+    struct cpu *b = backend;
+    struct core *k = &b->core;
+    const struct config *c = &b->m->config;
     int n_rows = 0;
+    if (run_layers(b, batch, e) < 0)
+        return -1;
     for (int i = 0; i < batch->n_items; i++) {
         const struct batch_item *it = &batch->items[i];
         for (int t = it->n_tokens - it->n_hidden, row = 0; t < it->n_tokens; t++, row++)
@@ -229,7 +254,7 @@ static size_t cpu_kv_bytes(const void *backend) { return ((const struct cpu *)ba
 static const char *cpu_describe(const void *backend) { return ((const struct cpu *)backend)->name; }
 
 const struct backend backend_cpu = { "cpu", cpu_open, cpu_forward, cpu_copy_block, cpu_memory, cpu_kv_bytes, cpu_describe, cpu_close, cpu_drop_block, cpu_copy_state,
-                                     cpu_drop_state };
+                                     cpu_drop_state, NULL };
 
 const unsigned *cpu_count_experts(void *backend, struct err *e)
 {

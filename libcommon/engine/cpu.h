@@ -24,6 +24,12 @@ void cpu_set_tap(void *backend, const struct cpu_tap *tap);
  * NULL with *e where there are no experts or no memory. */
 const unsigned *cpu_count_experts(void *backend, struct err *e);
 
+/* ---- the first layers, where a device computes the others ----
+ * A backend for backend_cpu's functions but forward: embedding and layers [0, n_layers), with keys and values of those only. */
+void *cpu_first_open(const struct model *m, const struct backend_options *o, int n_layers, struct err *e);
+/* The hidden states that enter layer n_layers [tokens of all items][hidden_size]: borrowed until the next call; NULL with *e. */
+const float *cpu_first_forward(void *backend, const struct batch *batch, struct err *e);
+
 /* Bytes that the activations of a step may take: 26 MB; of a model with experts, which meet few of a step's tokens each, more where it is large: a 64th of
  * its weights in 4 bits, at most 256 MB. */
 enum { CPU_STEP_LEAST = 26 << 20 };

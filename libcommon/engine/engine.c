@@ -28,17 +28,53 @@ static int pool_blocks(const struct engine *g, const struct engine_options *o, s
 }
 
 /* A state for each sequence that runs, and for each snapshot. 0: the model has none. */
-static int open_states(struct engine *g, const struct engine_options *o, int *n, struct err *e)
+static int n_states(const struct engine *g, const struct engine_options *o)
+{
+    return !config_state_bytes(&g->m->config) ? 0 : g->max_seqs + (!g->prefixes ? 0 : o->snapshots ? o->snapshots : ENGINE_SNAPSHOTS);
+}
+
+static int open_states(struct engine *g, const struct engine_options *o, int n, struct err *e)
 {
     enum { EVERY = 512 };
-    *n = 0;
     if (!config_state_bytes(&g->m->config))
         return 0;
     g->snapshot_every = o->snapshot_every ? o->snapshot_every : EVERY;
     if (o->snapshots < 0 || o->snapshots > 1 << 20 || g->snapshot_every < KV_BLOCK || g->snapshot_every % KV_BLOCK)
         return err_set(e, ERR_LIMIT, "%d snapshots of states, every %d tokens: expected 0 or more, and a multiple of %d", o->snapshots, g->snapshot_every, KV_BLOCK);
-    *n = g->max_seqs + (!g->prefixes ? 0 : o->snapshots ? o->snapshots : ENGINE_SNAPSHOTS);
-    return (g->states = state_pool_open(*n, e)) ? 0 : -1;
+    return (g->states = state_pool_open(n, e)) ? 0 : -1;
+}
+
+/* What the options leave open. */
+static int set_sizes(struct engine *g, const struct model *m, const struct engine_options *o, struct err *e)
+{
+    const struct config *c = &m->config;
+    const int default_len = c->max_len > 0 && c->max_len < 8192 ? c->max_len : 8192;
+    g->m = m;
+    g->prefixes = !o->no_prefix_cache;
+    g->max_len = o->max_len > 0 ? o->max_len : default_len;
+    g->max_seqs = o->max_seqs > 0 ? o->max_seqs : 1;
+    g->max_tokens = o->max_tokens > 0 ? o->max_tokens : cpu_step_tokens(c, o->n_threads, (int64_t)g->max_len * g->max_seqs, o->kernels);
+    if (g->max_tokens < g->max_seqs)
+        g->max_tokens = g->max_seqs;
+    if (c->max_len > 0 && g->max_len > c->max_len)
+        return err_set(e, ERR_LIMIT, "a context of %d tokens, expected at most the model's %d", g->max_len, c->max_len);
+    return 0;
+}
+
+static int ask_backend(const struct engine *g, const struct engine_options *o, struct backend_options *b, struct err *e)
+{
+    const int n_blocks = pool_blocks(g, o, e);
+    *b = (struct backend_options){ .n_threads = o->n_threads, .kv_type = o->kv_type, .n_blocks = n_blocks, .n_states = n_states(g, o), .max_tokens = g->max_tokens,
+                                   .max_logits = g->max_tokens, .exact = o->exact, .kernels = o->kernels, .max_weights = o->max_weights,
+                                   .device = o->device, .device_layers = o->device_layers, .max_device = o->max_device, .strict = o->strict,
+                                   .debug_sync = o->debug_sync };
+    return n_blocks < 0 ? -1 : 0;
+}
+
+int engine_backend_options(const struct model *m, const struct engine_options *o, struct backend_options *b, struct err *e)
+{
+    struct engine g = { 0 };
+    return set_sizes(&g, m, o, e) < 0 ? -1 : ask_backend(&g, o, b, e);
 }
 
 struct engine *engine_open(const struct model *m, const struct tokenizer *t, const struct engine_options *o, struct err *e)
@@ -49,31 +85,18 @@ struct engine *engine_open(const struct model *m, const struct tokenizer *t, con
         return NULL;
     }
     const struct config *c = &m->config;
-    int default_len = c->max_len > 0 && c->max_len < 8192 ? c->max_len : 8192;
-    g->m = m;
+    struct backend_options bo;
     g->t = t;
     g->backend = o->backend ? o->backend : &backend_cpu;
     g->vocab_size = g->n_allowed = c->vocab_size;
     if (t && tokenizer_vocab_size(t) < c->vocab_size)
         g->n_allowed = tokenizer_vocab_size(t);
-    g->prefixes = !o->no_prefix_cache;
     pace_init(&g->pace);
     g->waiting.which = BY_TURN;
     g->deadlines.which = BY_DEADLINE;
-    g->max_len = o->max_len > 0 ? o->max_len : default_len;
-    g->max_seqs = o->max_seqs > 0 ? o->max_seqs : 1;
-    g->max_tokens = o->max_tokens > 0 ? o->max_tokens : cpu_step_tokens(c, o->n_threads, (int64_t)g->max_len * g->max_seqs, o->kernels);
-    if (g->max_tokens < g->max_seqs)
-        g->max_tokens = g->max_seqs;
+    if (set_sizes(g, m, o, e) < 0 || ask_backend(g, o, &bo, e) < 0 || !(g->pool = kv_pool_open(bo.n_blocks, e)) || open_states(g, o, bo.n_states, e) < 0)
+        goto fail;
     g->limits = (struct engine_limits){ .max_running = g->max_seqs, .max_waiting = o->max_waiting };
-    if (c->max_len > 0 && g->max_len > c->max_len) {
-        err_set(e, ERR_LIMIT, "a context of %d tokens, expected at most the model's %d", g->max_len, c->max_len);
-        goto fail;
-    }
-    int n_blocks = pool_blocks(g, o, e);
-    int n_states;
-    if (n_blocks < 0 || !(g->pool = kv_pool_open(n_blocks, e)) || open_states(g, o, &n_states, e) < 0)
-        goto fail;
     g->running = calloc((size_t)g->max_seqs, sizeof(struct request *));
     g->batched = calloc((size_t)g->max_seqs, sizeof(struct request *));
     g->items = calloc((size_t)g->max_seqs, sizeof *g->items);
@@ -87,9 +110,6 @@ struct engine *engine_open(const struct model *m, const struct tokenizer *t, con
         err_nomem(e, "engine");
         goto fail;
     }
-    const struct backend_options bo = { .n_threads = o->n_threads, .kv_type = o->kv_type, .n_blocks = n_blocks, .n_states = n_states, .max_tokens = g->max_tokens,
-                                        .max_logits = g->max_tokens, .exact = o->exact, .kernels = o->kernels, .max_weights = o->max_weights,
-                                        .device = o->device, .debug_sync = o->debug_sync };
     if ((g->b = g->backend->open(m, &bo, e)))
         return g;
 fail:
@@ -193,6 +213,9 @@ void engine_stats(const struct engine *g, struct engine_stats *s)
     s->n_running = g->n_running;
     s->n_waiting = g->waiting.n + g->n_pending;
     s->backend = g->backend->describe(g->b);
+    s->device = (struct backend_device){ .n_layers = 0 };
+    if (g->backend->device)
+        g->backend->device(g->b, &s->device);
 }
 
 static void drop_block(void *user, int32_t block)

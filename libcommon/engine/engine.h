@@ -29,13 +29,17 @@ struct engine_options {
     int no_prefix_cache;            /* every prompt is computed from its first token */
     int exact;
     const char *kernels;
-    int device, debug_sync;         /* of backend_options */
+    int device, debug_sync, device_layers, strict;      /* of backend_options */
+    size_t max_device;
     /* Models with recurrent layers: a sequence's beginning is reused from snapshots of its state only: behind its last token when it ended or was preempted, and
      * behind every so many tokens.  A snapshot takes config_state_bytes(); with no_prefix_cache there are none. */
     int snapshots, snapshot_every;  /* 0: ENGINE_SNAPSHOTS, 512; snapshot_every a multiple of 16 */
     size_t kv_bytes;                /* 0: enough for max_seqs x max_len */
     size_t max_weights;             /* bytes of the model's file that may be resident, see residency.h; 0: any */
 };
+
+/* What engine_open will ask of the backend, for those who plan. */
+int engine_backend_options(const struct model *m, const struct engine_options *o, struct backend_options *b, struct err *e);
 
 struct engine;
 /* tokenizer may be NULL when no stop strings are used and no text is asked for. model and tokenizer are borrowed. */
@@ -134,6 +138,7 @@ struct engine_stats {
     uint64_t step_ns;                               /* all steps together */
     uint64_t step_times[STEP_TIMES];                /* steps shorter than 2^i us (and not shorter than 2^(i-1)); the last: all longer ones */
     const char *backend;
+    struct backend_device device;
 };
 void engine_stats(const struct engine *g, struct engine_stats *s);
 

@@ -1,0 +1,276 @@
+/* layers.c - the kernels of a step in their order, layer after layer as cpu_core.c does it, in the device's stream.
+ *
+ * Up to 16 tokens go through matvec.cu, more through matmul.cu.  With exact, and for matrices of f32, activations stay f32 and matmul_f32.cu computes.  With strict,
+ * more than 16 tokens are so many runs of matvec.cu, and all attention is attn_decode.cu's: both give a token the same bits whatever stands beside it. */
+#include "gpu/backend/inside.h"
+
+#include "libcommon/model/arch.h"
+
+struct input { const uint16_t *act; int stride; const float *x; int ldx; };
+
+/* ---- linear layers ---- */
+
+struct target { const struct dlinear *l; float *out; int ldo; };
+
+static struct gpu_linear begin(const struct gpu_backend *b, const struct input *in, enum gpu_finish finish, float scale, float limit)
+{
+    return (struct gpu_linear){ .act = in->act, .act_stride = in->stride, .x = in->x, .ldx = in->ldx, .n_tokens = b->n, .finish = finish, .scale = scale, .limit = limit,
+                                .function = b->m->config.act };
+}
+
+static int in_floats(const struct gpu_backend *b, const struct dlinear *l) { return b->exact || l->w.type == QT_F32; }
+
+/* Do its tokens go through matvec.cu? */
+static int by_matvec(const struct gpu_backend *b) { return b->n <= GPU_MATVEC_TOKENS || b->o.strict; }
+
+/* Any number of tokens, GPU_MATVEC_TOKENS at a time. */
+static int run_matvec(struct gpu_backend *b, const struct gpu_linear *all, struct err *e)
+{
+    for (int t = 0; t < all->n_tokens; t += GPU_MATVEC_TOKENS) {
+        struct gpu_linear l = *all;
+        l.n_tokens = all->n_tokens - t < GPU_MATVEC_TOKENS ? all->n_tokens - t : GPU_MATVEC_TOKENS;
+        l.act += (size_t)t * (size_t)l.act_stride;
+        for (int i = 0; i < l.n_mats; i++)
+            if (l.to[i].out)
+                l.to[i].out += (size_t)t * (size_t)l.to[i].ldo;
+        if (l.act_out)
+            l.act_out += (size_t)t * (size_t)l.act_out_stride;
+        if (gpu_matvec(b->g, &l, e) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* Matrices that read one input. */
+static int run_linear(struct gpu_backend *b, const struct input *in, const struct target *to, int n, enum gpu_finish finish, float scale, float limit, struct err *e)
+{
+    for (int i = 0; i < n; ) {
+        struct gpu_linear l = begin(b, in, finish, scale, limit);
+        const struct dlinear *first = to[i].l;
+        const int exact = in_floats(b, first), together = exact || by_matvec(b);
+        do {
+            l.w[l.n_mats] = to[i].l->w;
+            l.to[l.n_mats++] = (struct gpu_output){ to[i].l->bias, to[i].out, to[i].ldo };
+            i++;
+        } while (together && i < n && (exact ? in_floats(b, to[i].l) : to[i].l->w.type == first->w.type && to[i].l->w.group_shift == first->w.group_shift &&
+                                                                      to[i].l->w.n_steps == first->w.n_steps));
+        if ((exact ? gpu_matmul_f32(b->g, &l, e) : together ? run_matvec(b, &l, e) : gpu_matmul(b->g, &l, e)) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static int run_norm(struct gpu_backend *b, const struct dnorm *norm, float *x, uint16_t *act, float *out, struct input *in, struct err *e)
+{
+    const struct config *c = &b->m->config;
+    *in = (struct input){ .act = act, .stride = b->stride_hidden, .x = b->floats ? out : NULL, .ldx = c->hidden_size };
+    return gpu_norm(b->g, &(struct gpu_norm){ .layer_norm = c->norm == NORM_LAYER, .present = norm->present, .w = norm->w, .b = norm->b, .eps = c->norm_eps,
+                                             .offset = c->norm_offset, .x = x, .ldx = c->hidden_size, .out = b->floats ? out : NULL, .ldo = c->hidden_size,
+                                             .act = b->exact ? NULL : act, .act_stride = b->stride_hidden, .n = b->n, .cols = c->hidden_size }, e);
+}
+
+/* x += l(in), through post if there is one. */
+static int add_residual(struct gpu_backend *b, const struct dlinear *l, const struct input *in, const struct dnorm *post, struct err *e)
+{
+    const struct config *c = &b->m->config;
+    if (!post->present)
+        return run_linear(b, in, &(struct target){ l, b->x, c->hidden_size }, 1, GPU_ADD, c->residual_scale, 0, e);
+    if (run_linear(b, in, &(struct target){ l, b->y, c->hidden_size }, 1, GPU_STORE, 1, 0, e) < 0)
+        return -1;
+    return gpu_norm(b->g, &(struct gpu_norm){ .layer_norm = c->norm == NORM_LAYER, .present = 1, .w = post->w, .b = post->b, .eps = c->norm_eps, .offset = c->norm_offset,
+                                             .x = b->x, .ldx = c->hidden_size, .add = b->y, .after_add = c->norm_after_add, .scale = c->residual_scale, .n = b->n,
+                                             .cols = c->hidden_size }, e);
+}
+
+static int run_mlp(struct gpu_backend *b, const struct dlayer *l, const struct input *in, struct err *e)
+{
+    const struct config *c = &b->m->config;
+    const struct dlinear *gate = c->gated ? &l->gate : &l->up, *up = c->gated ? &l->up : NULL;
+    struct input down = { .act = b->act_mlp, .stride = b->stride_mlp, .x = b->gate, .ldx = c->intermediate_size };
+    if (!in_floats(b, gate) && by_matvec(b) && !in_floats(b, &l->down) &&
+        (!up || (up->w.type == gate->w.type && up->w.group_shift == gate->w.group_shift && up->w.n_steps == gate->w.n_steps))) {
+        struct gpu_linear fused = begin(b, in, GPU_MLP, 1, 0);
+        fused.w[0] = gate->w;
+        fused.to[0].bias = gate->bias;
+        fused.n_mats = 1;
+        if (up) {
+            fused.w[1] = up->w;
+            fused.to[1].bias = up->bias;
+            fused.n_mats = 2;
+        }
+        fused.act_out = b->act_mlp;
+        fused.act_out_stride = b->stride_mlp;
+        if (run_matvec(b, &fused, e) < 0)
+            return -1;
+    } else {
+        const struct target to[2] = { { gate, b->gate, c->intermediate_size }, { up, b->up, c->intermediate_size } };
+        const int floats = in_floats(b, &l->down);
+        if (run_linear(b, in, to, up ? 2 : 1, GPU_STORE, 1, 0, e) < 0 ||
+            gpu_act_mul(b->g, b->gate, up ? b->up : NULL, b->n, c->intermediate_size, c->act, floats ? b->gate : NULL, floats ? NULL : b->act_mlp, b->stride_mlp, e) < 0)
+            return -1;
+    }
+    return add_residual(b, &l->down, &down, &l->mlp_post_norm, e);
+}
+
+/* ---- attention ---- */
+
+static struct gpu_step step_of(const struct gpu_backend *b)
+{
+    return (struct gpu_step){ .pos = array(b, A_POS), .table_of = array(b, A_TABLE), .tables = b->step + tables_at(b), .n = b->n };
+}
+
+static int run_attention(struct gpu_backend *b, const struct dlayer *l, int index, struct err *e)
+{
+    const struct config *c = &b->m->config;
+    const int table = c->rope_of[index], nq = c->n_heads * c->head_dim, nk = c->n_kv_heads * c->head_dim;
+    const int full = c->qk_norm == QK_NORM_FULL, floats = in_floats(b, &l->o);
+    if (full) {
+        struct gpu_norm o = { .present = 1, .w = l->q_norm.w, .eps = c->qk_norm_eps, .offset = c->qk_norm_offset, .x = b->q, .ldx = nq, .out = b->q, .ldo = nq, .n = b->n, .cols = nq };
+        if (gpu_norm(b->g, &o, e) < 0)
+            return -1;
+        o.w = l->k_norm.w;
+        o.x = o.out = b->k;
+        o.ldx = o.ldo = o.cols = nk;
+        if (gpu_norm(b->g, &o, e) < 0)
+            return -1;
+    }
+    const struct gpu_kv kv = { .base = b->kv, .stride = b->kv_stride, .head_stride = 2 * (uint64_t)b->kv_part, .layer_offset = (uint64_t)(index - b->first_layer) * (uint64_t)c->n_kv_heads * 2 * b->kv_part,
+                               .part = b->kv_part, .type = (int)b->o.kv_type };
+    struct gpu_prepare p = { .q = b->q, .k = b->k, .v = b->v, .n_heads = c->n_heads, .n_kv_heads = c->n_kv_heads, .head_dim = c->head_dim,
+                             .norm = full || c->qk_norm == QK_NORM_NONE ? 0 : c->qk_norm_kind == NORM_RMS ? 1 : 2, .norm_each = c->qk_norm == QK_NORM_EACH,
+                             .norm_after_rope = c->qk_norm_after_rope, .qw = l->q_norm.w, .qb = l->q_norm.b, .kw = l->k_norm.w, .kb = l->k_norm.b, .eps = c->qk_norm_eps,
+                             .offset = c->qk_norm_offset, .step = step_of(b), .kv = kv };
+    if (table >= 0) {
+        p.cosine = b->cosine[table];
+        p.sine = b->sine[table];
+        p.rope_dim = c->ropes[table].dim;
+        p.rope_pairs = c->ropes[table].pairs;
+    }
+    if (gpu_prepare(b->g, &p, e) < 0)
+        return -1;
+    struct gpu_attention a = { .q = b->q, .out = floats ? b->attf : NULL, .act = floats ? NULL : b->act_att, .act_stride = b->stride_att, .n_heads = c->n_heads,
+                               .n_kv_heads = c->n_kv_heads, .head_dim = c->head_dim, .window = c->window[index], .scale = c->attn_scale, .softcap = c->attn_softcap,
+                               .alibi = c->pos == POS_ALIBI ? b->alibi : NULL, .step = step_of(b), .kv = kv, .partial = b->partial, .max_splits = b->splits,
+                               .tiles = b->step + tiles_at(b), .n_tiles = b->n_tiles };
+    for (int i = 0; i < b->n_decode; i += a.n_rows) {
+        a.rows = array(b, A_DECODE) + i;
+        a.n_rows = b->n_decode - i < b->partial_rows ? b->n_decode - i : b->partial_rows;
+        if (gpu_attn_decode(b->g, &a, e) < 0)
+            return -1;
+    }
+    return b->n_tiles ? gpu_attn_prefill(b->g, &a, e) : 0;
+}
+
+/* ---- a step ---- */
+
+static int run_layer(struct gpu_backend *b, int index, struct err *e)
+{
+    const struct config *c = &b->m->config;
+    const struct dlayer *l = dweights_layer(b->w, index);
+    struct input in, in_mlp;
+    if (dweights_need(b->w, index, e) < 0 || run_norm(b, &l->attn_norm, b->x, b->act, b->hf, &in, e) < 0)
+        return -1;
+    in_mlp = in;
+    if (c->block == BLOCK_PARALLEL2 && run_norm(b, &l->mlp_norm, b->x, b->act2, b->hf2, &in_mlp, e) < 0)
+        return -1;
+    const struct target qkv[3] = { { &l->q, b->q, c->n_heads * c->head_dim }, { &l->k, b->k, c->n_kv_heads * c->head_dim }, { &l->v, b->v, c->n_kv_heads * c->head_dim } };
+    const struct input att = { .act = b->act_att, .stride = b->stride_att, .x = b->attf, .ldx = c->n_heads * c->head_dim };
+    if (run_linear(b, &in, qkv, 3, GPU_STORE, 1, c->clip_qkv, e) < 0 || run_attention(b, l, index, e) < 0)
+        return -1;
+    if (c->block != BLOCK_SEQUENTIAL)           /* the MLP first: x is its input's source no more, but the order of the sums is the CPU's */
+        return run_mlp(b, l, &in_mlp, e) < 0 ? -1 : add_residual(b, &l->o, &att, &l->attn_post_norm, e);
+    if (add_residual(b, &l->o, &att, &l->attn_post_norm, e) < 0 || run_norm(b, &l->mlp_norm, b->x, b->act, b->hf, &in, e) < 0)
+        return -1;
+    return run_mlp(b, l, &in, e);
+}
+
+static int run_embed(struct gpu_backend *b, struct err *e)
+{
+    const struct config *c = &b->m->config;
+    const struct dends *w = dweights_ends(b->w);
+    const int32_t *token = array(b, A_TOKEN), *pos = array(b, A_POS);
+    if (dweights_need(b->w, DWEIGHTS_FIRST, e) < 0)
+        return -1;
+    if (w->embed_in.w.data) {
+        const struct gpu_mat none = { .cols = c->hidden_size, .n_steps = (c->hidden_size + 31) / 32 };
+        const struct input in = { .x = b->hf, .ldx = c->embed_size };
+        struct gpu_linear l = begin(b, &in, GPU_ADD, 1, 0);
+        l.w[0] = w->embed_in.w;
+        l.to[0] = (struct gpu_output){ w->embed_in.bias, b->x, c->hidden_size };
+        l.n_mats = 1;
+        if (gpu_embed(b->g, b->hf, &w->embed.w, token, pos, b->n, c->embed_scale, NULL, 0, e) < 0 ||
+            gpu_embed(b->g, b->x, &none, token, pos, b->n, 1, w->pos_embed, c->pos_offset, e) < 0 || gpu_matmul_f32(b->g, &l, e) < 0)
+            return -1;
+    } else if (gpu_embed(b->g, b->x, &w->embed.w, token, pos, b->n, c->embed_scale, w->pos_embed, c->pos_offset, e) < 0) {
+        return -1;
+    }
+    if (w->embed_norm.present &&
+        gpu_norm(b->g, &(struct gpu_norm){ .layer_norm = c->norm == NORM_LAYER, .present = 1, .w = w->embed_norm.w, .b = w->embed_norm.b, .eps = c->norm_eps, .offset = c->norm_offset,
+                                          .x = b->x, .ldx = c->hidden_size, .out = b->x, .ldo = c->hidden_size, .n = b->n, .cols = c->hidden_size }, e) < 0)
+        return -1;
+    return 0;
+}
+
+static int run_ropes(struct gpu_backend *b, struct err *e)
+{
+    const struct config *c = &b->m->config;
+    const int32_t *pos = array(b, A_POS);
+    for (int i = 0; i < c->n_ropes; i++)
+        if (gpu_rope_table(b->g, b->cosine[i], b->sine[i], pos, array(b, A_LONG), b->n, c->ropes[i].dim, b->freq[i], b->freq_long[i], c->ropes[i].scale,
+                           c->ropes[i].scale_long, e) < 0)
+            return -1;
+    return 0;
+}
+
+int layers_logits(struct gpu_backend *b, int first, int n, struct err *e)
+{
+    const struct config *c = &b->m->config;
+    const struct dends *w = dweights_ends(b->w);
+    const int all = b->n;
+    const int floats = in_floats(b, &w->head), through = w->embed_out.w.data != NULL;
+    struct input in = { .act = b->act, .stride = b->stride_hidden, .x = b->y, .ldx = c->hidden_size };
+    if (dweights_need(b->w, c->n_layers, e) < 0 ||
+        gpu_norm(b->g, &(struct gpu_norm){ .layer_norm = c->norm == NORM_LAYER, .present = w->final_norm.present, .w = w->final_norm.w, .b = w->final_norm.b, .eps = c->norm_eps,
+                                          .offset = c->norm_offset, .x = b->x, .ldx = c->hidden_size, .rows = array(b, A_LOGIT) + first,
+                                          .out = floats || through ? b->y : NULL, .ldo = c->hidden_size, .act = floats || through ? NULL : b->act,
+                                          .act_stride = b->stride_hidden, .n = n, .cols = c->hidden_size }, e) < 0)
+        return -1;
+    b->n = n;
+    int rc = 0;
+    if (through) {
+        struct gpu_linear l = begin(b, &in, GPU_STORE, 1, 0);
+        l.w[0] = w->embed_out.w;
+        l.to[0] = (struct gpu_output){ w->embed_out.bias, b->hf, c->embed_size };
+        l.n_mats = 1;
+        rc = gpu_matmul_f32(b->g, &l, e);
+        in.x = b->hf;
+        in.ldx = c->embed_size;
+        if (rc == 0 && !floats)
+            rc = gpu_act_pack(b->g, b->hf, n, c->embed_size, b->act, b->stride_hidden, e);
+    }
+    if (rc == 0)
+        rc = run_linear(b, &in, &(struct target){ &w->head, b->logits, c->vocab_size }, 1, GPU_LOGITS, c->logit_scale, c->final_softcap, e);
+    b->n = all;
+    return rc;
+}
+
+int layers_hidden(struct gpu_backend *b, int first, int n, struct err *e)
+{
+    const struct config *c = &b->m->config;
+    const struct dnorm *norm = &dweights_ends(b->w)->final_norm;
+    if (dweights_need(b->w, c->n_layers, e) < 0)
+        return -1;
+    return gpu_norm(b->g, &(struct gpu_norm){ .layer_norm = c->norm == NORM_LAYER, .present = norm->present, .w = norm->w, .b = norm->b, .eps = c->norm_eps, .offset = c->norm_offset,
+                                             .x = b->x + (size_t)first * (size_t)c->hidden_size, .ldx = c->hidden_size, .out = b->y, .ldo = c->hidden_size, .n = n,
+                                             .cols = c->hidden_size }, e);
+}
+
+int layers_run(struct gpu_backend *b, struct err *e)
+{
+    if ((b->first_layer == 0 && run_embed(b, e) < 0) || run_ropes(b, e) < 0)
+        return -1;
+    for (int i = b->first_layer; i < b->m->config.n_layers; i++)
+        if (run_layer(b, i, e) < 0)
+            return -1;
+    return 0;
+}

@@ -1,0 +1,333 @@
+/* memory.c - what a model takes of the device: counted in full before the first allocation, refused with the numbers where it does not fit. */
+#include "gpu/backend/inside.h"
+
+#include <assert.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "libcommon/engine/cpu.h"
+#include "libcommon/model/arch.h"
+
+enum {
+    MAX_PARTS = 32,             /* pieces of device memory besides weights and cache */
+    PARTIAL_BYTES = 32 << 20,   /* what split attention may take for its partial results, unless one token needs more */
+};
+
+static int stride_of(const struct mat *const *m, int n, int cols)
+{
+    int stride = (cols + 31) / 32 * 32;
+    for (int i = 0; i < n; i++)
+        if (m[i]->data && m[i]->cols_padded > stride)
+            stride = m[i]->cols_padded;
+    return stride;
+}
+
+/* Widths of the rounded activations: the widest padding among the matrices that read them; and is there f32? */
+static void measure(struct gpu_backend *b)
+{
+    const struct config *c = &b->m->config;
+    b->stride_hidden = stride_of(&(const struct mat *){ &b->m->head.w }, 1, c->hidden_size > c->embed_size ? c->hidden_size : c->embed_size);
+    b->stride_att = b->stride_mlp = 0;
+    b->floats = b->exact || b->m->head.w.type == QT_F32;
+    for (int i = b->first_layer; i < c->n_layers; i++) {
+        const struct layer *l = &b->m->layers[i];
+        const struct mat *reads_hidden[] = { &l->q.w, &l->k.w, &l->v.w, &l->gate.w, &l->up.w }, *o = &l->o.w, *down = &l->down.w;
+        int s = stride_of(reads_hidden, 5, c->hidden_size);
+        b->stride_hidden = s > b->stride_hidden ? s : b->stride_hidden;
+        s = stride_of(&o, 1, c->n_heads * c->head_dim);
+        b->stride_att = s > b->stride_att ? s : b->stride_att;
+        s = stride_of(&down, 1, c->intermediate_size);
+        b->stride_mlp = s > b->stride_mlp ? s : b->stride_mlp;
+        for (int j = 0; j < 5; j++)
+            b->floats |= reads_hidden[j]->data && reads_hidden[j]->type == QT_F32;
+        b->floats |= o->type == QT_F32 || down->type == QT_F32;
+    }
+}
+
+struct part { void *p; size_t bytes; };
+
+static size_t up256(size_t n) { return (n + 255) / 256 * 256; }
+
+static int plan_arena(struct gpu_backend *b, struct part *part)
+{
+    const struct config *c = &b->m->config;
+    const size_t t = (size_t)(b->o.max_tokens > GPU_MATVEC_TOKENS ? b->o.max_tokens : GPU_MATVEC_TOKENS) + MAX_GRAPH_TOKENS, hd = (size_t)c->head_dim;
+    const size_t hidden = (size_t)c->hidden_size, wide = hidden > (size_t)c->embed_size ? hidden : (size_t)c->embed_size;
+    const size_t nq = (size_t)c->n_heads * hd, nk = (size_t)c->n_kv_heads * hd, mlp = (size_t)c->intermediate_size;
+    const size_t f = sizeof(float), h = sizeof(uint16_t), per_row = (size_t)c->n_heads * (size_t)b->max_splits * (hd + 2) * f;
+    b->partial_rows = (int)(PARTIAL_BYTES / per_row) < 1 ? 1 : (int)(PARTIAL_BYTES / per_row);
+    b->partial_rows = b->partial_rows > (int)t ? (int)t : b->partial_rows;
+    b->logit_rows = b->o.max_logits < LOGIT_ROWS ? b->o.max_logits : LOGIT_ROWS;
+    if (b->logit_rows < MAX_GRAPH_TOKENS && b->o.max_logits > 0) {              /* graphs pad to the next power of two */
+        int n = 1;
+        while (n < b->logit_rows)
+            n *= 2;
+        b->logit_rows = n;
+    }
+    int n = 0;
+    part[n++] = (struct part){ &b->x, t * hidden * f };
+    part[n++] = (struct part){ &b->y, t * hidden * f };
+    part[n++] = (struct part){ &b->hf, (b->floats || b->m->embed_in.w.data || b->m->embed_out.w.data) ? t * wide * f : 0 };
+    part[n++] = (struct part){ &b->hf2, b->floats && c->block == BLOCK_PARALLEL2 ? t * hidden * f : 0 };
+    part[n++] = (struct part){ &b->q, t * nq * f };
+    part[n++] = (struct part){ &b->attf, b->floats ? t * nq * f : 0 };
+    part[n++] = (struct part){ &b->k, t * nk * f };
+    part[n++] = (struct part){ &b->v, t * nk * f };
+    part[n++] = (struct part){ &b->gate, t * mlp * f };
+    part[n++] = (struct part){ &b->up, t * mlp * f };
+    part[n++] = (struct part){ &b->act, t * (size_t)b->stride_hidden * h };
+    part[n++] = (struct part){ &b->act2, c->block == BLOCK_PARALLEL2 ? t * (size_t)b->stride_hidden * h : 0 };
+    part[n++] = (struct part){ &b->act_att, t * (size_t)b->stride_att * h };
+    part[n++] = (struct part){ &b->act_mlp, t * (size_t)b->stride_mlp * h };
+    for (int i = 0; i < c->n_ropes; i++) {
+        const size_t half = (size_t)c->ropes[i].dim / 2;
+        part[n++] = (struct part){ &b->cosine[i], t * half * f };
+        part[n++] = (struct part){ &b->sine[i], t * half * f };
+        part[n++] = (struct part){ &b->freq[i], half * f };
+        part[n++] = (struct part){ &b->freq_long[i], c->ropes[i].inv_freq_long ? half * f : 0 };
+    }
+    part[n++] = (struct part){ &b->alibi, c->pos == POS_ALIBI ? (size_t)c->n_heads * f : 0 };
+    part[n++] = (struct part){ &b->partial, (size_t)b->partial_rows * per_row };
+    part[n++] = (struct part){ &b->logits, (size_t)b->logit_rows * (size_t)c->vocab_size * f };
+    assert(n <= MAX_PARTS);
+    return n;
+}
+
+/* Small tables, once, through the step's pinned memory, which is empty yet. */
+static int upload_table(struct gpu_backend *b, float *to, const float *from, int n, struct err *e)
+{
+    memcpy(b->hstep, from, (size_t)n * sizeof *from);
+    return gpu_upload(b->g, GPU_COMPUTE, to, b->hstep, (size_t)n * sizeof *from, e) < 0 ? -1 : gpu_sync(b->g, GPU_COMPUTE, e);
+}
+
+static int upload_tables(struct gpu_backend *b, struct err *e)
+{
+    const struct config *c = &b->m->config;
+    for (int i = 0; i < c->n_ropes; i++) {
+        const struct rope *r = &c->ropes[i];
+        if (upload_table(b, b->freq[i], r->inv_freq, r->dim / 2, e) < 0 || (r->inv_freq_long && upload_table(b, b->freq_long[i], r->inv_freq_long, r->dim / 2, e) < 0))
+            return -1;
+        if (!r->inv_freq_long)
+            b->freq_long[i] = NULL;
+    }
+    if (c->pos != POS_ALIBI)
+        return 0;
+    float *slope = malloc((size_t)c->n_heads * sizeof *slope);
+    if (!slope)
+        return err_nomem(e, "slopes");
+    int n = 1;
+    while (2 * n <= c->n_heads)
+        n *= 2;
+    for (int h = 0; h < c->n_heads; h++) {      /* arXiv:2108.12409 and its code */
+        const double power = h < n ? (double)(h + 1) / n : (double)(2 * (h - n) + 1) / (2 * n);
+        slope[h] = (float)(c->alibi_scale * exp2(-c->alibi_max_bias * power));
+    }
+    const int rc = upload_table(b, b->alibi, slope, c->n_heads, e);
+    free(slope);
+    return rc;
+}
+
+static const char *megabytes(char out[32], size_t n)
+{
+    snprintf(out, 32, "%.1f MB", (double)n * 1e-6);
+    return out;
+}
+
+/* Which of the number formats of its matrices has no kernel here; -1: none. */
+static int type_without_kernel(const struct linear *const *all, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (!all[i]->w.data)
+            continue;
+        switch (all[i]->w.type) {
+        case QT_F32: case QT_F16: case QT_BF16: case QT_I8: case QT_I8R: case QT_I4: case QT_I4M: case QT_I4Z: case QT_NL4: case QT_NF4: case QT_M2: case QT_M3: case QT_M5:
+        case QT_M6:
+            break;
+        default:
+            return (int)all[i]->w.type;
+        }
+    }
+    return -1;
+}
+
+/* What the device computes of this model must be something that it can. */
+static int check_model(const struct gpu_backend *b, struct err *e)
+{
+    const struct model *m = b->m;
+    const struct config *c = &m->config;
+    if (config_beyond_dense(c))
+        return err_set(e, ERR_UNSUPPORTED, "%s: %s (%s) runs on the CPU only", gpu_kind, c->arch, config_beyond_dense(c));
+    if (c->head_dim % 8 || c->head_dim > GPU_ATTN_MAX_DIM)
+        return err_set(e, ERR_UNSUPPORTED, "%s: heads of %d elements, expected a multiple of 8 up to %d", gpu_kind, c->head_dim, GPU_ATTN_MAX_DIM);
+    const struct linear *ends[] = { &m->head, &m->embed_out, &m->embed, &m->embed_in };
+    int type = type_without_kernel(ends, b->first_layer ? 2 : 4);
+    for (int i = b->first_layer; i < c->n_layers && type < 0; i++) {
+        const struct layer *l = &m->layers[i];
+        type = type_without_kernel((const struct linear *const[]){ &l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down }, 7);
+    }
+    return type < 0 ? 0 : err_set(e, ERR_UNSUPPORTED, "%s: weights of type %s run on the CPU only", gpu_kind, qtype_info((enum qtype)type)->name);
+}
+
+/* Every size there is, from b->m and b->o. Returns the number of parts. */
+static int size_up(struct gpu_backend *b, struct part *part, struct err *e)
+{
+    const struct config *c = &b->m->config;
+    if (b->o.n_blocks < 1 || b->o.max_tokens < 1 || b->o.max_logits < 0 || b->o.max_logits > b->o.max_tokens)
+        return err_set(e, ERR_SHAPE, "%s: %d KV blocks, %d tokens, %d logits: expected at least 1, 1, and no more logits than tokens", gpu_kind, b->o.n_blocks, b->o.max_tokens,
+                       b->o.max_logits);
+    b->exact = b->o.exact;
+    b->first_layer = b->o.device_layers > 0 && b->o.device_layers < c->n_layers ? c->n_layers - b->o.device_layers : 0;
+    if (check_model(b, e) < 0)
+        return -1;
+    measure(b);
+    b->kv_part = (uint32_t)kv_block_bytes(b->o.kv_type, c->head_dim);
+    b->kv_stride = (size_t)(c->n_layers - b->first_layer) * (size_t)c->n_kv_heads * 2 * b->kv_part;
+    if (__builtin_mul_overflow(b->kv_stride, (size_t)b->o.n_blocks, &b->kv_size))
+        return err_set(e, ERR_SHAPE, "a KV cache of %d blocks is too large", b->o.n_blocks);
+    int64_t most = (int64_t)b->o.n_blocks * KV_BLOCK;
+    most = c->max_len > 0 && c->max_len < most ? c->max_len : most;
+    b->max_splits = (int)((most + GPU_SPLIT - 1) / GPU_SPLIT);
+    const int n = plan_arena(b, part);
+    for (int i = 0; i < n; i++)
+        b->arena_size += up256(part[i].bytes);
+    b->step_room = tables_at(b) + (size_t)b->o.n_blocks + 4096;
+    b->hlogits_room = (size_t)b->logit_rows * (size_t)c->vocab_size;
+    if (b->hlogits_room < (size_t)c->hidden_size)
+        b->hlogits_room = (size_t)c->hidden_size;
+    return n;
+}
+
+/* The driver gives memory in pages of 2 MiB. */
+static size_t pages(size_t n) { return (n + ((size_t)2 << 20) - 1) >> 21 << 21; }
+
+/* For what the driver keeps of graphs and kernels: an allowance of 32 MiB and 1 KiB a kernel of each graph that there may be, not a measurement. */
+static size_t reserve_of(const struct gpu_backend *b)
+{
+    enum { BASE = 32 << 20, NODE = 1 << 10, NODES_A_LAYER = 10, NODES_OF_ENDS = 8 };
+    int bits = 1;
+    while (bits < MAX_SPLIT_BITS && 1 << bits <= b->max_splits)
+        bits++;
+    return BASE + (size_t)N_BUCKETS * (size_t)bits * (size_t)((b->m->config.n_layers - b->first_layer) * NODES_A_LAYER + NODES_OF_ENDS) * NODE;
+}
+
+static void fill_plan(const struct gpu_backend *b, struct gpu_plan *p)
+{
+    const struct config *c = &b->m->config;
+    p->n_layers = c->n_layers - b->first_layer;
+    p->weights = pages(dweights_size(b->m, b->first_layer));
+    p->kv = pages(b->kv_size);
+    p->work = pages(b->arena_size) + pages(b->step_room * 4);
+    p->reserve = reserve_of(b);
+    p->needed = p->weights + p->kv + p->work + p->reserve;
+    p->host_weights = p->host_kv = 0;
+    if (b->first_layer) {
+        const size_t all = dweights_size(b->m, 0), mine = dweights_size(b->m, b->first_layer);
+        p->host_weights = all > mine ? all - mine : 0;
+        p->host_kv = (size_t)b->first_layer * (size_t)c->n_kv_heads * 2 * b->kv_part * (size_t)b->o.n_blocks;
+    }
+}
+
+static size_t limit_of(const struct backend_options *o, const struct gpu_plan *p) { return o->max_device && o->max_device < p->free ? o->max_device : p->free; }
+
+static int plan_for(const struct model *m, const struct backend_options *o, int device_layers, struct gpu_plan *p, struct err *e)
+{
+    struct gpu_backend b = { .m = m, .o = *o };
+    struct part part[MAX_PARTS];
+    b.o.device_layers = device_layers;
+    if (size_up(&b, part, e) < 0)
+        return -1;
+    fill_plan(&b, p);
+    return 0;
+}
+
+/* The most layers that fit into the limit of p; 0: not one. */
+static int most_layers(const struct model *m, const struct backend_options *o, const struct gpu_plan *p)
+{
+    struct gpu_plan one = *p;
+    struct err ignored;
+    for (int n = m->config.n_layers; n > 0; n--)
+        if (plan_for(m, o, n, &one, &ignored) == 0 && one.needed <= limit_of(o, p))
+            return n;
+    return 0;
+}
+
+static int plan_on(struct gpu *g, const struct model *m, const struct backend_options *o, struct gpu_plan *p, struct err *e)
+{
+    struct gpu_info info;
+    if (gpu_info(g, &info, e) < 0)
+        return -1;
+    *p = (struct gpu_plan){ .total = info.memory, .free = info.free };
+    snprintf(p->name, sizeof p->name, "%s", info.name);
+    if (plan_for(m, o, o->device_layers, p, e) < 0)
+        return -1;
+    p->limit = limit_of(o, p);
+    p->most_layers = p->needed <= p->limit ? p->n_layers : most_layers(m, o, p);
+    return 0;
+}
+
+int gpu_plan(const struct model *m, const struct backend_options *o, struct gpu_plan *p, struct err *e)
+{
+    struct gpu_plan ignored;
+    if (plan_for(m, o, o->device_layers, &ignored, e) < 0)      /* what no device can do needs none to be told */
+        return -1;
+    struct gpu *g = gpu_open(o->device, 0, e);
+    const int rc = g ? plan_on(g, m, o, p, e) : -1;
+    gpu_close(g);
+    return rc;
+}
+
+int gpu_plan_fits(const struct gpu_plan *p, const struct backend_options *o, struct err *e)
+{
+    char s[6][32], fewer[80] = "";
+    if (p->needed <= p->limit)
+        return 0;
+    if (p->most_layers > 0)
+        snprintf(fewer, sizeof fewer, "; --gpu-layers %d fits", p->most_layers);
+    return err_set(e, ERR_MEMORY, "%s needs %s of device memory for %d layers (weights %s, keys and values %s, work %s, reserve %s), but %s %s: fewer bits a weight (-q), a shorter "
+                   "--ctx or --kv i8 need less%s", p->name, megabytes(s[0], p->needed), p->n_layers, megabytes(s[1], p->weights), megabytes(s[2], p->kv),
+                   megabytes(s[3], p->work), megabytes(s[4], p->reserve), megabytes(s[5], p->limit),
+                   o->max_device && o->max_device < p->free ? "may be taken (--max-memory)" : "are free", fewer);
+}
+
+int memory_open(struct gpu_backend *b, struct err *e)
+{
+    const struct config *c = &b->m->config;
+    struct part part[MAX_PARTS];
+    const int n = size_up(b, part, e);
+    if (n < 0 || plan_on(b->g, b->m, &b->o, &b->plan, e) < 0 || gpu_plan_fits(&b->plan, &b->o, e) < 0)
+        return -1;
+    const size_t hx = b->first_layer ? (size_t)b->o.max_tokens * (size_t)c->hidden_size : 0;
+    if (!(b->w = dweights_open(b->g, b->m, b->first_layer, e)) ||       /* first: the copy runs while the rest is made */
+        !(b->arena = gpu_alloc(b->g, b->arena_size, "activations", e)) || !(b->kv = gpu_alloc(b->g, b->kv_size, "keys and values", e)) ||
+        !(b->step = gpu_alloc(b->g, b->step_room * 4, "the step", e)) || !(b->hstep = gpu_pinned(b->g, b->step_room * 4, "the step", e)) ||
+        !(b->hlogits = gpu_pinned(b->g, b->hlogits_room * sizeof(float), "logits", e)) || (hx && !(b->hx = gpu_pinned(b->g, hx * sizeof(float), "hidden states", e))))
+        return -1;
+    b->pinned = b->step_room * 4 + (b->hlogits_room + hx) * sizeof(float);
+    uint8_t *at = b->arena;
+    for (int i = 0; i < n; i++) {
+        memcpy(part[i].p, &at, sizeof at);
+        at += up256(part[i].bytes);
+    }
+    /* what pads the rows of activations stays 0 from here on, and tokens that only pad a step find numbers */
+    if (gpu_fill(b->g, GPU_COMPUTE, b->act, 0, (size_t)((uint8_t *)(c->n_ropes ? (void *)b->cosine[0] : (void *)b->alibi) - (uint8_t *)b->act), e) < 0 ||
+        gpu_fill(b->g, GPU_COMPUTE, b->x, 0, (size_t)((uint8_t *)b->y - (uint8_t *)b->x), e) < 0 || upload_tables(b, e) < 0)
+        return -1;
+    if (b->first_layer && !(b->host = cpu_first_open(b->m, &b->o, b->first_layer, e)))
+        return -1;
+    return 0;
+}
+
+void memory_close(struct gpu_backend *b)
+{
+    dweights_close(b->w);
+    gpu_free(b->g, b->arena);
+    gpu_free(b->g, b->kv);
+    gpu_free(b->g, b->step);
+    gpu_pinned_free(b->g, b->hstep);
+    gpu_pinned_free(b->g, b->hlogits);
+    gpu_pinned_free(b->g, b->hx);
+    if (b->host)
+        backend_cpu.close(b->host);
+}

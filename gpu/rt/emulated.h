@@ -1,0 +1,16 @@
+/* emulated.h - what only the emulated device can do, for tests. */
+#ifndef ZSE_GPU_RT_EMULATED_H
+#define ZSE_GPU_RT_EMULATED_H
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The n-th launch from now on (1: the next) of this kernel (NULL: of any) fails, and its device is lost; 0: none. Whoever waits for the device next hears of it; the
+ * kernel's name only with debug_sync.  Devices that are opened later are well. */
+void emulated_fail(const char *kernel, int n);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

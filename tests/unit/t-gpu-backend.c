@@ -1,0 +1,318 @@
+/* t-gpu-backend.c - what the device's backend promises beside right results: --strict gives the same bits for every schedule, layers can be shared with the
+ * processor, the plan is what is taken, and a device that is lost ends requests, not the process. */
+#include "tests/lib/gpu.h"
+
+#include "gpu/gpu.h"
+#include "gpu/rt/emulated.h"
+#include "libcommon/convert/assemble.h"
+#include "libcommon/engine/engine.h"
+
+#pragma weak emulated_fail              /* on a GPU nobody can ask for a fault */
+
+enum { N_BLOCKS = 32, MAX_TOKENS = 64 };
+
+static struct model *load(void)
+{
+    struct source *s = source_open("models/tiny", &why);
+    struct model *m = s ? model_assemble(s, QT_F16, &why) : NULL;
+    source_close(s);
+    if (!m)
+        fail_msg("%s", why.msg);
+    return m;
+}
+
+static struct backend_options options(void)
+{
+    return (struct backend_options){ .n_threads = 2, .kv_type = KV_F16, .n_blocks = N_BLOCKS, .max_tokens = MAX_TOKENS, .max_logits = MAX_TOKENS };
+}
+
+static void *open_with(const struct model *m, const struct backend_options *o)
+{
+    void *b = backend_gpu.open(m, o, &why);
+    if (!b)
+        fail_msg("%s", why.msg);
+    return b;
+}
+
+/* ---- random schedules ---- */
+
+enum { N = 2, LEN = 22 };         /* more than 16 tokens at once go other ways than fewer, without strict */
+
+struct run { const struct model *m; void *b; int32_t id[N][LEN], table[N][4]; int at[N]; size_t vocab; float *want[N]; };
+
+static void run_open(struct run *r, const struct model *m, const struct backend_options *o, uint64_t seed)
+{
+    struct rng rng = { seed };
+    memset(r, 0, sizeof *r);
+    r->m = m;
+    r->b = open_with(m, o);
+    r->vocab = (size_t)m->config.vocab_size;
+    for (int s = 0; s < N; s++) {
+        r->want[s] = malloc(LEN * r->vocab * sizeof(float));
+        for (int i = 0; i < LEN; i++)
+            r->id[s][i] = below(&rng, (int)r->vocab);
+        for (int i = 0; i < 4; i++)
+            r->table[s][i] = 1 + s + i * N;
+    }
+}
+
+static void run_close(struct run *r)
+{
+    backend_gpu.close(r->b);
+    for (int s = 0; s < N; s++)
+        free(r->want[s]);
+}
+
+static struct batch_item item_of(const struct run *r, int s, int pos, int n, int n_logits)
+{
+    return (struct batch_item){ .tokens = &r->id[s][pos], .n_tokens = n, .pos = pos, .table = r->table[s], .n_logits = n_logits };
+}
+
+/* Each sequence at once and alone. */
+static void reference(struct run *r)
+{
+    for (int s = 0; s < N; s++) {
+        const struct batch_item item = item_of(r, s, 0, LEN, LEN);
+        OK(backend_gpu.forward(r->b, &(struct batch){ &item, 1 }, r->want[s], &why));
+    }
+}
+
+/* Cut and put together by chance: how many rows of logits have other bits than the reference. */
+static int schedule(struct run *r, uint64_t seed)
+{
+    struct rng rng = { seed };
+    float *got = malloc(MAX_TOKENS * r->vocab * sizeof *got);
+    int different = 0, left = N;
+    memset(r->at, 0, sizeof r->at);
+    while (left) {
+        struct batch_item item[N];
+        int of[N], n = 0, room = MAX_TOKENS, row = 0;
+        for (int s = 0; s < N; s++) {
+            const int rest = LEN - r->at[s];
+            if (rest == 0 || below(&rng, 4) == 0)
+                continue;
+            int take = below(&rng, 3) == 0 ? 1 : 1 + below(&rng, rest);
+            take = take > room ? room : take;
+            if (take == 0)
+                continue;
+            of[n] = s;
+            item[n++] = item_of(r, s, r->at[s], take, 1);
+            room -= take;
+        }
+        OK(backend_gpu.forward(r->b, &(struct batch){ item, n }, got, &why));
+        for (int i = 0; i < n; i++, row++) {
+            r->at[of[i]] += item[i].n_tokens;
+            different += memcmp(got + (size_t)row * r->vocab, r->want[of[i]] + (size_t)(r->at[of[i]] - 1) * r->vocab, r->vocab * sizeof *got) != 0;
+        }
+        left = 0;
+        for (int s = 0; s < N; s++)
+            left += r->at[s] < LEN;
+    }
+    free(got);
+    return different;
+}
+
+static void strict(void **state)
+{
+    (void)state;
+    struct model *m = load();
+    struct backend_options o = options();
+    struct run r;
+    for (o.strict = 0; o.strict < 2; o.strict++) {
+        run_open(&r, m, &o, 21);
+        reference(&r);
+        const int different = schedule(&r, 1);
+        if (o.strict && different)
+            fail_msg("strict: %d rows of logits depend on the schedule", different);
+        if (!o.strict && !different)
+            fail_msg("without strict no row differs: the schedules show nothing");
+        run_close(&r);
+    }
+    o.strict = 1;                       /* layers that the processor has need nothing more for it */
+    o.device_layers = 1;
+    run_open(&r, m, &o, 22);
+    reference(&r);
+    assert_int_equal(schedule(&r, 4), 0);
+    run_close(&r);
+    model_close(m);
+}
+
+/* ---- layers shared with the processor ---- */
+
+static double error_of(const float *got, const float *want, size_t n)
+{
+    double max = 0, error = 0;
+    for (size_t i = 0; i < n; i++) {
+        max = fmax(max, fabs((double)want[i]));
+        error = isfinite(got[i]) ? fmax(error, fabs((double)got[i] - want[i])) : INFINITY;
+    }
+    return error / max;
+}
+
+/* A prompt in two chunks, tokens one by one (the second of which is recorded and replayed), then the last on copies of the blocks; hidden states. */
+static void some_layers(void **state)
+{
+    (void)state;
+    enum { FIRST = 5, PROMPT = 19 };
+    struct model *m = load();
+    struct backend_options o = options();
+    struct run r;
+    o.exact = 1;
+    o.kv_type = KV_F32;
+    o.n_threads = 1;
+    run_open(&r, m, &o, 5);
+    backend_gpu.close(r.b);
+    const size_t hidden = (size_t)m->config.hidden_size;
+    float *want_hidden = malloc(LEN * hidden * sizeof *want_hidden), *got_hidden = malloc(LEN * hidden * sizeof *got_hidden), *got = malloc(LEN * r.vocab * sizeof *got);
+    void *cpu = backend_cpu.open(m, &o, &why);
+    assert_non_null(cpu);
+    struct batch_item all = item_of(&r, 0, 0, LEN, LEN);
+    all.hidden = want_hidden;
+    all.n_hidden = LEN;
+    OK(backend_cpu.forward(cpu, &(struct batch){ &all, 1 }, r.want[0], &why));
+    backend_cpu.close(cpu);
+    for (o.device_layers = 0; o.device_layers < m->config.n_layers; o.device_layers += m->config.n_layers - 2 > 0 ? m->config.n_layers - 2 : 1) {
+        r.b = open_with(m, &o);
+        struct backend_device d;
+        backend_gpu.device(r.b, &d);
+        assert_int_equal(d.n_layers, o.device_layers ? o.device_layers : m->config.n_layers);
+        struct batch_item a = item_of(&r, 0, 0, FIRST, FIRST), b = item_of(&r, 0, FIRST, PROMPT - FIRST, PROMPT - FIRST);
+        a.hidden = got_hidden;
+        a.n_hidden = FIRST;
+        b.hidden = got_hidden + FIRST * hidden;
+        b.n_hidden = PROMPT - FIRST;
+        OK(backend_gpu.forward(r.b, &(struct batch){ &a, 1 }, got, &why));
+        OK(backend_gpu.forward(r.b, &(struct batch){ &b, 1 }, got + FIRST * r.vocab, &why));
+        for (int i = PROMPT; i < LEN; i++) {
+            const struct batch_item one = item_of(&r, 0, i, 1, 1);
+            OK(backend_gpu.forward(r.b, &(struct batch){ &one, 1 }, got + (size_t)i * r.vocab, &why));
+        }
+        const double e = error_of(got, r.want[0], LEN * r.vocab), eh = error_of(got_hidden, want_hidden, PROMPT * hidden);
+        if (!(e <= 1e-5 && eh <= 1e-5))
+            fail_msg("%d layers on the device: logits differ by %.3g, hidden states by %.3g", d.n_layers, e, eh);
+        const int32_t copies[4] = { 20, 21, 0, 0 };
+        for (int i = 0; i < 2; i++)
+            OK(backend_gpu.copy_block(r.b, r.table[0][i], copies[i], &why));
+        struct batch_item again = item_of(&r, 0, LEN - 1, 1, 1);
+        again.table = copies;
+        OK(backend_gpu.forward(r.b, &(struct batch){ &again, 1 }, got, &why));
+        if (memcmp(got, got + (LEN - 1) * r.vocab, r.vocab * sizeof *got) != 0)
+            fail_msg("%d layers on the device: copies of the blocks give other bits", d.n_layers);
+        backend_gpu.close(r.b);
+    }
+    for (int s = 0; s < N; s++)
+        free(r.want[s]);
+    free(got), free(got_hidden), free(want_hidden);
+    model_close(m);
+}
+
+/* ---- the plan ---- */
+
+static void plan(void **state)
+{
+    (void)state;
+    struct model *m = load();
+    struct backend_options o = options();
+    struct gpu_plan whole, p;
+    OK(gpu_plan(m, &o, &whole, &why));
+    assert_int_equal(whole.needed, whole.weights + whole.kv + whole.work + whole.reserve);
+    assert_int_equal(whole.most_layers, m->config.n_layers);
+    assert_int_equal(whole.host_weights, 0);
+    OK(gpu_plan_fits(&whole, &o, &why));
+    assert_true(whole.kv >= (size_t)N_BLOCKS * config_kv_bytes(&m->config, KV_F16) && whole.kv < (size_t)N_BLOCKS * config_kv_bytes(&m->config, KV_F16) + (2 << 20));
+    o.n_blocks = 1 << 16;               /* large enough for pages not to hide a layer */
+    OK(gpu_plan(m, &o, &whole, &why));
+    o.device_layers = 1;
+    OK(gpu_plan(m, &o, &p, &why));
+    assert_true(p.kv < whole.kv && p.host_kv > 0 && p.host_weights > 0 && p.needed < whole.needed);
+    o.device_layers = 0;
+    o.max_device = p.needed;            /* exactly enough for one */
+    OK(gpu_plan(m, &o, &p, &why));
+    assert_int_equal(p.most_layers, 1);
+    assert_int_equal(gpu_plan_fits(&p, &o, &why), -1);
+    assert_non_null(strstr(why.msg, "--gpu-layers 1 fits"));
+    assert_non_null(strstr(why.msg, "--max-memory"));
+    assert_null(backend_gpu.open(m, &o, &why));
+    assert_non_null(strstr(why.msg, "weights"));
+    o.max_device--;
+    OK(gpu_plan(m, &o, &p, &why));
+    assert_int_equal(p.most_layers, 0);
+    model_close(m);
+}
+
+/* ---- a device that is lost ---- */
+
+struct heard { enum finish finish; struct err error; };
+static void hear(void *user, const struct token_event *ev)
+{
+    struct heard *h = user;
+    if (ev->finish != FINISH_NONE)
+        h->finish = ev->finish;
+    if (ev->error)
+        h->error = *ev->error;
+}
+
+static void ask(struct engine *g, struct heard *h)
+{
+    static const int32_t ids[5] = { 1, 2, 3, 4, 5 };
+    struct request_params p = { .ids = ids, .n_ids = 5, .max_tokens = 3, .ignore_eos = 1, .n_logprobs = -1, .on_token = hear, .user = h };
+    p.sampling = sampling_defaults();
+    *h = (struct heard){ FINISH_NONE, { .code = ERR_NONE } };
+    if (!engine_submit(g, &p, &why))
+        fail_msg("%s", why.msg);
+}
+
+static void lost(void **state)
+{
+    (void)state;
+    if (!emulated_fail) {
+        print_message("# skipped: only the emulated device fails when it is asked to\n");
+        skip();
+    }
+    struct model *m = load();
+    for (int sync = 0; sync < 2; sync++) {
+        const struct engine_options o = { .backend = &backend_gpu, .max_len = 64, .max_seqs = 2, .max_tokens = 32, .n_threads = 1, .debug_sync = sync };
+        struct engine *g = engine_open(m, NULL, &o, &why);
+        struct heard h[2];
+        struct engine_stats s;
+        assert_non_null(g);
+        ask(g, &h[0]);
+        ask(g, &h[1]);
+        OK(engine_step(g, &why));       /* both have a first token */
+        emulated_fail("attn_split", 2);
+        int n;
+        for (n = 0; n < 8 && engine_step(g, &why) > 0; n++)
+            ;
+        for (int i = 0; i < 2; i++) {
+            assert_int_equal(h[i].finish, FINISH_ERROR);
+            if (sync && !strstr(h[i].error.msg, "attn_split"))
+                fail_msg("'%s' does not name the kernel", h[i].error.msg);
+            if (!sync && (!strstr(h[i].error.msg, "ZSE_DEBUG_SYNC=1") || strstr(h[i].error.msg, "attn_split")))
+                fail_msg("'%s' does not say how to find the kernel", h[i].error.msg);
+        }
+        engine_stats(g, &s);
+        assert_true(s.device.lost);
+        ask(g, &h[0]);                  /* and later requests hear of it at once */
+        assert_int_equal(engine_step(g, &why), -1);
+        assert_int_equal(h[0].finish, FINISH_ERROR);
+        assert_string_equal(h[0].error.msg, why.msg);
+        engine_close(g);
+        if (!(g = engine_open(m, NULL, &o, &why)))
+            fail_msg("%s", why.msg);    /* a device opened anew is well */
+        ask(g, &h[0]);
+        while ((n = engine_step(g, &why)) > 0)
+            ;
+        assert_int_equal(n, 0);
+        assert_int_equal(h[0].finish, FINISH_LENGTH);
+        engine_close(g);
+    }
+    model_close(m);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(strict), cmocka_unit_test(some_layers), cmocka_unit_test(plan), cmocka_unit_test(lost) };
+    if (gpu_kind[0] != 'e' && !device_usable())
+        return 0;
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
