@@ -14,8 +14,9 @@
 #include <unistd.h>
 
 #include "cmd/cli.h"
-#include "cmd/preflight.h"
+#include "cmd/guard.h"
 #include "cmd/hub.h"
+#include "cmd/preflight.h"
 #include "gpu/gpu.h"
 #include "libcommon/base/clock.h"
 #include "libcommon/convert/convert.h"
@@ -307,6 +308,7 @@ static int load(struct opened_model *o, struct err *e)
     o->mapped_ns = clock_ns();
     if (!z || !(o->model = model_bind(z, e)))
         return -1;
+    guard_add(zfile_map(z));
     const void *blob = zfile_tokenizer(o->model->file, &size);
     if (blob && !(o->tokenizer = tokenizer_open(blob, size, e)))
         return err_prefix(e, "%s", o->path);
@@ -318,8 +320,10 @@ static void unload(struct opened_model *o)
 {
     if (o->tokenizer)
         tokenizer_close(o->tokenizer);
-    if (o->model)
+    if (o->model) {
+        guard_remove(zfile_map(o->model->file));
         model_close(o->model);
+    }
     o->tokenizer = NULL;
     o->model = NULL;
 }
@@ -416,6 +420,7 @@ static int find_and_load(const char *prog, const char *path, const struct run_op
 
 int open_model(const char *prog, const char *path, const struct run_options *r, struct opened_model *o, struct err *e)
 {
+    guard_start(prog);
     memset(o, 0, sizeof *o);
     o->bounded = r->max_memory != 0;
     o->prog = prog;

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "cmd/cli.h"
+#include "cmd/guard.h"
 #include "cmd/convert.h"
 #include "cmd/hub.h"
 #include "libcommon/plan/plan.h"
@@ -270,6 +271,7 @@ int main(int argc, char **argv)
 {
     struct arguments a = { 0 };
     int c, rc;
+    guard_start(prog);
     convert_defaults(&a.o);
     while ((c = getopt_long(argc, argv, "o:q:g:m:nfhV", options, NULL)) != -1) {
         if (c == 'h')

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "cmd/cli.h"
+#include "cmd/guard.h"
 #include "cmd/info.h"
 #include "cmd/info_models.h"
 #include "cmd/info_render.h"
@@ -162,6 +163,7 @@ static const struct { const char *name; int (*run)(int argc, char **argv); } com
 
 int main(int argc, char **argv)
 {
+    guard_start("zse-info");
     for (size_t k = 0; argc > 1 && k < sizeof commands / sizeof *commands; k++)
         if (strcmp(argv[1], commands[k].name) == 0)
             return commands[k].run(argc - 1, argv + 1);

@@ -11,6 +11,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+static int64_t changed_ns(const struct stat *st) { return (int64_t)st->st_mtim.tv_sec * 1000000000 + st->st_mtim.tv_nsec; }
+
 int map_open(struct map *m, const char *path, struct err *e)
 {
     struct stat st;
@@ -34,6 +36,7 @@ int map_open(struct map *m, const char *path, struct err *e)
     m->size = (size_t)st.st_size;
     m->dev = st.st_dev;
     m->ino = st.st_ino;
+    m->changed_ns = changed_ns(&st);
     m->data = (const uint8_t *)"";
     if (m->size) {
         void *p = mmap(NULL, m->size, PROT_READ, MAP_SHARED, m->fd, 0);
@@ -62,6 +65,21 @@ void map_close(struct map *m)
     free(m->path);
     memset(m, 0, sizeof *m);
     m->fd = -1;
+}
+
+int map_check(const struct map *m, struct err *e)
+{
+    struct stat st;
+    if (m->lost)
+        return err_set(e, ERR_IO, "%s: " MAP_LOST, m->path);
+    if (fstat(m->fd, &st) < 0)
+        return err_sys(e, "%s", m->path);
+    if ((uint64_t)st.st_size != m->size)
+        return err_set(e, ERR_IO, "%s: has %llu bytes now, had %zu when it was opened; a file in use can be replaced by another, but not written to", m->path,
+                       (unsigned long long)st.st_size, m->size);
+    if (changed_ns(&st) != m->changed_ns)
+        return err_set(e, ERR_IO, "%s: was written to while it was in use; it can be replaced by another file, but not changed", m->path);
+    return 0;
 }
 
 char *file_read(const char *path, size_t max, size_t *size, struct err *e)

@@ -3,6 +3,7 @@
 #define ZSE_BASE_FILE_H
 
 #include <stddef.h>
+#include <signal.h>
 #include <stdint.h>
 #include <sys/types.h>
 
@@ -20,9 +21,14 @@ struct map {
     int fd;
     char *path;             /* owned */
     uint64_t dev, ino;      /* identity of the file, to refuse a target that is the source */
+    int64_t changed_ns;     /* st_mtim */
+    volatile sig_atomic_t lost;         /* for a handler of SIGBUS to set, when it put zeros where the file gave nothing */
 };
 int map_open(struct map *m, const char *path, struct err *e);
 void map_close(struct map *m);
+#define MAP_LOST "cannot be read any more: it was cut while it was in use, or its disk fails"
+/* Is the mapping still what was opened?  -1: pages were lost, or somebody wrote to the file. (One that was renamed or removed stays what it was.) */
+int map_check(const struct map *m, struct err *e);
 
 /* Read a small text file whole, '\0' appended (not counted).  Refuses more than max bytes.  Caller frees. */
 char *file_read(const char *path, size_t max, size_t *size, struct err *e);

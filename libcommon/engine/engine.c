@@ -3,9 +3,11 @@
 #include <string.h>
 
 #include "libcommon/base/clock.h"
+#include "libcommon/base/file.h"
 #include "libcommon/base/pool.h"
 #include "libcommon/engine/cpu.h"
 #include "libcommon/engine/engine_core.h"
+#include "libcommon/format/zfile.h"
 
 static size_t block_bytes(const struct config *c, enum kv_type type)
 {
@@ -169,6 +171,13 @@ static void count_step(struct engine *g, uint64_t ns)
     g->count.step_times[i]++;
 }
 
+int is_broken(struct engine *g)
+{
+    if (!g->broken && g->m->file)
+        g->broken = map_check(zfile_map(g->m->file), &g->broken_error) != 0;
+    return g->broken;
+}
+
 int engine_step(struct engine *g, struct err *e)
 {
     const uint64_t begin = clock_ns();
@@ -178,12 +187,12 @@ int engine_step(struct engine *g, struct err *e)
     const struct batch batch = { g->items, plan_batch(g) };
     if (batch.n_items == 0)
         return 0;
-    if (g->copy_failed)
-        mine = g->copy_error;
     masks_begin(g, batch.n_items);
-    const int failed = g->copy_failed || g->backend->forward(g->b, &batch, g->logits, &mine) != 0;
+    const int failed = g->copy_failed || g->broken || g->backend->forward(g->b, &batch, g->logits, &mine) != 0;
     masks_end(g);
-    if (failed) {
+    if (is_broken(g) || failed) {
+        if (g->broken || g->copy_failed)
+            mine = g->broken ? g->broken_error : g->copy_error;
         g->copy_failed = 0;
         while (g->n_running > 0)
             request_finish_early(g, g->running[g->n_running - 1], FINISH_ERROR, &mine);

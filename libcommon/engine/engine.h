@@ -103,12 +103,13 @@ struct request_params {
 
 struct request;
 /* The first of its n requests.  Refused at once: empty prompt, ids outside the vocabulary, prompt longer than max_len, parameters out of range, more than max_waiting
- * requests waiting (ERR_LIMIT, all).  A request belongs to the engine and is gone after its last callback. */
+ * requests waiting (ERR_LIMIT, all); a model whose file is not what was opened any more (ERR_IO).  A request belongs to the engine and is gone after its last callback. */
 struct request *engine_submit(struct engine *g, const struct request_params *p, struct err *e);
 /* Its memory is free at once; the last callback (FINISH_CANCELLED) comes with the next engine_step.  Nothing after the last callback. */
 void engine_cancel(struct engine *g, struct request *r);
 
-/* One step. Returns the number of requests that run or wait (0: idle), -1 on a failure of the backend (all running requests end with FINISH_ERROR). */
+/* One step. Returns the number of requests that run or wait (0: idle), -1 on a failure of the backend or of the model's file (all running requests
+ * end with FINISH_ERROR). */
 int engine_step(struct engine *g, struct err *e);
 
 /* Memory is short: give up the prefixes that nobody uses, and the memory of blocks and states that hold nothing. */

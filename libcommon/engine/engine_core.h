@@ -80,9 +80,14 @@ struct engine {
     struct pace pace;
     struct engine_limits limits;
     int copy_failed; struct err copy_error;
+    int broken; struct err broken_error;        /* the model's file is not what was opened any more */
     uint64_t orders;
     struct engine_stats count;          /* its counters */
 };
+
+/* ---- engine.c ---- */
+/* Nothing can be computed with the model, now or later: broken_error says why. */
+int is_broken(struct engine *g);
 
 /* ---- engine_request.c ---- */
 void request_free(struct engine *g, struct request *r);

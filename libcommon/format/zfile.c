@@ -492,6 +492,7 @@ void zfile_close(struct zfile *z)
 const char *zfile_path(const struct zfile *z) { return z->map.path; }
 size_t zfile_size(const struct zfile *z) { return z->map.size; }
 const void *zfile_data(const struct zfile *z) { return z->map.data; }
+struct map *zfile_map(struct zfile *z) { return &z->map; }
 int zfile_n_tensors(const struct zfile *z) { return z->n_tensors; }
 const struct zfile_tensor *zfile_tensor(const struct zfile *z, int i) { return &z->tensors[i]; }
 int zfile_n_groups(const struct zfile *z) { return z->n_groups; }

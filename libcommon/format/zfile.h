@@ -69,6 +69,7 @@ struct zfile_group {
 };
 
 struct zfile;
+struct map;
 struct zfile *zfile_open(const char *path, struct err *e);
 /* The same, and a thread brings the pages of the weights into memory and into this process's page table, in the order of the file, while the
  * caller goes on: whoever computes next finds them there.  Not if the weights are more than most bytes; most 0: never. */
@@ -79,6 +80,7 @@ int zfile_is(const void *head, size_t size);                    /* do these firs
 const char *zfile_path(const struct zfile *z);
 size_t zfile_size(const struct zfile *z);
 const void *zfile_data(const struct zfile *z);                  /* the whole mapping */
+struct map *zfile_map(struct zfile *z);                         /* borrowed: for map_check(), and for who handles pages that are lost */
 /* Read n bytes of the mapping at `from` into out without mapping their pages. 0, or -1 if the file does not give them. */
 int zfile_pread(const struct zfile *z, const void *from, size_t n, void *out);
 void zfile_version(const struct zfile *z, int *major, int *minor, int *patch);

@@ -291,7 +291,9 @@ static void on_finish(struct call *c, struct choice *ch, const struct events *b,
     c->n_open--;
     if (c->problem.status)
         return;
-    if (ev->refused && ev->finish == FINISH_ERROR) {
+    if (ev->finish == FINISH_ERROR && ev->error == ERR_IO) {
+        problem_set(&c->problem, 503, NULL, "model_unavailable", "the file of the model %.80s cannot be read any more", c->h->id);
+    } else if (ev->refused && ev->finish == FINISH_ERROR) {
         if (ev->error == ERR_LIMIT || ev->error == ERR_MEMORY)
             problem_set(&c->problem, 503, NULL, "overloaded", "the queue is full: %s", why);
         else

@@ -6,7 +6,9 @@
 #include <time.h>
 
 #include "libcommon/base/clock.h"
+#include "libcommon/base/file.h"
 #include "libcommon/base/json.h"
+#include "libcommon/format/zfile.h"
 #include "libcommon/serve/calls.h"
 #include "libcommon/token/chat.h"
 
@@ -212,6 +214,7 @@ int models_n(const struct server *s, enum hosted_state state)
 struct hosted *models_find(struct server *s, const char *id, struct problem *pr)
 {
     int any = !id || strcmp(id, "default") == 0, loading = 0;
+    models_check(s);
     for (struct hosted *h = s->models; h; h = h->next) {
         int named = !any && strcmp(h->id, id) == 0;
         if (h->state == HOSTED_READY && (any || named))
@@ -271,7 +274,7 @@ int models_recall(struct server *s, const char *id, struct problem *pr)
     struct hosted *h = models_load(s, v->path, v->id, NULL, pr);
     if (h) {
         h->recalled = 1;
-        problem_set(pr, 503, "model", "model_loading", "the model %.80s left when another one needed its memory, and is being loaded again", id);
+        problem_set(pr, 503, "model", "model_loading", "the model %.80s left when another one needed its memory or its file changed, and is being loaded again", id);
         free_evicted(v);
     } else {
         v->next = s->evicted;
@@ -450,6 +453,18 @@ void models_opened(struct server *s)
         }
         free(t);
         t = next;
+    }
+}
+
+void models_check(struct server *s)
+{
+    struct err e;
+    for (struct hosted *h = s->models; h; h = h->next) {
+        if (h->state != HOSTED_READY || !h->m.model->file || map_check(zfile_map(h->m.model->file), &e) == 0)
+            continue;
+        server_log(s, "%s: %s", h->id, e.msg);
+        remember_evicted(s, h);                 /* who asks for it gets what is there then */
+        models_unload(s, h);
     }
 }
 

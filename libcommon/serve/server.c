@@ -191,6 +191,7 @@ static void on_wake(void *user)
 static void on_second(void *user)
 {
     struct server *s = user;
+    models_check(s);
     models_tick(s);
     ws_stats_tick(s);
     watch_tick(s);

@@ -65,6 +65,7 @@ void models_unload(struct server *s, struct hosted *h);         /* no new reques
 void models_reload(struct server *s);                           /* SIGHUP */
 void models_opened(struct server *s);                           /* on_wake: what the opening thread has done */
 void models_tick(struct server *s);                             /* closes what has drained */
+void models_check(struct server *s);                            /* unloads those whose files are not what was opened any more */
 int models_start(struct server *s, struct err *e);
 void models_stop(struct server *s);
 void models_leave(struct server *s);                            /* end the calls of those that are open; what is being opened stays */
@@ -72,7 +73,7 @@ int models_n(const struct server *s, enum hosted_state state);
 char *models_default_id(const char *path);                      /* "tiny" of "models/tiny.zse"; malloc'd */
 void model_json(const struct hosted *h, struct buf *out);       /* an element of /v1/models */
 
-/* A model that left because another one needed its memory. */
+/* A model that left because another one needed its memory, or because its file was written to. */
 struct evicted { struct evicted *next; char *id, *path; };      /* owned */
 
 /* ---- the server ---- */

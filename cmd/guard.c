@@ -1,0 +1,131 @@
+#include "cmd/guard.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "cmd/cli.h"
+
+enum { MOST_FILES = 256, LINE = 4400 };
+
+/* The handler looks here, in whatever thread the page was needed. */
+static _Atomic(struct map *) guarded[MOST_FILES];
+static const char *program;
+
+/* ---- the name of any other file: a line of /proc/self/maps is "FROM-TO rights offset device inode   PATH" ---- */
+
+static uintptr_t hexadecimal(const char **at)
+{
+    uintptr_t n = 0;
+    for (;; (*at)++) {
+        const char c = **at;
+        if (c >= '0' && c <= '9')
+            n = n * 16 + (uintptr_t)(c - '0');
+        else if (c >= 'a' && c <= 'f')
+            n = n * 16 + (uintptr_t)(c - 'a' + 10);
+        else
+            return n;
+    }
+}
+
+/* Its path, if the line is that of address; NULL. */
+static const char *path_of(const char *line, uintptr_t address)
+{
+    const uintptr_t from = hexadecimal(&line);
+    line += *line == '-';
+    const char *path = strchr(line, '/');
+    return address >= from && address < hexadecimal(&line) ? path : NULL;
+}
+
+/* One byte at a time: no more than a handler may do, and it happens once. */
+static const char *find_path(uintptr_t address, char line[LINE])
+{
+    const int fd = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
+    const char *path = NULL;
+    size_t n = 0;
+    while (fd >= 0 && !path && read(fd, line + n, 1) == 1) {
+        if (line[n] != '\n') {
+            n += n + 1 < LINE;
+            continue;
+        }
+        line[n] = '\0';
+        path = path_of(line, address);
+        n = 0;
+    }
+    if (fd >= 0)
+        close(fd);
+    return path;
+}
+
+/* ---- the signal ---- */
+
+static void say(const char *text)
+{
+    char out[LINE];
+    size_t n = 0;
+    for (; text[n] && n < sizeof out; n++)
+        out[n] = (unsigned char)text[n] < ' ' && text[n] != '\n' ? '?' : text[n];
+    if (write(STDERR_FILENO, out, n) < 0)
+        return;
+}
+
+/* Zeros from this page to the end: whatever comes after it is not looked at one by one. */
+static int give_zeros(struct map *m, uintptr_t address)
+{
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = address / page * page, end = (uintptr_t)m->data + m->size;
+    if (mmap((void *)from, end - from, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0) == MAP_FAILED)
+        return 0;
+    m->lost = 1;
+    return 1;
+}
+
+static void on_bus(int number, siginfo_t *info, void *context)
+{
+    const uintptr_t address = (uintptr_t)info->si_addr;
+    char line[LINE];
+    (void)context;
+    for (int i = 0; i < MOST_FILES; i++) {
+        struct map *m = guarded[i];
+        if (m && address >= (uintptr_t)m->data && address - (uintptr_t)m->data < m->size && give_zeros(m, address))
+            return;
+    }
+    const char *path = info->si_code > 0 ? find_path(address, line) : NULL;
+    if (!path) {                        /* not about a file: as without this handler */
+        signal(number, SIG_DFL);
+        raise(number);
+        return;
+    }
+    say(program);
+    say(": ");
+    say(path);
+    say(": " MAP_LOST "\n");
+    _exit(CLI_FAILED);
+}
+
+void guard_start(const char *prog)
+{
+    struct sigaction a = { .sa_sigaction = on_bus, .sa_flags = SA_SIGINFO };
+    if (program)
+        return;
+    program = prog;
+    sigaction(SIGBUS, &a, NULL);
+}
+
+void guard_add(struct map *m)
+{
+    for (int i = 0; i < MOST_FILES; i++) {
+        struct map *none = NULL;
+        if (atomic_compare_exchange_strong(&guarded[i], &none, m))
+            return;
+    }
+}
+
+void guard_remove(struct map *m)
+{
+    for (int i = 0; i < MOST_FILES; i++)
+        if (guarded[i] == m)
+            guarded[i] = NULL;
+}

@@ -1,0 +1,16 @@
+/* guard.h - pages of a mapped file that cannot be read: the file was cut by somebody, or its disk fails, and the system sends SIGBUS.
+ *
+ * For a file that was named to guard_add() zeros take the place of its rest and map_check() says so from then on: who computes with it asks after each step, and its
+ * requests fail, not the process.  For any other file the program ends with a sentence. */
+#ifndef ZSE_CMD_GUARD_H
+#define ZSE_CMD_GUARD_H
+
+#include "libcommon/base/file.h"
+
+/* prog is borrowed for ever.  A second call does nothing. */
+void guard_start(const char *prog);
+/* m stays where it is until guard_remove().  Where all places are taken, it is like any other file. */
+void guard_add(struct map *m);
+void guard_remove(struct map *m);
+
+#endif

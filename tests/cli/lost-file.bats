@@ -1,0 +1,100 @@
+# lost-file.bats - a model's file is cut, written to, replaced or removed while a program has it mapped.
+bats_require_minimum_version 1.5.0
+
+setup_file() {
+  cd "$BATS_TEST_DIRNAME/../.." || exit 1
+  zse-convert models/tiny -o "$BATS_FILE_TMPDIR/tiny.zse" -q nl4 --quality fast
+  zse-convert models/tiny -o "$BATS_FILE_TMPDIR/other.zse" -q int8 --quality fast
+}
+setup() {
+  cd "$BATS_TEST_DIRNAME/../.." || exit 1
+  T=$BATS_TEST_TMPDIR Z=$BATS_TEST_TMPDIR/m.zse
+  export ZSE_HOME=$T/home
+  cp "$BATS_FILE_TMPDIR/tiny.zse" "$Z"
+}
+teardown() { [ -z "${PID:-}" ] || { kill "$PID" 2>/dev/null; wait "$PID" 2>/dev/null; } || true; }
+
+serve() {
+  exec 5< <(exec zse-serve "$Z" --port 0 "$@" 2>"$T/err")
+  PID=$!
+  read -r -u 5 _ _ URL
+  curl -s --retry 9 --retry-all-errors "$URL/health" >/dev/null
+}
+# ask [MODEL]: the status; the body is in $T/body
+ask() {
+  curl -s -o "$T/body" -w '%{http_code}' "$URL/v1/chat/completions" \
+    -d "{\"model\":\"${1:-m}\",\"temperature\":0,\"max_tokens\":12,\"messages\":[{\"role\":\"user\",\"content\":\"What is the capital of France?\"}]}"
+}
+# until_status CODE: ask until that is the answer, at most 30 s
+until_status() {
+  local end=$((SECONDS + 30))
+  until [ "$(ask)" = "$1" ]; do [ $SECONDS -lt $end ] || { echo "no $1: $(cat "$T/body" "$T/err")"; return 1; }; done
+}
+text() { jq -r '.choices[0].message.content' "$T/body"; }
+
+@test "a file cut under a running server: requests fail with a sentence, the model leaves, the server and its audit log stay" {
+  serve
+  until_status 200
+  text >"$T/want"
+  size=$(stat -c %s "$Z")
+  truncate -s 8192 "$Z"
+  code=$(ask)
+  [ "$code" = 503 ]
+  jq -e '.error.code == "model_unavailable" or .error.code == "model_loading"' "$T/body"
+  run -1 grep -q "$T" "$T/body"                       # the path is nobody's business
+  end=$((SECONDS + 30))
+  until grep -q "m: $Z: \(has 8192 bytes now, had $size\|cannot be read any more\)" "$T/err"; do [ $SECONDS -lt $end ]; done
+  kill -0 "$PID"
+  # another file of this name is taken at the next request
+  cp "$BATS_FILE_TMPDIR/tiny.zse" "$T/new"
+  mv "$T/new" "$Z"
+  until_status 200
+  text | cmp - "$T/want"
+  curl -s "$URL/health" | jq -e .status
+  kill "$PID"
+  wait "$PID"
+  PID=
+  zse-audit query --status 503 --json | jq -es 'length >= 1'
+  zse-audit verify
+}
+
+@test "a file cut in the middle of an answer ends that answer, not the server" {
+  serve
+  until_status 200
+  curl -sN "$URL/v1/chat/completions" -d '{"stream":true,"max_tokens":100000,"ignore_eos":true,"messages":[{"role":"user","content":"Tell me a long story."}]}' >"$T/stream" &
+  local client=$! end=$((SECONDS + 30))
+  until grep -q content "$T/stream"; do [ $SECONDS -lt $end ]; done
+  truncate -s 4096 "$Z"
+  wait $client || true                                  # the stream ends without its last chunk
+  run -1 grep -q 'finish_reason":"\(stop\|length\)"' "$T/stream"
+  grep -q model_unavailable "$T/stream"
+  kill -0 "$PID"
+}
+
+@test "a file that is replaced or removed stays what it was until the server is told" {
+  serve
+  until_status 200
+  text >"$T/want"
+  cp "$BATS_FILE_TMPDIR/other.zse" "$T/new"
+  mv "$T/new" "$Z"
+  [ "$(ask)" = 200 ]
+  text | cmp - "$T/want"
+  rm "$Z"
+  [ "$(ask)" = 200 ]
+  text | cmp - "$T/want"
+  run -1 grep -q 'm: .*\(cut\|written to\|has .* bytes now\)' "$T/err"
+}
+
+@test "a file that is written to is noticed" {
+  serve
+  until_status 200
+  printf x | dd of="$Z" bs=1 seek=100000 conv=notrunc status=none
+  [ "$(ask)" = 503 ]
+  grep -q "$Z: was written to" "$T/err" || until_status 200      # a damaged weight is no reason not to open it again
+}
+
+@test "zse-chat ends with a sentence" {
+  printf 'expect >\nready\nrun truncate -s 4096 %s\nsend Hello.\nexpect zse-chat: %s: (has 4096 bytes now|cannot be read any more)\n' "$Z" "$Z" >"$T/script"
+  run tests/lib/talk zse-chat "$Z" <"$T/script"
+  [ "$status" = 0 ] || { echo "$output"; return 1; }
+}
