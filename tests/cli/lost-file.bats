@@ -15,15 +15,15 @@ setup() {
 teardown() { [ -z "${PID:-}" ] || { kill "$PID" 2>/dev/null; wait "$PID" 2>/dev/null; } || true; }
 
 serve() {
-  exec 5< <(exec zse-serve "$Z" --port 0 "$@" 2>"$T/err")
+  exec 5< <(exec zse-serve "$Z" --port 0 2>"$T/err")
   PID=$!
   read -r -u 5 _ _ URL
   curl -s --retry 9 --retry-all-errors "$URL/health" >/dev/null
 }
-# ask [MODEL]: the status; the body is in $T/body
+# ask: the status; the body is in $T/body
 ask() {
   curl -s -o "$T/body" -w '%{http_code}' "$URL/v1/chat/completions" \
-    -d "{\"model\":\"${1:-m}\",\"temperature\":0,\"max_tokens\":12,\"messages\":[{\"role\":\"user\",\"content\":\"What is the capital of France?\"}]}"
+    -d "{\"model\":\"m\",\"temperature\":0,\"max_tokens\":12,\"messages\":[{\"role\":\"user\",\"content\":\"What is the capital of France?\"}]}"
 }
 # until_status CODE: ask until that is the answer, at most 30 s
 until_status() {
