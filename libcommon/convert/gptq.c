@@ -5,6 +5,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* The code of a level, levels in rising order. */
+static int level_code(enum qtype type, int i)
+{
+    return type == QT_MXFP4 ? (i < 7 ? 15 - i : i - 7) : qtype_info(type)->value ? i : i - 127;
+}
+
 int grid_of(const struct mat *m, struct grid *g)
 {
     const struct qtype_info *t = qtype_info(m->type);
@@ -16,8 +22,9 @@ int grid_of(const struct mat *m, struct grid *g)
         for (int i = 0; i < 255; i++)
             g->level[i] = (float)(i - 127);
     } else {
-        g->n = m->type == QT_T2 ? 3 : 1 << t->bits;        /* the fourth code of t2 is none */
-        memcpy(g->level, t->value, (size_t)g->n * sizeof *g->level);
+        g->n = m->type == QT_T2 || m->type == QT_T3 ? 3 : m->type == QT_MXFP4 ? 15 : 1 << t->bits;       /* the fourth code of t2 and t3 is none; two of mxfp4 are 0 */
+        for (int i = 0; i < g->n; i++)
+            g->level[i] = t->value[level_code(m->type, i)];
     }
     g->linear = 1;
     for (int i = 0; i + 1 < g->n; i++) {
@@ -118,7 +125,7 @@ struct panels {
     uint8_t *code;
 };
 
-/* Floats of one [group][PANEL] array: groups are 32 columns or more, and a matrix is padded by at most 127 columns. */
+/* Floats of one [group][PANEL] array: groups are 32 columns or more, and a matrix is padded by at most 255 columns. */
 static size_t group_floats(const struct gptq *g) { return (size_t)g->N + 4 * PANEL; }
 
 size_t gptq_scratch(const struct gptq *g)
@@ -309,7 +316,6 @@ static void row_scales(const struct gptq *g, const struct mat *m, const struct p
 static void put_row(const struct gptq *g, const struct mat *m, const struct panels *s, int r, struct qrow *q, uint8_t *out)
 {
     const struct qtype_info *t = qtype_info(m->type);
-    int first = t->value ? 0 : -127;                    /* int8: index 0 is code -127 */
     q->row_scale = s->row_scale[r];
     for (int i = 0; i < m->n_groups; i++) {
         q->scale[i] = s->raw[i * PANEL + r];
@@ -318,7 +324,7 @@ static void put_row(const struct gptq *g, const struct mat *m, const struct pane
     }
     memset(q->code, t->code_zero, (size_t)m->cols_padded);
     for (int j = 0; j < g->n; j++)
-        q->code[j] = (uint8_t)(s->code[j * PANEL + r] + first);
+        q->code[j] = (uint8_t)level_code(m->type, s->code[j * PANEL + r]);
     tile_put(m, out, r, q);
 }
 

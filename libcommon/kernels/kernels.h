@@ -13,6 +13,7 @@
  *         types with 8-bit scales:         inner += isum * w_scale[r, s]  instead, exact in int32; rounded once, to f32, at the end of A
  *         acc = fma(inner, a_scale[t, A], acc)
  *     out = acc * row_scale[r]                          (types with row scales)
+ * mxfp4's value8 are twice its values, so its w_scale is half the scale.
  * nf4's levels are rounded to 1/127 in this path (value8); decoding and the float path use them exactly.
  * Activations: a_scale = amax / 127, a8 = x * (127 / amax) rounded to nearest even; a group whose amax is below 2^-100 is 0,
  * one that holds an infinity or a NaN has codes 0 and a_scale NaN, so that the result is NaN.

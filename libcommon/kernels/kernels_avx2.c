@@ -174,6 +174,10 @@ INLINE void dot_few(const int T, const int codes, const struct weights *w, __m25
     a->seed += w->step / 32 * T;
 }
 
+#define TRITS_DOT 0
+#define TRITS_ROWS(n) 1
+enum { TRITS_TWICE = 0 };
+
 #include "libcommon/kernels/kernels_ymm.inc"
 
 const struct kernels kernels_avx2 = KERNELS_SET("avx2", supported, avx2, avx2);

@@ -149,11 +149,16 @@ INLINE void dot_panel(const int T, const int kind, const struct weights *w, cons
             vf_store(c + 32 * t, f[t][0]), vf_store(c + 32 * t + 16, f[t][1]);
 }
 
-/* The same straight from a tile's 2-, 4- or 8-bit codes, for the few tokens of one panel: pure streaming. */
+#define TRITS_DOT 1
+#define TRITS_ROWS(n) 2
+enum { TRITS_IN_PLACE = 2, TRITS_BY_B = 4, TRITS_TWICE = 1 };
+#include "libcommon/kernels/trits.inc"
+
+/* The same straight from a tile's 4- or 8-bit codes, for the few tokens of one panel: pure streaming. */
 INLINE void dot_stream(const int T, const int bits, const struct qtype_info type, const int step, const struct weights *w, const uint8_t *tile, int k0, int n_k, struct act_panel a, float *c)
 {
     const struct mat *m = w->m;
-    const int lines = bits == 2 ? 2 : 4;                /* steps of 32 k have no more */
+    const int lines = 4;                                /* steps of 32 k of 4 bits have no more */
     const int split = T <= 2;                           /* two sums each, or the chain of dot products would be too long */
     const __m512i table = vi_load(w->table);
     /* steps of a group, or groups of a step */
@@ -235,23 +240,28 @@ INLINE void dot_stream(const int T, const int bits, const struct qtype_info type
         vf_store(c + 32 * t, f[t][0]), vf_store(c + 32 * t + 16, f[t][1]);
 }
 
-/* What the most used types are is known when these are compiled: S is nl4, m; F is i4, i8; X is any. */
+/* What the most used types are is known when these are compiled: S is nl4, m; F is i4, i8; E is mxfp4; T is t2, t3; X is any. */
 #define STREAM_S(T, bits) dot_stream(T, bits, (struct qtype_info){ .scale = SCALE_S8 }, 32, w, tile, k0, n_k, a, c)
 #define STREAM_F(T, bits) dot_stream(T, bits, (struct qtype_info){ .scale = SCALE_F16 }, w->step, w, tile, k0, n_k, a, c)
+#define STREAM_E(T, bits) dot_stream(T, bits, (struct qtype_info){ .scale = SCALE_E8M0 }, 32, w, tile, k0, n_k, a, c)
+#define STREAM_T(T, base3) stream_trits(T, base3, w, tile, k0, n_k, a, c)
 #define STREAM_X(T, bits) dot_stream(T, bits, *w->type, w->step, w, tile, k0, n_k, a, c)
 #define STREAM(name, T, bits, kind) \
     static void name##_##T(const struct weights *w, const uint8_t *tile, int k0, int n_k, struct act_panel a, float *c) { kind(T, bits); }
-#define STREAMS(T) STREAM(stream_nl4, T, 4, STREAM_S) STREAM(stream_i4, T, 4, STREAM_F) STREAM(stream_4, T, 4, STREAM_X) STREAM(stream_i8, T, 8, STREAM_F) STREAM(stream_8, T, 8, STREAM_X) STREAM(stream_t2, T, 2, STREAM_F)
+#define STREAMS(T) STREAM(stream_nl4, T, 4, STREAM_S) STREAM(stream_i4, T, 4, STREAM_F) STREAM(stream_4, T, 4, STREAM_X) STREAM(stream_i8, T, 8, STREAM_F) STREAM(stream_8, T, 8, STREAM_X) \
+    STREAM(stream_mxfp4, T, 4, STREAM_E) STREAM(stream_t2, T, 0, STREAM_T) STREAM(stream_t3, T, 1, STREAM_T)
 STREAMS(1) STREAMS(2) STREAMS(3) STREAMS(4) STREAMS(5) STREAMS(6) STREAMS(7) STREAMS(8) STREAMS(9) STREAMS(10) STREAMS(11) STREAMS(12)
 
 #define TWELVE(name) { name##_1, name##_2, name##_3, name##_4, name##_5, name##_6, name##_7, name##_8, name##_9, name##_10, name##_11, name##_12 }
 typedef void stream_fn(const struct weights *, const uint8_t *, int, int, struct act_panel, float *);
 static stream_fn *const stream_nl4[] = TWELVE(stream_nl4), *const stream_i4[] = TWELVE(stream_i4), *const stream_4[] = TWELVE(stream_4),
-                 *const stream_i8[] = TWELVE(stream_i8), *const stream_8[] = TWELVE(stream_8), *const stream_t2[] = TWELVE(stream_t2);
+                 *const stream_i8[] = TWELVE(stream_i8), *const stream_8[] = TWELVE(stream_8), *const stream_mxfp4[] = TWELVE(stream_mxfp4),
+                 *const stream_t2[] = TWELVE(stream_t2), *const stream_t3[] = TWELVE(stream_t3);
 
 static stream_fn *stream_of(const struct qtype_info *t, int n_tokens)
 {
-    stream_fn *const *s = t->type == QT_NL4 ? stream_nl4 : t->type == QT_I4 ? stream_i4 : t->type == QT_I8 ? stream_i8 : t->type == QT_T2 ? stream_t2 : t->bits == 4 ? stream_4 : t->bits == 8 ? stream_8 : NULL;
+    stream_fn *const *s = t->type == QT_NL4 ? stream_nl4 : t->type == QT_I4 ? stream_i4 : t->type == QT_I8 ? stream_i8 : t->type == QT_MXFP4 ? stream_mxfp4 : t->type == QT_T2 ? stream_t2
+                        : t->type == QT_T3 ? stream_t3 : t->bits == 4 ? stream_4 : t->bits == 8 ? stream_8 : NULL;
     return s && n_tokens <= STREAM_MAX ? s[n_tokens - 1] : NULL;
 }
 

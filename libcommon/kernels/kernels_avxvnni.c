@@ -16,7 +16,7 @@ static int supported(void)
     return kernels_avx2.supported() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && a >> 4 & 1;
 }
 
-enum { BLOCK_K = 512, PANEL_MAX = 6, STREAM_MAX = 8, SEED_PER_STEP = 1, MORE_BYTES = 128 * TILE_ROWS, BIAS = 128 };
+enum { BLOCK_K = 512, PANEL_MAX = 6, STREAM_MAX = 8, SEED_PER_STEP = 1, MORE_BYTES = 256 * TILE_ROWS, BIAS = 128 };
 #define SEED(codes, sum) (-BIAS * (sum))
 #define FLOATS_SCRATCH avx2_floats_scratch
 
@@ -82,6 +82,10 @@ INLINE void dot_few(const int T, const int codes, const struct weights *w, __m25
     a->code += w->step * T;
     a->seed += T;
 }
+
+#define TRITS_DOT 1
+#define TRITS_ROWS(n) ((n) <= 2 ? 2 : 1)
+enum { TRITS_IN_PLACE = 1, TRITS_BY_B = 1, TRITS_TWICE = 0 };
 
 #include "libcommon/kernels/kernels_ymm.inc"
 

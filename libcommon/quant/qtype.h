@@ -21,16 +21,17 @@ enum qtype {
     QT_NF4 = 21,        /* value = row * scale * nf4_value[code], unsigned 8-bit scale per group of 64, f32 row */
     QT_M2 = 32, QT_M3 = 33,             /* as nl4, with codebooks of 4 and 8 values (qtype.c) */
     QT_M5 = 35, QT_M6 = 36,             /* as nl4, with the integers -16..15 and -32..31 */
+    QT_MXFP4 = 50,      /* value = 2^(scale - 127) * code read as e2m1, 8-bit exponent (e8m0; 255: none) per group of 32 */
     QT_T2 = 64,         /* value = scale * (code - 1), 2-bit codes 0..2, f16 scale per group */
-    /* Reserved: code and layout are fixed, nothing computes on them yet and mat_init refuses them. */
-    QT_F8E4M3 = 48,     /* value = scale * code read as e4m3fn (OCP 8-bit floating point), f16 scale per group */
-    QT_F8E5M2 = 49,     /* the same with e5m2 */
-    QT_MXFP4 = 50,      /* value = 2^(scale - 127) * code read as e2m1, 8-bit exponent (e8m0) per group of 32 */
     QT_T3 = 65,         /* value = scale * (code - 1), code 0..2, five codes a byte, f16 scale per group of 256.
                          * A group is 13 lines of 128 bytes (tile.h) with 20 k each, the last with 16; row r has the 4 bytes at 4*r;
                          * byte j holds the digits c[i] = code of k 4*i + j, i = 0..4 (0 where the line has no such k), as
                          * ceil(256 * v / 243), v = sum of c[i] * 3^(4-i), so that c[i] = ((byte * 3^i mod 256) * 3) >> 8:
-                         * four k of a row side by side in a dword again, each a multiply and a shift away. */
+                         * four k of a row side by side in a dword again, each a multiply and a shift away.
+                         * Activations are rounded in groups of 128 only. */
+    /* Reserved: code and layout are fixed, nothing computes on them yet and mat_init refuses them. */
+    QT_F8E4M3 = 48,     /* value = scale * code read as e4m3fn (OCP 8-bit floating point), f16 scale per group */
+    QT_F8E5M2 = 49,     /* the same with e5m2 */
 };
 
 enum scale_kind { SCALE_NONE, SCALE_F16, SCALE_S8, SCALE_U8, SCALE_E8M0 };
@@ -44,7 +45,7 @@ struct qtype_info {
     enum scale_kind scale;
     enum extra_kind extra;
     int row_scale;              /* 1: a tile begins with 32 f32 row scales */
-    unsigned group_sizes;       /* allowed group sizes, OR of the sizes themselves (32 | 64 | 128); types without group scales: 32 */
+    unsigned group_sizes;       /* allowed group sizes, OR of the sizes themselves (32 | 64 | 128; t3: 256); types without group scales: 32 */
     int is_float;               /* codes are f32, f16, bf16 */
     int has_kernels;            /* 0: code and layout are reserved, nothing computes on it yet */
     int code_zero;              /* the code that means 0 (pads rows of a group), where there is one */

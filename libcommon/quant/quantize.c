@@ -14,7 +14,7 @@
 
 #include "libcommon/quant/half.h"
 
-enum { MAX_GROUP = 128, LANES = 16, N_TRIALS = 19 };
+enum { MAX_GROUP = 256, LANES = 16, N_TRIALS = 19 };
 
 int qrow_init(struct qrow *q, const struct mat *m, struct err *e)
 {
@@ -54,6 +54,8 @@ struct grid {
     float trial_low, trial_high;        /* scales to try, in units of extreme / end */
 };
 
+static int is_ternary(enum qtype type) { return type == QT_T2 || type == QT_T3; }
+
 static void grid_init(struct grid *g, enum qtype type)
 {
     const struct qtype_info *t = qtype_info(type);
@@ -61,7 +63,8 @@ static void grid_init(struct grid *g, enum qtype type)
     switch (type) {
     case QT_I8: case QT_I8R: g->low = -127; g->high = 127; break;
     case QT_I4M: case QT_I4Z: g->high = 15; break;
-    case QT_T2: g->low = -1; g->high = 1; break;
+    case QT_T2: case QT_T3: g->low = -1; g->high = 1; break;
+    case QT_MXFP4: g->low = -6; g->high = 6; break;      /* not linear: e2m1_nearest */
     default:
         g->low = t->value[0];
         g->high = t->value[(1 << t->bits) - 1];
@@ -79,9 +82,9 @@ static void grid_init(struct grid *g, enum qtype type)
     static const float trial_high[9] = { 0, 0, 1.3f, 1.4f, 1.45f, 1.15f, 1.10f, 0, 1.08f };
     g->trial_low = trial_low[t->bits];
     g->trial_high = trial_high[t->bits];
-    if (type == QT_T2)              /* a normal number's best step is .47 of the extreme of 128, .57 of that of 32 */
+    if (is_ternary(type))           /* a normal number's best step is .44 of the extreme of 256, .47 of that of 128, .57 of that of 32 */
         g->trial_low = .25f, g->trial_high = 1;
-    g->one_sign = type == QT_T2 || type == QT_I8 || type == QT_I8R || type == QT_NF4;
+    g->one_sign = is_ternary(type) || type == QT_MXFP4 || type == QT_I8 || type == QT_I8R || type == QT_NF4;
 }
 
 /* Nearest integer, ties to even, |t| < 2^22. */
@@ -266,6 +269,36 @@ static float search_scale(const struct grid *g, const struct group *d, enum quan
     return scale;
 }
 
+/* e2m1's code nearest to t; of two equally near the one with the even last bit, as the specification rounds. */
+static uint8_t e2m1_nearest(float t)
+{
+    const float a = fabsf(t);
+    const int code = (a > .25f) + (a >= .75f) + (a > 1.25f) + (a >= 1.75f) + (a > 2.5f) + (a >= 3.5f) + (a > 5);
+    return (uint8_t)(t < 0 && code ? code + 8 : code);
+}
+
+/* A power of two: the one that takes the largest magnitude to the codes of 4 to 8, of which those above 6 are cut off; searched: it or a neighbour. */
+static float search_power(const struct group *d, enum quant_effort effort)
+{
+    const float *value = qtype_info(QT_MXFP4)->value;
+    int e, best_e = 0;
+    float best = INFINITY;
+    if (!(d->amax > 0))
+        return 0x1p-127f;
+    frexpf(d->amax, &e);
+    for (int at = e - 3 - (effort == QUANT_SEARCH); at <= e - 3 + (effort == QUANT_SEARCH); at++) {
+        const float scale = ldexpf(1, at) / d->amax, inverse = ldexpf(d->amax, -at);
+        float err = 0;
+        for (int i = 0; i < d->n; i++) {
+            float left = d->x[i] - scale * value[e2m1_nearest(d->x[i] * inverse)];
+            err += d->w[i] * (left * left);
+        }
+        if (err < best)
+            best = err, best_e = at;
+    }
+    return ldexpf(1, best_e < -127 ? -127 : best_e > 127 ? 127 : best_e);
+}
+
 /* Integer zero point: for each zero near the one that min and max suggest, a linear grid from -zero to 15 - zero. */
 static float search_zero(const struct group *d, enum quant_effort effort, float *zero)
 {
@@ -388,7 +421,7 @@ void quantize_scales(const struct mat *m, const float *x, const float *importanc
         int valid = m->cols - k < m->group_size ? m->cols - k : m->group_size;
         float scale = 0, extra = 0;
         if (t->scale == SCALE_NONE || valid <= 0) {
-            q->scale[g] = t->scale == SCALE_NONE ? 1 : 0;
+            q->scale[g] = t->scale == SCALE_NONE ? 1 : t->scale == SCALE_E8M0 ? 0x1p-127f : 0;
             if (q->extra)
                 q->extra[g] = 0;
             continue;
@@ -409,6 +442,9 @@ void quantize_scales(const struct mat *m, const float *x, const float *importanc
             if (d.amax > 0)
                 scale = search_zero(&d, effort, &extra) * d.amax;
             q->extra[g] = extra;
+        } else if (t->scale == SCALE_E8M0) {
+            q->scale[g] = search_power(&d, effort);
+            continue;
         } else {
             scale = search_scale(&grid, &d, effort) * d.amax;
         }
@@ -428,7 +464,8 @@ uint8_t quantize_nearest(const struct mat *m, float t)
     case QT_I8: case QT_I8R:    return (uint8_t)(int8_t)round_even(clamp(t, -127, 127));
     case QT_I4M: case QT_I4Z:   return (uint8_t)round_even(clamp(t, 0, 15));
     case QT_I4:                 return (uint8_t)(round_even(clamp(t, -8, 7)) + 8);
-    case QT_T2:                 return (uint8_t)(round_even(clamp(t, -1, 1)) + 1);
+    case QT_T2: case QT_T3:     return (uint8_t)(round_even(clamp(t, -1, 1)) + 1);
+    case QT_MXFP4:              return e2m1_nearest(t);
     case QT_M5:                 return (uint8_t)(round_even(clamp(t, -16, 15)) + 16);
     case QT_M6:                 return (uint8_t)(round_even(clamp(t, -32, 31)) + 32);
     default:                    /* codebooks: halve the range, 2 to 4 times */
@@ -476,6 +513,9 @@ void quantize_codes(const struct mat *m, const float *x, struct qrow *q)
         float zero = t->extra == EXTRA_ZERO_U8 ? q->extra[g] : 0, min = t->extra == EXTRA_MIN_F16 ? q->extra[g] : 0;
         if (scale == 0)
             memset(q->code + k, t->code_zero, (size_t)valid);
+        else if (m->type == QT_MXFP4)
+            for (int i = 0; i < valid; i++)
+                q->code[k + i] = e2m1_nearest(x[k + i] / scale);
         else
             group_codes(&grid, x + k, valid, scale, min, zero, base, q->code + k);
     }

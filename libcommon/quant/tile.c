@@ -10,7 +10,7 @@
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "a .zse file is mapped as it lies: little endian");
 
-enum { LINE = 128, MAX_GROUP = 128 };
+enum { LINE = 128, MAX_GROUP = 256, T3_LINES = 13 };
 
 static size_t scale_size(const struct qtype_info *t)
 {
@@ -37,12 +37,12 @@ int mat_init(struct mat *m, enum qtype type, int group_size, int act_group, int6
         return err_set(e, ERR_UNSUPPORTED, "number format %s is reserved, this version cannot compute on it", t->name);
     if (group_size < 1 || (group_size & (group_size - 1)) || !(t->group_sizes & (unsigned)group_size))
         return err_set(e, ERR_SHAPE, "%s: group size is %d, not %s", t->name, group_size,
-                       t->group_sizes == 32 ? "32" : t->group_sizes == 64 ? "64" : "32, 64 or 128");
-    if (t->is_float ? act_group != 0 : act_group != 32 && act_group != 64 && act_group != 128)
+                       t->group_sizes == 32 ? "32" : t->group_sizes == 64 ? "64" : t->group_sizes == 256 ? "256" : "32, 64 or 128");
+    if (t->is_float ? act_group != 0 : act_group != 128 && (type == QT_T3 || (act_group != 32 && act_group != 64)))
         return err_set(e, ERR_SHAPE, "%s: activation group is %d, not %s", t->name, act_group,
-                       t->is_float ? "0" : "32, 64 or 128");
+                       t->is_float ? "0" : type == QT_T3 ? "128" : "32, 64 or 128");
     if (rows < 1 || rows > INT_MAX - MAX_GROUP || cols < 1 || cols > INT_MAX - MAX_GROUP)
-        return err_set(e, ERR_SHAPE, "%s: a matrix of %" PRId64 " x %" PRId64 " is not between 1 and 2^31 - 129 a side",
+        return err_set(e, ERR_SHAPE, "%s: a matrix of %" PRId64 " x %" PRId64 " is not between 1 and 2^31 - 257 a side",
                        t->name, rows, cols);
 
     int pad = group_size > act_group ? group_size : act_group;
@@ -54,10 +54,10 @@ int mat_init(struct mat *m, enum qtype type, int group_size, int act_group, int6
     m->cols = (int)cols;
     m->cols_padded = (int)((cols + pad - 1) / pad * pad);
     m->n_groups = m->cols_padded / group_size;
-    m->unit_groups = t->scale == SCALE_NONE ? 1 : t->scale == SCALE_F16 ? 2 : 4;
+    m->unit_groups = t->scale == SCALE_NONE || group_size == 256 ? 1 : t->scale == SCALE_F16 ? 2 : 4;
     m->n_tiles = (int)((rows + TILE_ROWS - 1) / TILE_ROWS);
     m->row_scale_bytes = t->row_scale ? TILE_ROWS * sizeof(float) : 0;
-    m->group_bytes = (size_t)group_size * (size_t)t->bits / 32 * LINE;
+    m->group_bytes = type == QT_T3 ? (size_t)T3_LINES * LINE : (size_t)group_size * (size_t)t->bits / 32 * LINE;
     m->unit_bytes = area(m->unit_groups, scale_size(t)) + area(m->unit_groups, extra_size(t))
                   + (size_t)m->unit_groups * m->group_bytes;
     int full = m->n_groups / m->unit_groups, rest = m->n_groups % m->unit_groups;
@@ -135,11 +135,37 @@ static inline void plane_put(uint8_t *p, const uint8_t *code, int n, int bits, i
     }
 }
 
+/* Base 3: 20 k a line, the last 16 (qtype.h); p points at the row's dword of the first line. */
+static void base3_get(const uint8_t *p, uint8_t *code)
+{
+    for (int line = 0; line < T3_LINES; line++, p += LINE)
+        for (int j = 0; j < 4; j++) {
+            unsigned byte = p[j];
+            for (int k = 20 * line + j, i = 0; i < 5 && k < 256; i++, k += 4, byte = byte * 3 & 255)
+                code[k] = (uint8_t)(byte * 3 >> 8);
+        }
+}
+
+static void base3_put(uint8_t *p, const uint8_t *code)
+{
+    for (int line = 0; line < T3_LINES; line++, p += LINE)
+        for (int j = 0; j < 4; j++) {
+            unsigned v = 0;
+            for (int i = 0, k = 20 * line + j; i < 5; i++, k += 4)
+                v = v * 3 + (k < 256 ? code[k] : 0);
+            p[j] = (uint8_t)((256 * v + 242) / 243);
+        }
+}
+
 /* All planes of a row's codes of one group; p points at the group's codes.  Constant widths so that the loops unroll. */
 static void group_get(const struct mat *m, const struct qtype_info *t, const uint8_t *p, int row, uint8_t *code)
 {
     int n = m->group_size;
     p += 4 * row;
+    if (m->type == QT_T3) {
+        base3_get(p, code);
+        return;
+    }
     switch (t->plane[0]) {
     case 8: plane_get(p, code, n, 8, 0); break;
     case 4: plane_get(p, code, n, 4, 0); break;
@@ -156,6 +182,8 @@ static void group_get(const struct mat *m, const struct qtype_info *t, const uin
 static void group_put(const struct mat *m, const struct qtype_info *t, uint8_t *p, int row, const uint8_t *code)
 {
     p += 4 * row;
+    if (m->type == QT_T3)
+        base3_put(p, code);
     for (int i = 0, shift = 0; i < 2 && t->plane[i]; shift += t->plane[i++]) {
         plane_put(p, code, m->group_size, t->plane[i], shift);
         p += (size_t)m->group_size * (size_t)t->plane[i] / 32 * LINE;
@@ -169,6 +197,7 @@ static float scale_get(const struct qtype_info *t, const uint8_t *p)
     case SCALE_F16: memcpy(&h, p, 2); return f16_to_f32(h);
     case SCALE_S8:  return (float)(int8_t)*p;
     case SCALE_U8:  return (float)*p;
+    case SCALE_E8M0: return f32_from_bits(*p ? (uint32_t)*p << 23 : 0x00400000);        /* 2^-127 is below the normal numbers */
     default:        return 1;
     }
 }
@@ -209,6 +238,7 @@ void tile_put(const struct mat *m, uint8_t *tile, int row_in_tile, const struct 
         case SCALE_F16: h = f32_to_f16(q->scale[g]); memcpy(s, &h, 2); break;
         case SCALE_S8:  *s = (uint8_t)(int8_t)q->scale[g]; break;
         case SCALE_U8:  *s = (uint8_t)q->scale[g]; break;
+        case SCALE_E8M0: *s = (uint8_t)(f32_bits(q->scale[g]) >> 23); break;
         default:        break;
         }
         switch (t->extra) {

@@ -2,8 +2,8 @@
  *
  * A matrix [rows, cols] (out_features, in_features) is cut into tiles of 32 rows.  A tile is
  *     [32 f32 row scales, if the type has them] unit unit ... unit
- * A unit holds the scales and then the codes of U groups (U = 4 with 8-bit scales, 2 with f16 scales, 1 without scales;
- * the last unit of a tile may hold fewer: n).  The scale area is
+ * A unit holds the scales and then the codes of U groups (U = 4 with 8-bit scales, 2 with f16 scales, 1 with groups of
+ * 256 or without scales; the last unit of a tile may hold fewer: n).  The scale area is
  *     for each quad of 4 rows (0..7): for each group of the unit: 4 scales
  * so that one 16-byte load of a GPU lane has its 4 rows' scales of all groups; then, if the type has an extra (min or zero),
  * its area in the same order; every area is padded with zeros to a multiple of 64 bytes.
@@ -12,6 +12,7 @@
  *     b <= 8:  byte j, bits b*i ..     = k  4*i + j     (so (dword >> b*i) & 0x0..0x0.. is a VNNI operand)
  *     b = 16:  the two halves          = k  0, 1
  *     b = 32:  the word                = k  0
+ * and t3's groups are 13 lines of five digits a byte (qtype.h).
  * Rows beyond `rows` in the last tile have scale 0 and code_zero; columns beyond `cols` have code_zero. */
 #ifndef ZSE_QUANT_TILE_H
 #define ZSE_QUANT_TILE_H
@@ -32,7 +33,7 @@ enum { TILE_ROWS = 32 };
 struct mat {
     enum qtype type;
     int group_size;             /* k per scale; 32 for types without group scales (only pads k) */
-    int act_group;              /* activations are rounded to int8 per this many k: 32, 64, 128; 0: float types, never rounded */
+    int act_group;              /* activations are rounded to int8 per this many k: 32, 64, 128 (t3: 128); 0: float types, never rounded */
     int rows, cols;
     int cols_padded;            /* to a multiple of max(group_size, act_group) */
     int n_groups;               /* cols_padded / group_size */
@@ -60,7 +61,7 @@ size_t mat_group_offset(const struct mat *m, int group);                        
 struct qrow {
     uint8_t *code;              /* [cols_padded]; int8 codes as two's complement bytes */
     float row_scale;            /* 1 if the type has none */
-    float *scale;               /* [n_groups]: f16 types: the exact f16 value; 8-bit scales: the integer; in units of row_scale */
+    float *scale;               /* [n_groups]: f16 types: the exact f16 value; 8-bit scales: the integer; e8m0: the power of 2; in units of row_scale */
     float *extra;               /* [n_groups] min (exact f16) or zero point (integer), NULL if the type has none */
 };
 /* An empty tile: all scales 0, all codes code_zero, padding 0.  Before the first tile_put or tile_put_float of a tile. */

@@ -143,7 +143,7 @@ static void cholesky(void **state)
 static void nearest_level(void **state)
 {
     (void)state;
-    static const enum qtype types[] = { QT_NL4, QT_NF4, QT_I4, QT_I4M, QT_I4Z, QT_I8, QT_M2, QT_M3, QT_M5, QT_M6, QT_T2 };
+    static const enum qtype types[] = { QT_NL4, QT_NF4, QT_I4, QT_I4M, QT_I4Z, QT_I8, QT_M2, QT_M3, QT_M5, QT_M6, QT_T2, QT_T3, QT_MXFP4 };
     struct rng r = { 5 };
     for (int i = 0; i < (int)(sizeof types / sizeof *types); i++) {
         struct mat m;

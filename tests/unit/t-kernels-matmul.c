@@ -31,9 +31,10 @@ static void random_row(const struct mat *m, struct qrow *q, struct rng *r)
     const struct qtype_info *t = qtype_info(m->type);
     q->row_scale = t->row_scale ? uniform(r, 1e-4f, 1e-3f) : 1;
     for (int i = 0; i < m->cols_padded; i++)
-        q->code[i] = (uint8_t)(i >= m->cols ? t->code_zero : t->bits == 8 ? below(r, 255) - 127 : below(r, 1 << t->bits));
+        q->code[i] = (uint8_t)(i >= m->cols ? t->code_zero : t->bits == 8 ? below(r, 255) - 127 : below(r, m->type == QT_T2 || m->type == QT_T3 ? 3 : 1 << t->bits));
     for (int g = 0; g < m->n_groups; g++) {
         q->scale[g] = t->scale == SCALE_NONE ? 1 : t->scale == SCALE_F16 ? f16_to_f32(f32_to_f16(uniform(r, -0.02f, 0.02f)))
+                    : t->scale == SCALE_E8M0 ? ldexpf(1, below(r, 6) ? below(r, 12) - 10 : -127 + below(r, 3))
                     : t->scale == SCALE_S8 ? (float)(below(r, 255) - 127) : (float)below(r, 256);
         if (q->extra)
             q->extra[g] = t->extra == EXTRA_MIN_F16 ? f16_to_f32(f32_to_f16(uniform(r, -0.2f, 0.2f))) : (float)below(r, 16);
@@ -202,9 +203,9 @@ static void each_type(int is_float, int exact)
         const struct qtype_info *t = qtype_info((enum qtype)type);
         if (!t || !t->has_kernels || t->is_float != is_float)
             continue;
-        for (int g = 32; g <= 128; g *= 2)
-            for (size_t a = 0; a < 3 && t->group_sizes & (unsigned)g; a++) {
-                if ((is_float || exact) && a)
+        for (int g = 32; g <= 256; g *= 2)
+            for (size_t a = type == QT_T3 ? 2 : 0; a < 3 && t->group_sizes & (unsigned)g; a++) {
+                if ((is_float || exact) && a && type != QT_T3)
                     continue;
                 for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
                     check((enum qtype)type, g, is_float ? 0 : act_groups[a], shapes[s][0], shapes[s][1], exact);

@@ -15,7 +15,7 @@
 #include "libcommon/quant/half.h"
 #include "libcommon/quant/quantize.h"
 
-static const enum qtype types[] = { QT_I8, QT_I8R, QT_I4, QT_I4M, QT_I4Z, QT_NL4, QT_NF4, QT_M2, QT_M3, QT_M5, QT_M6, QT_T2 };
+static const enum qtype types[] = { QT_I8, QT_I8R, QT_I4, QT_I4M, QT_I4Z, QT_NL4, QT_NF4, QT_M2, QT_M3, QT_M5, QT_M6, QT_T2, QT_T3, QT_MXFP4 };
 enum { N_TYPES = sizeof types / sizeof *types, COLS = 576 };
 
 /* Nearly normal with exact arithmetic: the sum of 12 multiples of 2^-10, so that every machine has the same input. */
@@ -73,6 +73,8 @@ static void check_storable(const struct fixture *f)
             assert_true(s == 1);
         else if (t->scale == SCALE_F16)
             assert_true(isfinite(s) && f16_to_f32(f32_to_f16(s)) == s);
+        else if (t->scale == SCALE_E8M0)
+            assert_true(s >= 0x1p-127f && s <= 0x1p127f && frexpf(s, &(int){ 0 }) == 0.5f);
         else
             assert_true(s == rintf(s) && fabsf(s) <= limit && (t->scale == SCALE_S8 || s >= 0));
         if (t->extra == EXTRA_MIN_F16)
@@ -80,7 +82,7 @@ static void check_storable(const struct fixture *f)
         if (t->extra == EXTRA_ZERO_U8)
             assert_true(f->q.extra[g] == rintf(f->q.extra[g]) && f->q.extra[g] >= 0 && f->q.extra[g] <= 15);
         if (g * f->m.group_size >= f->m.cols && t->scale != SCALE_NONE)
-            assert_true(s == 0);
+            assert_true(s == (t->scale == SCALE_E8M0 ? 0x1p-127f : 0));
     }
     for (int k = f->m.cols; k < f->m.cols_padded; k++)
         assert_int_equal(f->q.code[k], t->code_zero);
@@ -105,7 +107,7 @@ static void nearest(void **state)
                     int g = k / f.m.group_size;
                     float extra = f.q.extra ? f.q.extra[g] : 0, s = t->row_scale ? f.q.row_scale * f.q.scale[g] : f.q.scale[g];
                     float norm = t->extra == EXTRA_MIN_F16 ? (x[k] - extra) / s : x[k] / s + extra, best = INFINITY, y;
-                    for (int c = 0; c < (t->type == QT_T2 ? 3 : 1 << t->bits); c++) {
+                    for (int c = 0; c < (t->type == QT_T2 || t->type == QT_T3 ? 3 : 1 << t->bits); c++) {
                         uint8_t code = (uint8_t)c;
                         codes_decode(&f.m, &code, 1, f.q.row_scale, f.q.scale[g], extra, &y);
                         if ((t->bits < 8 || c != 128) && fabsf(y - x[k]) < best)
@@ -139,6 +141,8 @@ static void errors(void **state)
         { 0.001831, 0.00161 },   /* m5 */
         { 0.0004536, 0.0003906 },   /* m6 */
         { 0.4440, 0.1824 },   /* t2 */
+        { 9, 9 },   /* t3 */
+        { 9, 9 },   /* mxfp4 */
     };
     enum { ROWS = 100 };
     double mse[N_TYPES][2] = { { 0 } };

@@ -14,7 +14,7 @@
 #include "libcommon/quant/quantize.h"
 #include "libcommon/quant/tile.h"
 
-static const enum qtype int_types[] = { QT_I8, QT_I8R, QT_I4, QT_I4M, QT_I4Z, QT_NL4, QT_NF4, QT_M2, QT_M3, QT_M5, QT_M6, QT_T2 };
+static const enum qtype int_types[] = { QT_I8, QT_I8R, QT_I4, QT_I4M, QT_I4Z, QT_NL4, QT_NF4, QT_M2, QT_M3, QT_M5, QT_M6, QT_MXFP4, QT_T2, QT_T3 };
 static const int sizes_rows[] = { 1, 31, 32, 33 }, sizes_cols[] = { 1, 31, 32, 33, 100, 576 };
 
 /* Where the words of tile.h put things: a walk over the tile, byte by byte, with nothing of tile.c. */
@@ -22,7 +22,7 @@ struct place { size_t scale, extra, codes; };
 
 static struct place walk(const struct qtype_info *t, int n_groups, int group_size, int group, int row)
 {
-    int per_unit = t->scale == SCALE_NONE ? 1 : t->scale == SCALE_F16 ? 2 : 4;
+    int per_unit = t->scale == SCALE_NONE || group_size == 256 ? 1 : t->scale == SCALE_F16 ? 2 : 4;
     size_t scale_bytes = t->scale == SCALE_NONE ? 0 : t->scale == SCALE_F16 ? 2 : 1;
     size_t extra_bytes = t->extra == EXTRA_NONE ? 0 : t->extra == EXTRA_MIN_F16 ? 2 : 1;
     size_t at = t->row_scale ? 32 * 4 : 0;
@@ -39,7 +39,7 @@ static struct place walk(const struct qtype_info *t, int n_groups, int group_siz
             while ((at - start) % 64)
                 at++;
         }
-        for (int g = g0; g < g0 + n; g++, at += (size_t)group_size * 32 * (size_t)t->bits / 8)
+        for (int g = g0; g < g0 + n; g++, at += t->type == QT_T3 ? 13 * 128 : (size_t)group_size * 32 * (size_t)t->bits / 8)
             if (g == group)
                 p.codes = at;
     }
@@ -49,6 +49,12 @@ static struct place walk(const struct qtype_info *t, int n_groups, int group_siz
 static unsigned walk_code(const struct qtype_info *t, int group_size, const uint8_t *codes, int row, int k)
 {
     unsigned code = 0, shift = 0;
+    if (t->type == QT_T3) {             /* from the top digit on: the number that was rounded up */
+        unsigned v = codes[k / 20 * 128 + 4 * row + k % 4] * 243u / 256;
+        for (int i = 4; i > k % 20 / 4; i--)
+            v /= 3;
+        return v % 3;
+    }
     for (int i = 0; i < 2 && t->plane[i]; i++) {
         int b = t->plane[i], per_line = 32 / b, in_line = k % per_line;
         unsigned byte = codes[k / per_line * 128 + 4 * row + in_line % 4];
@@ -63,10 +69,11 @@ static void random_row(struct rng *r, const struct mat *m, struct qrow *q)
 {
     const struct qtype_info *t = qtype_info(m->type);
     for (int k = 0; k < m->cols_padded; k++)
-        q->code[k] = (uint8_t)(k < m->cols ? rng_u64(r) & ((1u << t->bits) - 1) : (unsigned)t->code_zero);
+        q->code[k] = (uint8_t)(k < m->cols ? (t->type == QT_T3 ? rng_u64(r) % 3 : rng_u64(r) & ((1u << t->bits) - 1)) : (unsigned)t->code_zero);
     q->row_scale = t->row_scale ? (float)(rng_double(r) - 0.5) : 1;
     for (int g = 0; g < m->n_groups; g++) {
         q->scale[g] = t->scale == SCALE_NONE ? 1 : t->scale == SCALE_F16 ? f16_to_f32(f32_to_f16((float)rng_double(r)))
+                    : t->scale == SCALE_E8M0 ? ldexpf(1, (int)(rng_u64(r) % 255) - 127)
                     : t->scale == SCALE_S8 ? (float)((int)(rng_u64(r) % 255) - 127) : (float)(rng_u64(r) % 256);
         if (q->extra)
             q->extra[g] = t->extra == EXTRA_ZERO_U8 ? (float)(rng_u64(r) % 16) : f16_to_f32(f32_to_f16((float)(rng_double(r) - 0.5)));
@@ -146,7 +153,7 @@ static void check_matrix(enum qtype type, int group_size, int act_group, int row
     /* rows beyond the last: scale 0 and code_zero */
     for (int i = rows; i < 32 * m.n_tiles; i++) {
         tile_get(&m, data + (size_t)(i / 32) * m.tile_bytes, i % 32, &back);
-        assert_true(t->row_scale ? back.row_scale == 0 : back.scale[0] == 0);
+        assert_true(t->row_scale ? back.row_scale == 0 : back.scale[0] == (t->scale == SCALE_E8M0 ? 0x1p-127f : 0));
         for (int k = 0; k < m.cols_padded; k++)
             assert_int_equal(back.code[k], t->code_zero);
     }
@@ -163,8 +170,8 @@ static void integer_types(void **state)
 {
     (void)state;
     for (size_t i = 0; i < sizeof int_types / sizeof *int_types; i++)
-        for (int g = 32; g <= 128; g *= 2)
-            for (int a = 32; a <= 128; a *= 2)
+        for (int g = 32; g <= 256; g *= 2)
+            for (int a = int_types[i] == QT_T3 ? 128 : 32; a <= 128; a *= 2)
                 for (size_t r = 0; r < 4; r++)
                     for (size_t c = 0; c < 6; c++)
                         if (qtype_info(int_types[i])->group_sizes & (unsigned)g)
@@ -276,7 +283,9 @@ static void refusals(void **state)
     (void)state;
     static const struct { int type, group, act; int64_t rows, cols; enum err_code code; const char *says; } cases[] = {
         { 99, 32, 32, 32, 32, ERR_UNSUPPORTED, "99 is unknown" },
-        { QT_T3, 256, 32, 32, 256, ERR_UNSUPPORTED, "t3 is reserved" },
+        { QT_T3, 256, 32, 32, 256, ERR_SHAPE, "t3: activation group is 32, not 128" },
+        { QT_T3, 128, 128, 32, 256, ERR_SHAPE, "group size is 128, not 256" },
+        { QT_F8E5M2, 32, 32, 32, 256, ERR_UNSUPPORTED, "f8e5m2 is reserved" },
         { QT_F8E4M3, 32, 32, 32, 256, ERR_UNSUPPORTED, "f8e4m3 is reserved" },
         { QT_NL4, 64, 32, 32, 32, ERR_SHAPE, "group size is 64, not 32" },
         { QT_NF4, 32, 32, 32, 32, ERR_SHAPE, "group size is 32, not 64" },
