@@ -296,7 +296,7 @@ static float search_power(const struct group *d, enum quant_effort effort)
         if (err < best)
             best = err, best_e = at;
     }
-    return ldexpf(1, best_e < -127 ? -127 : best_e > 127 ? 127 : best_e);
+    return ldexpf(1, best_e < -127 ? -127 : best_e > 125 ? 125 : best_e);
 }
 
 /* Integer zero point: for each zero near the one that min and max suggest, a linear grid from -zero to 15 - zero. */

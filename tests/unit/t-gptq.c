@@ -148,7 +148,7 @@ static void nearest_level(void **state)
     for (int i = 0; i < (int)(sizeof types / sizeof *types); i++) {
         struct mat m;
         struct grid g;
-        assert_int_equal(mat_init(&m, types[i], types[i] == QT_NF4 ? 64 : 32, 32, 1, 64, NULL), 0);
+        assert_int_equal(mat_init(&m, types[i], types[i] == QT_NF4 ? 64 : types[i] == QT_T3 ? 256 : 32, types[i] == QT_T3 ? 128 : 32, 1, 64, NULL), 0);
         assert_int_equal(grid_of(&m, &g), 0);
         for (int k = 0; k < 2000; k++) {
             float t[PANEL], level[PANEL];

@@ -71,7 +71,7 @@ static void each(enum path path)
     int turn = 0;
     for (int type = 0; type < 64; type++) {
         const struct qtype_info *t = qtype_info((enum qtype)type);
-        if (!t || !t->has_kernels || (path != EXACT && type == QT_F32))
+        if (!t || !t->has_kernels || type == QT_MXFP4 || (path != EXACT && type == QT_F32))
             continue;
         for (int g = 32; g <= 128; g *= 2) {
             if (!(t->group_sizes & (unsigned)g))
@@ -221,7 +221,7 @@ static void embedding(void **state)
     (void)state;
     for (int type = 0; type < 64; type++) {
         const struct qtype_info *t = qtype_info((enum qtype)type);
-        for (int g = 32; t && t->has_kernels && g <= 128; g *= 2) {
+        for (int g = 32; t && t->has_kernels && type != QT_MXFP4 && g <= 128; g *= 2) {
             if (!(t->group_sizes & (unsigned)g))
                 continue;
             struct rng r = { (uint64_t)type };
