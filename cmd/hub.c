@@ -124,14 +124,15 @@ void hub_setup_release(struct hub_setup *s)
     free(s->cache);
 }
 
+struct before { const struct hub_check *check; const char *name, *cache; };
+
 /* Before gigabytes come: does this run here at all? */
 static int check_config(void *user, const char *folder, uint64_t bytes, struct err *e)
 {
+    const struct before *b = user;
     struct config c;
     struct err why;
     char *path;
-    (void)user;
-    (void)bytes;
     if (asprintf(&path, "%s/config.json", folder) < 0)
         return err_nomem(e, "path");
     if (access(path, R_OK) != 0) {      /* a GGUF says it in its first bytes */
@@ -141,16 +142,18 @@ static int check_config(void *user, const char *folder, uint64_t bytes, struct e
     json_t *raw = js_load(path, 16 << 20, &why), *config = raw ? config_normalize(raw, &why) : NULL;
     free(path);
     int rc = config && config_parse(&c, config, &why) == 0 ? 0 : -1;
-    if (rc == 0)
+    if (rc == 0) {
         config_release(&c);
-    else
-        err_set(e, ERR_UNSUPPORTED, "nothing was downloaded: %s", why.msg);
+        rc = b->check ? b->check->run(b->check->user, b->name, raw, bytes, b->cache, &why) : 0;
+    }
+    if (rc != 0)
+        err_set(e, why.code == ERR_LIMIT ? ERR_LIMIT : ERR_UNSUPPORTED, "nothing was downloaded: %s", why.msg);
     json_decref(config);
     json_decref(raw);
     return rc;
 }
 
-int hub_model_path(const char *prog, const char *arg, int refresh, char **path, struct err *e)
+int hub_model_path(const char *prog, const char *arg, int refresh, const struct hub_check *check, char **path, struct err *e)
 {
     struct hub_setup s;
     struct hub_name name;
@@ -167,7 +170,9 @@ int hub_model_path(const char *prog, const char *arg, int refresh, char **path, 
     int rc = hub_setup(&s, prog, e), known = 0;
     s.o.refresh = refresh;
     s.o.known = &known;
+    struct before before_weights = { check, arg, s.o.cache };
     s.o.before_weights = check_config;
+    s.o.before_user = &before_weights;
     sigaction(SIGINT, NULL, &before[0]);
     sigaction(SIGTERM, NULL, &before[1]);
     cli_ignore_pipe(&pipe_before);

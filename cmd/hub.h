@@ -15,8 +15,15 @@ struct hub_setup {
 int hub_setup(struct hub_setup *s, const char *prog, struct err *e);
 void hub_setup_release(struct hub_setup *s);
 
+/* Before gigabytes come: is there room for what is made of them?  config: the model's; bytes: to be downloaded; to: where.  -1 with *e refuses. */
+struct hub_check {
+    int (*run)(void *user, const char *name, const json_t *config, uint64_t bytes, const char *to, struct err *e);
+    void *user;
+};
+
 /* What MODEL on the command line means: *path is arg itself if there is such a file or folder, or if it looks like no name of the hub; else what
- * the hub has under that name, fetched into the cache; refresh: ask for a newer revision also where the cache has one.  *path is malloc'd. */
-int hub_model_path(const char *prog, const char *arg, int refresh, char **path, struct err *e);
+ * the hub has under that name, fetched into the cache; refresh: ask for a newer revision also where the cache has one.  *path is malloc'd.
+ * check may be NULL; that the architecture runs is seen to in any case. */
+int hub_model_path(const char *prog, const char *arg, int refresh, const struct hub_check *check, char **path, struct err *e);
 
 #endif

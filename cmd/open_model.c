@@ -20,6 +20,7 @@
 #include "gpu/gpu.h"
 #include "libcommon/base/clock.h"
 #include "libcommon/convert/convert.h"
+#include "libcommon/hw/machine.h"
 #include "libcommon/import/source.h"
 
 /* ---- options ---- */
@@ -91,6 +92,7 @@ int run_option(const char *prog, int c, const char *arg, struct run_options *r)
     case OPT_DEVICE: r->device = arg; return 0;
     case OPT_EXACT: r->exact = 1; return 0;
     case OPT_FORCE: r->force = 1; return 0;
+    case OPT_RUN_MODE: return planned_mode_parse(prog, arg, &r->mode);
     case OPT_MAX_MEMORY:
         if (cli_parse_size(prog, "--max-memory", arg, &r->max_memory) != 0)
             return CLI_USAGE;
@@ -104,6 +106,8 @@ int run_options_check(const char *prog, struct run_options *r)
     const char *device = getenv("ZSE_DEVICE");
     if (r->exact && r->kv_given && r->kv != KV_F32)
         return cli_wrong(prog, "--exact stores keys and values as f32: --kv cannot say otherwise");
+    if (r->mode.given && r->type)
+        return cli_wrong(prog, "--mode chooses the type, and so does -q: one of them");
     if (!r->kv_given)
         r->kv = r->exact ? KV_F32 : KV_F16;
     if (r->device)
@@ -280,6 +284,9 @@ static int convert(const char *prog, const char *source, const char *asked, cons
     o.progress = &to.progress.progress;
     o.note = note;
     o.note_user = &to;
+    struct preflight_convert pre = { .prog = prog, .name = asked, .output = output, .force = r->force };
+    o.before = preflight_convert;
+    o.before_user = &pre;
     sigaction(SIGINT, NULL, &before[0]);
     sigaction(SIGTERM, NULL, &before[1]);
     cli_catch_interrupt();              /* Ctrl-C leaves no half-written file behind */
@@ -369,15 +376,60 @@ static void unlock_conversion(int fd, const char *path)
     close(fd);
 }
 
+/* What this device has free. */
+static int free_memory(const struct run_options *r, uint64_t *bytes, struct err *e)
+{
+    struct machine_gpu gpu[MACHINE_GPUS];
+    struct memory m;
+    char why[160];
+    if (!r->gpu || strcmp(gpu_kind, "cuda") != 0) {
+        if (memory_read(&m, preflight_root(), e) != 0)
+            return -1;
+        *bytes = memory_now(&m);
+        return 0;
+    }
+    const int n = machine_gpus(gpu, MACHINE_GPUS, why);
+    if (r->gpu_index >= n)
+        return err_set(e, ERR_DEVICE, "--mode: GPU %d does not say what memory it has%s%s", r->gpu_index, n ? "" : ": ", n ? "" : why);
+    *bytes = gpu[r->gpu_index].free;
+    return 0;
+}
+
+/* --mode: the type for this source.  Static, NULL with *e. */
+static const char *choose_type(const char *prog, const char *path, const struct run_options *r, const char *name, struct err *e)
+{
+    enum { CONTEXT = 8192 };
+    static const char *const all[] = { "keep", "bf16", "int8", "nl4" };
+    struct planned_choices s = { 0 };
+    const char *type = NULL;
+    char *title = NULL, size[CLI_BYTES];
+    uint64_t available = 0;
+    json_t *config = planned_config(path, &title, e);
+    const struct planned_ask ask = { .name = name, .path = path, .config = config, .context = r->ctx ? r->ctx : CONTEXT, .n_seqs = r->max_seqs, .kv_most = r->kv_most,
+                                     .measure = !r->gpu && (r->mode.mode == PLAN_AUTO || r->mode.mode == PLAN_MAX_SPEED), .n_threads = r->threads, .kernels = r->kernels };
+    const int best = config && free_memory(r, &available, e) == 0 && planned_compare(&s, &ask, e) == 0 ? planned_choose(&s, name, &r->mode, available, e) : -1;
+    for (size_t i = 0; best >= 0 && i < sizeof all / sizeof *all; i++)
+        if (strcmp(all[i], s.c[best].type) == 0)
+            type = all[i];
+    if (type)
+        cli_note(prog, "--mode %s: %s as %s, %s to run", plan_mode_name(r->mode.mode), name, type, cli_bytes(size, s.c[best].bytes));
+    planned_choices_close(&s);
+    json_decref(config);
+    free(title);
+    return type;
+}
+
 /* A GGUF or folder: its converted file, made if it is not there or not readable. */
 static int load_converted(const char *prog, const char *path, const struct run_options *r, struct opened_model *o, struct err *e)
 {
     const char *type = r->type, *env = getenv("ZSE_QUANTIZATION");
     struct convert_type parsed;
     struct err ignored;
+    if (r->mode.given && !(type = choose_type(prog, path, r, o->name, e)))
+        return -1;
     if (!type)
         type = env && *env ? env : "keep";
-    if (!r->type && convert_parse_type(&parsed, type, e) != 0)
+    if (!r->type && !r->mode.given && convert_parse_type(&parsed, type, e) != 0)
         return err_prefix(e, "ZSE_QUANTIZATION");
     if (!(o->path = cache_path(path, type, e)))
         return -1;
@@ -407,6 +459,8 @@ static int find_and_load(const char *prog, const char *path, const struct run_op
     case SOURCE_ZSE:
         if (r->type)
             return err_set(e, ERR_UNSUPPORTED, "-q %s: %s is converted already; zse-convert makes another type from its source", r->type, path);
+        if (r->mode.given && r->mode.mode != PLAN_FOR_VRAM)
+            return err_set(e, ERR_UNSUPPORTED, "--mode %s: %s is converted already; zse-convert --mode makes another type from its source", plan_mode_name(r->mode.mode), path);
         if (!(o->path = strdup(path)))
             return err_nomem(e, "path");
         return load(o, e);
@@ -430,7 +484,13 @@ int open_model(const char *prog, const char *path, const struct run_options *r, 
         return err_set(e, ERR_IO, "no MODEL given, and ZSE_MODEL is not set");
     o->name = path;
     char *found;
-    if (hub_model_path(prog, path, 0, &found, e) != 0)
+    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    struct preflight_convert pre = { .prog = prog, .name = path, .output = cache && *cache ? cache : home && *home ? home : "/", .type = r->type, .force = r->force,
+                                     .runs = !r->gpu, .max_memory = r->max_memory };
+    const struct hub_check check = { preflight_fetch, &pre };
+    if (r->mode.given)
+        pre.type = "nl4";               /* the smallest that it may choose */
+    if (hub_model_path(prog, path, 0, &check, &found, e) != 0)
         return -1;
     int rc = find_and_load(prog, found, r, o, e);
     free(found);

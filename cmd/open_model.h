@@ -10,6 +10,7 @@
 
 #include <jansson.h>
 
+#include "cmd/planning.h"
 #include "libcommon/engine/engine.h"
 #include "libcommon/model/model.h"
 #include "libcommon/token/tokenizer.h"
@@ -25,15 +26,19 @@ struct run_options {
     int no_prefix_cache;            /* no option: zse-bench computes every prompt */
     const char *device;             /* --device; NULL: $ZSE_DEVICE, else auto */
     int force;                      /* --force: open a model although memory does not suffice */
+    struct planned_mode mode;       /* --mode: the type by memory, instead of -q */
+    int max_seqs; uint64_t kv_most; /* no options: with --mode, sequences and keys and values to be planned for; 0: one sequence */
     int gpu, gpu_index;             /* what run_options_check made of it: on a GPU, and which */
 };
-enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, OPT_FORCE, OPT_MAX_MEMORY };
+enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, OPT_FORCE, OPT_MAX_MEMORY, OPT_RUN_MODE };
 #define RUN_LONG_OPTIONS \
-    { "quantize", required_argument, NULL, 'q' }, { "threads", required_argument, NULL, OPT_THREADS }, { "ctx", required_argument, NULL, OPT_CTX }, \
+    { "quantize", required_argument, NULL, 'q' }, { "mode", required_argument, NULL, OPT_RUN_MODE }, { "threads", required_argument, NULL, OPT_THREADS }, { "ctx", required_argument, NULL, OPT_CTX }, \
     { "kv", required_argument, NULL, OPT_KV }, { "kernels", required_argument, NULL, OPT_KERNELS }, { "device", required_argument, NULL, OPT_DEVICE }, \
     { "exact", no_argument, NULL, OPT_EXACT }, { "force", no_argument, NULL, OPT_FORCE }
 #define RUN_HELP \
     "  -q, --quantize TYPE        type for a GGUF file or folder: nl4, int4, int8, nf4, bf16 ... (default: keep)\n" \
+    "      --mode MODE            instead of -q, the type by this machine's memory: auto (the finest that is not much slower than the fastest),\n" \
+    "                             min_memory, balanced (int8), max_speed, for_vram=SIZE (the finest that fits)\n" \
     "      --threads N            threads (default: one for each processor)\n" \
     "      --ctx N                context in tokens (default: the model's, at most 8192)\n" \
     "      --kv f32|f16|i8        how keys and values are stored (default: f16)\n" \

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "cmd/cli.h"
 #include "cmd/matmul_time.h"
 #include "libcommon/base/clock.h"
 #include "libcommon/base/json.h"
@@ -120,6 +121,14 @@ static void rough_weights(const struct planned *p, enum qtype type, struct plan_
     w->ops[type] = 2 * active;
 }
 
+static void add_report(const struct planned *p, const struct convert_report *r, struct plan_weights *w)
+{
+    *w = (struct plan_weights){ 0 };
+    for (int i = 0; i < r->n_tensors; i++)
+        plan_add_tensor(w, r->tensors[i].name, r->tensors[i].type, (uint64_t)r->tensors[i].rows * (uint64_t)r->tensors[i].cols, r->tensors[i].bytes,
+                        active_share(p, r->tensors[i].name), p->shape.tied, p->shape.n_layers);
+}
+
 int planned_weights(const struct planned *p, const char *name, const json_t *config, const char *type, struct plan_weights *w, int *exact, struct err *e)
 {
     struct convert_options o;
@@ -140,13 +149,28 @@ int planned_weights(const struct planned *p, const char *name, const json_t *con
         rough_weights(p, o.type.qtype, w);
         return 0;
     }
-    *w = (struct plan_weights){ 0 };
-    for (int i = 0; i < r.n_tensors; i++)
-        plan_add_tensor(w, r.tensors[i].name, r.tensors[i].type, (uint64_t)r.tensors[i].rows * (uint64_t)r.tensors[i].cols, r.tensors[i].bytes,
-                        active_share(p, r.tensors[i].name), p->shape.tied, p->shape.n_layers);
+    add_report(p, &r, w);
     convert_report_release(&r);
     *exact = 1;
     return 0;
+}
+
+int planned_source(const struct planned *p, const char *path, const char *type, struct plan_weights *w, struct err *e)
+{
+    struct convert_options o;
+    struct convert_report r;
+    convert_defaults(&o);
+    if (convert_parse_type(&o.type, type, e) != 0)
+        return -1;
+    o.keep_grid = 0;
+    o.source = path;
+    o.n_threads = 1;
+    o.effort = CONVERT_FAST;
+    const int rc = convert_run(&o, &r, e);
+    if (rc == 0)
+        add_report(p, &r, w);
+    convert_report_release(&r);
+    return rc;
 }
 
 void planned_file(const struct planned *p, const struct zfile *z, struct plan_weights *w)
@@ -236,4 +260,100 @@ int planned_rates(struct plan_rates *r, const struct plan_weights *w, const stru
         rc = rate_of(r, usual[i], rows, cols, k, pool, e);
     pool_close(pool);
     return rc;
+}
+
+/* ---- modes ---- */
+
+int planned_mode_parse(const char *prog, const char *arg, struct planned_mode *m)
+{
+    static const char vram[] = "for_vram=";
+    const int mode = plan_mode_find(arg);
+    *m = (struct planned_mode){ .given = 1, .mode = mode < 0 ? PLAN_FOR_VRAM : (enum plan_mode)mode };
+    if (mode >= 0)
+        return 0;
+    if (strncmp(arg, vram, sizeof vram - 1) != 0)
+        return cli_wrong(prog, "--mode: '%s', expected " PLANNED_MODES, arg);
+    arg += sizeof vram - 1;
+    char text[64];
+    snprintf(text, sizeof text, strspn(arg, "0123456789.") == strlen(arg) && *arg ? "%sGB" : "%s", arg);         /* "6" and "6.5" are gigabytes */
+    if (cli_parse_size(prog, "--mode for_vram", text, &m->memory) != 0)
+        return CLI_USAGE;
+    return m->memory ? 0 : cli_wrong(prog, "--mode for_vram: expected a memory larger than 0");
+}
+
+static uint64_t bytes_of(const struct planned_choices *s, const struct plan_weights *w, const struct planned_ask *a)
+{
+    const uint64_t n = a->n_seqs ? (uint64_t)a->n_seqs : 1;
+    const uint64_t one = plan_kv_bytes(&s->p.shape, KV_F16, a->context < s->p.shape.max_len ? a->context : s->p.shape.max_len), all = n * one;
+    const uint64_t kv = a->kv_most && all > a->kv_most ? (one > a->kv_most ? one : a->kv_most) : all;
+    return w->bytes + kv + (n + ENGINE_SNAPSHOTS) * plan_state_bytes(&s->p.shape) + planned_workspace(&s->p);
+}
+
+static void add_choice(struct planned_choices *s, const char *type, const struct plan_weights *w, const struct planned_ask *a)
+{
+    s->w[s->n] = *w;
+    s->c[s->n++] = (struct plan_choice){ .type = type, .bytes = bytes_of(s, w, a) };
+}
+
+/* Rates are measured for each type's own number formats, at the model's own width. */
+static int predict(struct planned_choices *s, const struct planned_ask *a, struct err *e)
+{
+    enum { PROMPT = 512 };
+    struct plan_weights all = { 0 };
+    struct plan_rates rates;
+    for (int i = 0; i < s->n; i++)
+        for (int t = 0; t < PLAN_QTYPES; t++)
+            all.by_type[t] += s->w[i].by_type[t];
+    if (planned_rates(&rates, &all, &s->p.shape, a->n_threads, a->kernels, e) != 0)
+        return -1;
+    for (int i = 0; i < s->n; i++) {
+        s->c[i].prefill = plan_prefill(&s->p.shape, &s->w[i], &rates, PROMPT);
+        s->c[i].decode = plan_decode(&s->p.shape, &s->w[i], &rates, KV_F16, PROMPT);
+    }
+    return 0;
+}
+
+/* Of a quantized source nothing is finer than itself. */
+static int compare_source(struct planned_choices *s, const struct planned_ask *a, struct err *e)
+{
+    struct plan_weights keep, w;
+    if (planned_source(&s->p, a->path, "keep", &keep, e) != 0)
+        return -1;
+    for (int i = 0; i < PLANNED_TYPES; i++) {
+        if (planned_source(&s->p, a->path, planned_types[i], &w, e) != 0)
+            return -1;
+        if (i == 0 && keep.bytes < w.bytes / 10 * 9)
+            add_choice(s, "keep", &keep, a);
+        if (s->n == 0 || strcmp(s->c[0].type, "keep") != 0 || w.bytes < keep.bytes)
+            add_choice(s, planned_types[i], &w, a);
+    }
+    return 0;
+}
+
+int planned_compare(struct planned_choices *s, const struct planned_ask *a, struct err *e)
+{
+    struct plan_weights w;
+    *s = (struct planned_choices){ .exact = 1 };
+    if (planned_open(&s->p, a->name, a->config, e) != 0)
+        return -1;
+    if (a->path ? compare_source(s, a, e) != 0 : 0)
+        return -1;
+    for (int i = 0; i < PLANNED_TYPES && !a->path; i++) {
+        if (planned_weights(&s->p, a->name, a->config, planned_types[i], &w, &s->exact, e) != 0)
+            return -1;
+        add_choice(s, planned_types[i], &w, a);
+    }
+    return a->measure ? predict(s, a, e) : 0;
+}
+
+void planned_choices_close(struct planned_choices *s) { planned_close(&s->p); }
+
+int planned_choose(const struct planned_choices *s, const char *name, const struct planned_mode *m, uint64_t available, struct err *e)
+{
+    const uint64_t memory = m->memory ? m->memory : available;
+    const int best = plan_choose(s->c, s->n, m->mode, memory);
+    if (best < 0)
+        err_set(e, ERR_LIMIT, "%s: --mode %s: needs %.2f GB as %s, but of %.2f GB %s %.2f may be used (a tenth stays free)", name, plan_mode_name(m->mode),
+                (double)s->c[s->n - 1].bytes * 1e-9, s->c[s->n - 1].type, (double)memory * 1e-9, m->memory ? "given" : "available", (double)plan_usable(memory) * 1e-9);
+    return best;
 }

@@ -29,7 +29,9 @@ json_t *planned_config(const char *name, char **title, struct err *e);
 /* What the weights take as this type (a name that zse-convert knows, one type for all): *exact says to the byte what zse-convert writes from bf16 weights; else
  * parameters times bytes a weight. */
 int planned_weights(const struct planned *p, const char *name, const json_t *config, const char *type, struct plan_weights *w, int *exact, struct err *e);
-/* The same of a file that is there. */
+/* The same of a source with weights, a folder or a GGUF file: to the byte what zse-convert makes of it. */
+int planned_source(const struct planned *p, const char *path, const char *type, struct plan_weights *w, struct err *e);
+/* The same of a .zse. */
 void planned_file(const struct planned *p, const struct zfile *z, struct plan_weights *w);
 /* Activations and other private memory beside keys and values: as much as the CPU engine's default steps take. */
 uint64_t planned_workspace(const struct planned *p);
@@ -41,5 +43,40 @@ uint64_t planned_bytes(const struct planned *p, const struct plan_weights *w, in
 /* Measure how fast the kernels multiply these types (as many as w has; w NULL: those of planned_types as zse-convert writes them), with matrices like the
  * MLP's of the shape (NULL: 8192 x 2048).  Some tenths of a second for each type. */
 int planned_rates(struct plan_rates *r, const struct plan_weights *w, const struct plan_shape *s, int n_threads, const char *kernels, struct err *e);
+
+/* ---- modes ---- */
+
+/* --mode: auto, min_memory, balanced, max_speed, for_vram=SIZE. */
+struct planned_mode {
+    int given;
+    enum plan_mode mode;
+    uint64_t memory;                /* for_vram; 0: what is available */
+};
+/* 0, or 2 after a sentence on stderr. */
+int planned_mode_parse(const char *prog, const char *arg, struct planned_mode *m);
+#define PLANNED_MODES "auto, min_memory, balanced, max_speed or for_vram=SIZE"
+
+/* Ways to run a model, finest first. */
+enum { PLANNED_CHOICES = PLANNED_TYPES + 1 };
+struct planned_choices {
+    struct planned p;
+    int n, exact;
+    struct plan_weights w[PLANNED_CHOICES];
+    struct plan_choice c[PLANNED_CHOICES];
+};
+struct planned_ask {
+    const char *name;               /* for messages */
+    const char *path;               /* a folder or GGUF with weights: types are compared as made from it, and where it is quantized `keep` is the finest; or NULL */
+    const json_t *config;
+    int context, n_seqs;            /* tokens; sequences of them, 0: one */
+    uint64_t kv_most;               /* keys and values take no more than this unless one sequence does; 0: any */
+    int measure, n_threads;         /* measure: predict speeds, which takes some tenths of a second a type */
+    const char *kernels;
+};
+/* *s is valid (and to be closed) in any case. */
+int planned_compare(struct planned_choices *s, const struct planned_ask *a, struct err *e);
+void planned_choices_close(struct planned_choices *s);
+/* Index of the choice or -1 with *e: nothing fits.  available: what there is now. */
+int planned_choose(const struct planned_choices *s, const char *name, const struct planned_mode *m, uint64_t available, struct err *e);
 
 #endif

@@ -18,7 +18,7 @@ const char *preflight_root(void)
     return root && *root ? root : NULL;
 }
 
-struct need { uint64_t weights, kv, states, workspace; struct memory memory; };
+struct need { uint64_t weights, kv, states, workspace, most, now; };        /* most, now: memory that may be had */
 
 static int sum_up(struct need *n, const struct opened_model *o, const struct run_options *r, int max_seqs, int max_len, uint64_t kv_bytes, struct err *e)
 {
@@ -29,12 +29,19 @@ static int sum_up(struct need *n, const struct opened_model *o, const struct run
     n->kv = kv_bytes ? kv_bytes : blocks * config_kv_bytes(c, r->kv);
     n->states = (uint64_t)(max_seqs + ENGINE_SNAPSHOTS) * config_state_bytes(c);
     n->workspace = planned_workspace(&p) + (r->gpu ? 0 : cpu_step_memory(c) - CPU_STEP_LEAST);
-    return memory_read(&n->memory, preflight_root(), e);
+    struct memory m;
+    if (memory_read(&m, preflight_root(), e) != 0)
+        return -1;
+    n->most = memory_most(&m);
+    n->now = memory_now(&m);
+    if (r->mode.memory && r->mode.memory < n->now)
+        n->most = n->now = r->mode.memory;                      /* --mode for_vram=SIZE */
+    return 0;
 }
 
 static int fits(const struct need *n, const char *name, int *tight, struct err *e)
 {
-    return plan_preflight(name, n->weights, n->kv + n->states, n->workspace, memory_most(&n->memory), memory_now(&n->memory), tight, e);
+    return plan_preflight(name, n->weights, n->kv + n->states, n->workspace, n->most, n->now, tight, e);
 }
 
 int preflight_check(const char *prog, const struct opened_model *o, const struct run_options *r, int max_seqs, int max_len, uint64_t kv_bytes, struct err *e)
@@ -56,6 +63,16 @@ int preflight_check(const char *prog, const struct opened_model *o, const struct
     return err_set(e, ERR_LIMIT, "%s; a smaller type (-q nl4), --ctx, --kv i8 or --max-memory take less, --force tries it", why.msg);
 }
 
+/* What the prediction rests on. */
+static json_t *rates_json(const struct plan_rates *r)
+{
+    json_t *types = json_object();
+    for (int i = 0; i < PLAN_QTYPES; i++)
+        if (r->read[i] > 0)
+            json_object_set_new(types, qtype_info((enum qtype)i)->name, json_pack("{s:f, s:f}", "read_bytes_per_s", r->read[i], "multiply_ops_per_s", r->multiply[i]));
+    return json_pack("{s:i, s:f, s:f, s:f, s:o}", "threads", r->n_threads, "memory_bytes_per_s", r->memory, "f32_flop_per_s", r->f32, "loop_s", r->sync_s, "types", types);
+}
+
 static json_t *plan_json(const struct opened_model *o, const struct need *n, const struct planned *p, const struct plan_weights *w, const struct run_options *r, int max_len, int ok,
                          const char *why)
 {
@@ -69,11 +86,12 @@ static json_t *plan_json(const struct opened_model *o, const struct need *n, con
         prefill = plan_prefill(&p->shape, w, &rates, prompt);
         decode = plan_decode(&p->shape, w, &rates, r->kv, prompt);
     }
-    return json_pack("{s:s, s:s?, s:s, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:b, s:s?, s:o, s:o}", "model_name", o->name, "quantization", json_string_value(type), "device",
+    return json_pack("{s:s, s:s?, s:s, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:b, s:s?, s:o, s:o, s:o}", "model_name", o->name, "quantization", json_string_value(type), "device",
                      r->gpu ? "cuda" : "cpu", "estimated_vram_gb", (double)all * 1e-9, "weight_bytes", (json_int_t)n->weights, "kv_bytes", (json_int_t)n->kv, "state_bytes",
-                     (json_int_t)n->states, "workspace_bytes", (json_int_t)n->workspace, "needed_bytes", (json_int_t)all, "memory_bytes", (json_int_t)memory_most(&n->memory), "available_bytes",
-                     (json_int_t)memory_now(&n->memory), "context", max_len, "fits", ok, "reason", why, "expected_prefill_tokens_per_sec",
-                     prefill > 0 ? json_real(prefill) : json_null(), "expected_tokens_per_sec", decode > 0 ? json_real(decode) : json_null());
+                     (json_int_t)n->states, "workspace_bytes", (json_int_t)n->workspace, "needed_bytes", (json_int_t)all, "memory_bytes", (json_int_t)n->most, "available_bytes",
+                     (json_int_t)n->now, "context", max_len, "fits", ok, "reason", why, "expected_prefill_tokens_per_sec",
+                     prefill > 0 ? json_real(prefill) : json_null(), "expected_tokens_per_sec", decode > 0 ? json_real(decode) : json_null(), "rates",
+                     decode > 0 ? rates_json(&rates) : json_null());
 }
 
 static void print_plan(const json_t *j)

@@ -3,9 +3,7 @@
 #define ZSE_CMD_PREFLIGHT_H
 
 #include "cmd/open_model.h"
-
-/* The folder under which proc and sys are read: $ZSE_SYSROOT, for tests and for containers that see the host's elsewhere; NULL: /. */
-const char *preflight_root(void);
+#include "cmd/preflight_convert.h"
 
 /* Refused (with all the numbers, and what helps) where weights, keys and values and workspace of max_seqs sequences of max_len tokens do not fit in what this
  * process may have; kv_bytes 0: enough for all of them.  With --force, and where memory is only tight, a note.  On a GPU nothing is asked.  */

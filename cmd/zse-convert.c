@@ -10,7 +10,9 @@
 #include "cmd/guard.h"
 #include "cmd/convert.h"
 #include "cmd/hub.h"
-#include "libcommon/plan/plan.h"
+#include "cmd/planning.h"
+#include "cmd/preflight_convert.h"
+#include "libcommon/hw/memory.h"
 
 static const char prog[] = "zse-convert";
 static const char usage[] =
@@ -34,10 +36,11 @@ static const char usage[] =
     "  -n, --dry-run              say what would be made of what, write nothing\n"
     "      --plan                 sizes and speeds of SRC as bf16, int8 and nl4, and which fit here; SRC may be a config.json or a name of\n"
     "                             zse-info models list; nothing is read but the configuration\n"
-    "      --mode NAME            with --plan: auto, min_memory, balanced, max_speed (default: auto)\n"
+    "      --mode MODE            instead of -q: the type for this machine's memory: auto (the finest that is not much slower than the fastest),\n"
+    "                             min_memory, balanced (int8), max_speed, for_vram=SIZE (the finest that fits; default with --plan: auto)\n"
     "      --tensors              list every tensor\n"
     "      --json                 a JSON object instead of text\n"
-    "  -f, --force                replace OUT even if it is no .zse\n"
+    "  -f, --force                replace OUT even if it is no .zse, convert although disk or memory seem too small\n"
     "  -h, --help                 show this help\n"
     "  -V, --version              show the version\n"
     "Embeddings and the head get 8 bits where the type has fewer; with nl4 they get 6 and, within 4 % of the size, some matrices of the layers 5 or 6;\n"
@@ -59,7 +62,8 @@ static const struct option options[] = {
 struct arguments {
     struct convert_options o;
     const char **skip; int n_skip;      /* point into argv's strings, cut at commas */
-    int type_given, json, tensors, dry_run, plan, mode, mode_given;
+    int type_given, json, tensors, dry_run, plan;
+    struct planned_mode mode;
     char *found;                        /* SRC, as a path; owned */
 };
 
@@ -143,10 +147,7 @@ static int take(struct arguments *a, int c, char *arg)
     case 'n':         a->dry_run = 1; return 0;
     case OPT_TENSORS: a->tensors = 1; return 0;
     case OPT_PLAN:    a->plan = 1; return 0;
-    case OPT_MODE:
-        a->mode_given = 1;
-        a->mode = plan_mode_find(arg);
-        return a->mode < 0 ? cli_wrong(prog, "--mode: '%s', expected auto, min_memory, balanced or max_speed", arg) : 0;
+    case OPT_MODE:    return planned_mode_parse(prog, arg, &a->mode);
     case OPT_JSON:    a->json = 1; return 0;
     case 'f':         a->o.overwrite = 1; return 0;
     default:          return CLI_USAGE;
@@ -160,8 +161,8 @@ static int check(struct arguments *a, int argc, char **argv)
     a->o.source = a->o.synthetic ? a->o.synthetic : argv[optind];
     a->o.skip = a->skip;
     a->o.n_skip = a->n_skip;
-    if (a->mode_given && !a->plan)
-        return cli_wrong(prog, "--mode goes with --plan");
+    if (a->mode.given && (a->type_given || a->o.target_bytes || a->o.synthetic))
+        return cli_wrong(prog, "--mode chooses the type by this machine's memory: neither -q, --target-memory nor --synthetic");
     if (a->plan && (a->o.output || a->dry_run || a->type_given || a->tensors || a->o.synthetic))
         return cli_wrong(prog, "--plan writes nothing and compares types: neither -o, -n, -q, --tensors nor --synthetic");
     if (a->plan)
@@ -232,21 +233,51 @@ static void note(void *user, const char *text)
     cli_note(prog, "%s", text);
 }
 
+/* --mode: the type that this machine runs best. */
+static int choose_type(struct arguments *a, struct err *e)
+{
+    enum { CONTEXT = 4096 };
+    struct planned_choices s = { 0 };
+    struct memory m;
+    char *title, size[CLI_BYTES];
+    json_t *config = planned_config(a->o.source, &title, e);
+    const struct planned_ask ask = { .name = a->o.source, .path = a->o.source, .config = config, .context = CONTEXT, .n_threads = a->o.n_threads, .kernels = a->o.kernels,
+                                     .measure = a->mode.mode == PLAN_AUTO || a->mode.mode == PLAN_MAX_SPEED };
+    int best = config && memory_read(&m, preflight_root(), e) == 0 && planned_compare(&s, &ask, e) == 0 ? planned_choose(&s, a->o.source, &a->mode, memory_now(&m), e) : -1;
+    const int rc = best < 0 ? -1 : convert_parse_type(&a->o.type, s.c[best].type, e);
+    if (rc == 0) {
+        a->o.keep_grid = 0;
+        cli_note(prog, "--mode %s: %s, %s to run", plan_mode_name(a->mode.mode), s.c[best].type, cli_bytes(size, s.c[best].bytes));
+    }
+    planned_choices_close(&s);
+    json_decref(config);
+    free(title);
+    return rc;
+}
+
 static int run(struct arguments *a)
 {
     struct cli_progress progress;
     struct convert_report r = { 0 };
     struct err e = { 0 };
-    if (!a->o.synthetic && hub_model_path(prog, a->o.source, 1, &a->found, &e) != 0)
+    const char *tmp = getenv("TMPDIR");
+    int to_stdout = a->o.output && strcmp(a->o.output, "-") == 0;
+    struct preflight_convert pre = { .prog = prog, .name = a->o.source, .output = !to_stdout ? a->o.output : tmp && *tmp ? tmp : "/tmp", .target_bytes = a->o.target_bytes,
+                                     .type = a->o.type.kind == CONVERT_TYPE && !a->mode.given ? convert_type_label(a->o.type) : NULL, .force = a->o.overwrite };
+    const struct hub_check check = { preflight_fetch, &pre };
+    if (!a->o.synthetic && hub_model_path(prog, a->o.source, 1, a->o.output ? &check : NULL, &a->found, &e) != 0)
         return cli_fail(prog, &e);
     if (!a->o.synthetic)
         a->o.source = a->found;
+    if (a->mode.given && choose_type(a, &e) != 0)
+        return cli_fail(prog, &e);
+    a->o.before = preflight_convert;
+    a->o.before_user = &pre;
     cli_progress_init(&progress);
     cli_catch_interrupt();
     a->o.progress = &progress.progress;
     a->o.note = note;
     a->o.note_user = &progress;
-    int to_stdout = a->o.output && strcmp(a->o.output, "-") == 0;
     int rc = to_stdout ? convert_to_stdout(a, &r, &e) : convert_run(&a->o, &r, &e);
     cli_progress_clear(&progress);
     if (rc) {
@@ -284,7 +315,7 @@ int main(int argc, char **argv)
             return rc;
     }
     if ((rc = check(&a, argc, argv)) == 0)
-        rc = a.plan ? convert_plan(a.o.source, a.mode, a.o.n_threads, a.o.kernels, a.json) : run(&a);
+        rc = a.plan ? convert_plan(&a.o, &a.mode, a.json) : run(&a);
     free(a.skip);
     free(a.found);
     return rc;

@@ -173,6 +173,8 @@ int main(int argc, char **argv)
 {
     struct serve_options o;
     int rc = serve_options_parse(&o, argc, argv);
+    o.run.max_seqs = o.max_seqs;
+    o.run.kv_most = o.kv_bytes ? o.kv_bytes : quarter_of_memory();
     if (rc < 0)
         rc = o.plan ? plan_models(&o) : run(&o);
     serve_options_release(&o);

@@ -28,6 +28,7 @@ _zse_bench() {
     --window) COMPREPLY=(); return ;;
     --windows) COMPREPLY=(); return ;;
     -q|--quantize) COMPREPLY=($(compgen -W "nl4 int4 int8 nf4 bf16 keep" -- "$cur")); return ;;
+    --mode) COMPREPLY=(); return ;;
     --threads) COMPREPLY=(); return ;;
     --ctx) COMPREPLY=(); return ;;
     --kv) COMPREPLY=($(compgen -W "f32 f16 i8" -- "$cur")); return ;;
@@ -36,7 +37,7 @@ _zse_bench() {
     --max-memory) COMPREPLY=(); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--prompt --generate --batch --repeats --warmup --json --file --contexts --shape --tokens --peer --peer-model --requests --rate --shared --background --api --model --key --ignore-eos --temp --seed --timeout --ids --output --window --windows --quantize --threads --ctx --kv --exact --kernels --device --force --max-memory --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--prompt --generate --batch --repeats --warmup --json --file --contexts --shape --tokens --peer --peer-model --requests --rate --shared --background --api --model --key --ignore-eos --temp --seed --timeout --ids --output --window --windows --quantize --mode --threads --ctx --kv --exact --kernels --device --force --max-memory --help --version" -- "$cur")) ;;
     *) COMPREPLY=($(compgen -f -- "$cur"))
        [ "$COMP_CWORD" != 1 ] || COMPREPLY+=($(compgen -W "limits matmul serve batch kv moe threads coldstart logits perplexity quality" -- "$cur"))
        ;;

@@ -27,6 +27,7 @@ _zse_chat() {
     --seed) COMPREPLY=(); return ;;
     --stop) COMPREPLY=(); return ;;
     -q|--quantize) COMPREPLY=($(compgen -W "nl4 int4 int8 nf4 bf16 keep" -- "$cur")); return ;;
+    --mode) COMPREPLY=(); return ;;
     --threads) COMPREPLY=(); return ;;
     --ctx) COMPREPLY=(); return ;;
     --kv) COMPREPLY=($(compgen -W "f32 f16 i8" -- "$cur")); return ;;
@@ -35,7 +36,7 @@ _zse_chat() {
     --max-memory) COMPREPLY=(); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--url --key --model --prompt --batch --parallel --system --raw --template --no-think --json-schema --grammar --regex --json --ids --max-tokens --temp --top-k --top-p --min-p --typical-p --repeat-penalty --repeat-last-n --presence-penalty --frequency-penalty --logit-bias --seed --stop --ignore-eos --quantize --threads --ctx --kv --exact --kernels --device --force --max-memory --plan --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--url --key --model --prompt --batch --parallel --system --raw --template --no-think --json-schema --grammar --regex --json --ids --max-tokens --temp --top-k --top-p --min-p --typical-p --repeat-penalty --repeat-last-n --presence-penalty --frequency-penalty --logit-bias --seed --stop --ignore-eos --quantize --mode --threads --ctx --kv --exact --kernels --device --force --max-memory --plan --help --version" -- "$cur")) ;;
     *) COMPREPLY=($(compgen -f -- "$cur"))
        ;;
   esac

@@ -13,7 +13,7 @@ _zse_convert() {
     --synthetic) COMPREPLY=(); return ;;
     --threads) COMPREPLY=(); return ;;
     --kernels) COMPREPLY=($(compgen -W "ref avx2 avxvnni avx512 amx" -- "$cur")); return ;;
-    --mode) COMPREPLY=($(compgen -W "memory balanced max auto" -- "$cur")); return ;;
+    --mode) COMPREPLY=(); return ;;
   esac
   case $cur in
     -*) COMPREPLY=($(compgen -W "--output --quantize --group-size --quant --skip --target-memory --quality --calibration --synthetic --threads --kernels --dry-run --plan --mode --tensors --json --force --help --version" -- "$cur")) ;;

@@ -23,6 +23,7 @@ _zse_serve() {
     --max-connections) COMPREPLY=(); return ;;
     --max-body) COMPREPLY=(); return ;;
     -q|--quantize) COMPREPLY=($(compgen -W "nl4 int4 int8 nf4 bf16 keep" -- "$cur")); return ;;
+    --mode) COMPREPLY=(); return ;;
     --threads) COMPREPLY=(); return ;;
     --ctx) COMPREPLY=(); return ;;
     --kv) COMPREPLY=($(compgen -W "f32 f16 i8" -- "$cur")); return ;;
@@ -30,7 +31,7 @@ _zse_serve() {
     --device) COMPREPLY=(); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--config --host --port --socket --tls-cert --tls-key --no-auth --allow-query-key --anonymous-limit --audit-folder --audit-size --audit-prompts --no-audit --trust-proxy --cors-origin --allow-host --name --max-seqs --max-queue --kv-bytes --max-memory --no-memory-watch --no-prefix-cache --timeout --drain --max-connections --max-body --quiet --quantize --threads --ctx --kv --exact --kernels --device --force --plan --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--config --host --port --socket --tls-cert --tls-key --no-auth --allow-query-key --anonymous-limit --audit-folder --audit-size --audit-prompts --no-audit --trust-proxy --cors-origin --allow-host --name --max-seqs --max-queue --kv-bytes --max-memory --no-memory-watch --no-prefix-cache --timeout --drain --max-connections --max-body --quiet --quantize --mode --threads --ctx --kv --exact --kernels --device --force --plan --help --version" -- "$cur")) ;;
     *) COMPREPLY=($(compgen -f -- "$cur"))
        ;;
   esac

@@ -28,6 +28,7 @@ complete -c zse-serve -l max-connections -x -d 'clients that are connected at on
 complete -c zse-serve -l max-body -x -d 'largest body of a request (default 16MB)'
 complete -c zse-serve -l quiet -d 'no messages but errors'
 complete -c zse-serve -l quantize -s q -x -a 'nl4 int4 int8 nf4 bf16 keep' -d 'type for a GGUF file or folder nl4, int4, int8, nf4, bf16 ... (default keep)'
+complete -c zse-serve -l mode -x -d 'instead of -q, the type by this machines memory auto (the finest that is not much slower than the fastest),'
 complete -c zse-serve -l threads -x -d 'threads (default one for each processor)'
 complete -c zse-serve -l ctx -x -d 'context in tokens (default the models, at most 8192)'
 complete -c zse-serve -l kv -x -a 'f32 f16 i8' -d 'how keys and values are stored (default f16)'

@@ -561,6 +561,8 @@ int calibrate_open(struct job *j, struct calibration **out, struct err *e)
     if (choose_windows(j, c, e))
         return -1;
     j->report->private_bytes = memory_needed(j, c);
+    if (j->o->before && j->o->before(j->o->before_user, j->report, e))
+        return -1;
     if (j->report->private_bytes > 256u << 20)
         job_note(j, "calibration will take up to %" PRIu64 " MB of memory", j->report->private_bytes / 1000000);
     c->run = cpu_layers_open(&j->config, 1, c->window_len, j->o->n_threads, j->o->kernels, e);

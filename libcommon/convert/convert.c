@@ -359,7 +359,7 @@ static int run(struct job *j, struct err *e)
         foresee_exact(j);
         return 0;
     }
-    if (wants_calibration(j) && calibrate(j, &c, e))
+    if (wants_calibration(j) ? calibrate(j, &c, e) : j->o->before && j->o->before(j->o->before_user, j->report, e))
         goto done;
     if (j->o->synthetic && plan_activations(j, e))
         goto done;

@@ -40,6 +40,7 @@ enum convert_part { PART_ATTENTION, PART_MLP, PART_EMBEDDINGS, PART_LM_HEAD, PAR
 int convert_part_find(const char *name, size_t size);
 const char *convert_part_name(enum convert_part part);
 
+struct convert_report;
 struct convert_options {
     const char *source, *output;        /* output NULL: plan only (report filled, nothing written) */
     const char *synthetic;              /* NULL, or the name of a model in whose shape random weights are made: source is not read */
@@ -58,6 +59,9 @@ struct convert_options {
     const struct progress *progress;    /* may be NULL */
     void (*note)(void *user, const char *text);         /* warnings as they come up; may be NULL */
     void *note_user;
+    /* May be NULL.  What will be written is known (weight_bytes, private_bytes), nothing is done yet: -1 with *e refuses. */
+    int (*before)(void *user, const struct convert_report *r, struct err *e);
+    void *before_user;
 };
 /* nl4, good, grids kept, everything else as a zeroed struct. */
 void convert_defaults(struct convert_options *o);

@@ -60,21 +60,39 @@ int plan_mode_find(const char *name)
 
 const char *plan_mode_name(enum plan_mode m) { return modes[m].name; }
 
-static int is_better(const struct plan_choice *a, const struct plan_choice *b, enum plan_mode mode)
+double plan_exchange(const struct plan_choice *c)
+{
+    enum { PROMPT = 512, ANSWER = 128 };
+    return c->decode > 0 ? (c->prefill > 0 ? PROMPT / c->prefill : 0) + ANSWER / c->decode : 0;
+}
+
+static int is_faster(const struct plan_choice *a, const struct plan_choice *b)
+{
+    const double s = plan_exchange(a), t = plan_exchange(b);
+    return s > 0 && t > 0 ? s < t : a->bytes < b->bytes;            /* fewer bytes are read sooner */
+}
+
+/* b is the best of those before a, which are finer. */
+static int is_better(const struct plan_choice *a, const struct plan_choice *b, const struct plan_choice *fastest, enum plan_mode mode)
 {
     switch (mode) {
     case PLAN_MIN_MEMORY: return a->bytes < b->bytes;
     case PLAN_BALANCED:   return strcmp(a->type, "int8") == 0;
-    case PLAN_MAX_SPEED:  return a->decode > 0 && b->decode > 0 ? a->decode > b->decode : a->bytes < b->bytes;
+    case PLAN_MAX_SPEED:  return is_faster(a, b);
+    case PLAN_AUTO:       return plan_exchange(b) > 2 * plan_exchange(fastest);
     default:              return 0;                 /* the first, which is the finest */
     }
 }
 
 int plan_choose(const struct plan_choice *c, int n, enum plan_mode mode, uint64_t memory)
 {
+    const struct plan_choice *fastest = NULL;
     int best = -1;
     for (int i = 0; i < n; i++)
-        if (c[i].bytes <= plan_usable(memory) && (best < 0 || is_better(&c[i], &c[best], mode)))
+        if (c[i].bytes <= plan_usable(memory) && plan_exchange(&c[i]) > 0 && (!fastest || is_faster(&c[i], fastest)))
+            fastest = &c[i];
+    for (int i = 0; i < n; i++)
+        if (c[i].bytes <= plan_usable(memory) && (best < 0 || is_better(&c[i], &c[best], fastest ? fastest : &c[best], mode)))
             best = i;
     return best;
 }

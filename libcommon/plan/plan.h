@@ -36,17 +36,21 @@ void plan_from_file(uint64_t bytes, uint64_t *fp16, uint64_t *int8, uint64_t *in
 /* ---- fitting ---- */
 
 enum plan_mode { PLAN_AUTO, PLAN_MIN_MEMORY, PLAN_BALANCED, PLAN_MAX_SPEED, PLAN_FOR_VRAM };
-/* "auto" "min_memory" "memory" "balanced" "max_speed" "speed"; -1: none. */
+/* "auto" "min_memory" "memory" "balanced" "max_speed" "speed"; -1: none (for_vram needs a size, which the caller reads). */
 int plan_mode_find(const char *name);
 const char *plan_mode_name(enum plan_mode m);
 
 struct plan_choice {                            /* one way to run a model, finest type first in an array */
     const char *type;                           /* "bf16", "int8", "nl4" */
     uint64_t bytes;                             /* weights, keys and values, workspace */
-    double decode;                              /* tokens a second; 0: unknown */
+    double prefill, decode;                     /* tokens a second; 0: unknown */
 };
+/* Seconds of an exchange that many are like: a prompt of 512 tokens, an answer of 128.  Without a prefill only the answer; 0: unknown. */
+double plan_exchange(const struct plan_choice *c);
 /* Index of the choice, or -1: nothing fits.
- *   auto, for_vram   the finest type that fits with a tenth of the memory left free
+ *   auto             the finest type that fits with a tenth of the memory left free and takes, where speeds are known, at most twice as long for an exchange as
+ *                    the fastest of those that fit
+ *   for_vram         the finest that fits
  *   min_memory       the smallest;  balanced: the one called int8
  *   max_speed        of those that fit, the fastest where speeds are known, else the smallest: fewer bytes are read sooner */
 int plan_choose(const struct plan_choice *c, int n, enum plan_mode mode, uint64_t memory);

@@ -1,0 +1,123 @@
+#include "cmd/preflight_convert.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+
+#include "cmd/cli.h"
+#include "cmd/planning.h"
+#include "libcommon/hw/memory.h"
+
+static const double GB = 1e9;
+
+/* What may be written where path is or will be, and on which file system; path itself need not exist.  -1: nobody knows. */
+static int room_at(const char *path, uint64_t *room, dev_t *device)
+{
+    struct statvfs v;
+    struct stat st;
+    char *p = strdup(*path == '/' ? path : "."), *slash;
+    if (p && *path != '/' && strchr(path, '/')) {
+        free(p);
+        p = strdup(path);
+    }
+    while (p && stat(p, &st) != 0 && (slash = strrchr(p, '/'))) {
+        if (slash == p)
+            slash++;
+        if (!*slash)
+            break;
+        *slash = '\0';
+    }
+    const int known = p && stat(p, &st) == 0 && statvfs(p, &v) == 0;
+    free(p);
+    if (!known)
+        return -1;
+    *room = (uint64_t)v.f_bavail * v.f_frsize;
+    *device = st.st_dev;
+    return 0;
+}
+
+/* Refused, or with --force only said. */
+static int refuse(const char *prog, int force, const char *help, struct err *e)
+{
+    char text[sizeof e->msg];
+    snprintf(text, sizeof text, "%s", e->msg);
+    if (!force)
+        return err_set(e, ERR_LIMIT, "%s; %s--force tries it", text, help);
+    cli_note(prog, "%s (--force: trying)", text);
+    return 0;
+}
+
+static int check_disk(const struct preflight_convert *p, const char *name, uint64_t bytes, struct err *e)
+{
+    uint64_t room;
+    dev_t device;
+    if (room_at(p->output, &room, &device) != 0 || bytes <= room)
+        return 0;
+    err_set(e, ERR_LIMIT, "%s: %.2f GB are to be written to %s, where there is room for %.2f GB", name, (double)bytes / GB, p->output, (double)room / GB);
+    return refuse(p->prog, p->force, "", e);
+}
+
+static int check_memory(const struct preflight_convert *p, const char *name, uint64_t calibration, uint64_t weights, struct err *e)
+{
+    enum { ROWS = 96 << 20, LEAST = 16 << 20 };         /* rows of the source and of the result, tables of the tokenizer: 80 MB of a model with 1.5 billion parameters */
+    struct memory m;
+    const uint64_t others = weights + LEAST < ROWS ? weights + LEAST : ROWS, needed = calibration + others;
+    if (memory_read(&m, preflight_root(), e) != 0)
+        return 0;                                       /* a system that does not say what it has refuses nothing */
+    const uint64_t most = memory_most(&m), now = memory_now(&m);
+    if ((double)needed <= 0.95 * (double)most && needed <= now)
+        return 0;
+    err_set(e, ERR_LIMIT, "%s: the conversion needs %.2f GB of memory (calibration %.2f), but there are %.2f GB, %.2f of them available", name, (double)needed / GB,
+            (double)calibration / GB, (double)most / GB, (double)now / GB);
+    return refuse(p->prog, p->force, calibration ? "--quality fast needs no calibration, " : "", e);
+}
+
+int preflight_convert(void *user, const struct convert_report *r, struct err *e)
+{
+    const struct preflight_convert *p = user;
+    const uint64_t weights = p->target_bytes ? p->target_bytes : r->weight_bytes;
+    return check_disk(p, p->name, weights, e) == 0 ? check_memory(p, p->name, r->private_bytes, weights, e) : -1;
+}
+
+/* Bytes of weights after the conversion; as they are stored where that is the question. */
+static int converted_bytes(const struct preflight_convert *p, const char *name, const json_t *config, uint64_t bytes, uint64_t *out, struct planned *m, struct err *e)
+{
+    struct plan_weights w;
+    struct convert_type type = { CONVERT_KEEP, 0 };
+    int exact, rc = planned_open(m, name, config, e);
+    *out = p->target_bytes ? p->target_bytes : bytes;
+    if (p->type && convert_parse_type(&type, p->type, e) != 0)
+        return -1;
+    if (rc == 0 && !p->target_bytes && type.kind == CONVERT_TYPE && (rc = planned_weights(m, name, config, p->type, &w, &exact, e)) == 0)
+        *out = w.bytes;
+    return rc;
+}
+
+int preflight_fetch(void *user, const char *name, const json_t *config, uint64_t bytes, const char *to, struct err *e)
+{
+    const struct preflight_convert *p = user;
+    struct planned m;
+    struct memory memory;
+    uint64_t out = 0, here, there;
+    dev_t a, b;
+    int tight, rc = converted_bytes(p, name, config, bytes, &out, &m, e);
+    const uint64_t workspace = rc == 0 ? planned_workspace(&m) : 0;
+    planned_close(&m);
+    if (rc != 0)
+        return -1;
+    if (room_at(p->output, &here, &a) == 0 && room_at(to, &there, &b) == 0 && here < out + (a == b ? bytes : 0)) {
+        err_set(e, ERR_LIMIT, "%s: %.2f GB are to be downloaded to %s and %.2f GB written to %s, where there is room for %.2f GB", name, (double)bytes / GB, to, (double)out / GB,
+                p->output, (double)here / GB);
+        if (refuse(p->prog, p->force, "", e) != 0)
+            return -1;
+    }
+    if (!p->runs || memory_read(&memory, preflight_root(), e) != 0)
+        return 0;
+    if (p->max_memory && p->max_memory < out)
+        out = p->max_memory;
+    if (plan_preflight(name, out, 0, workspace, memory_most(&memory), memory_now(&memory), &tight, e) == 0)
+        return 0;
+    return refuse(p->prog, p->force, "a smaller type (-q nl4) or --max-memory take less, ", e);
+}
