@@ -192,8 +192,16 @@ struct amx_job {
     const int8_t *low;          /* of folded weights: as s->lines, which holds the high bytes */
     int32_t *sums;
     const uint8_t *act;
-    int n_k, panels, T;
+    int n_k, panels, T, n_tokens;
+    const struct rows *to;      /* NULL: more k come */
 };
+
+/* The last panel may hold fewer tokens. */
+INLINE void amx_expect(const struct amx_job *j, int p)
+{
+    if (j->to)
+        expect_rows(j->to, p * j->T, j->n_tokens - p * j->T < j->T ? j->n_tokens - p * j->T : j->T);
+}
 
 /* Pairs of tiles whose sums are in memory. */
 enum { AMX_SLOTS = 8 };
@@ -224,6 +232,7 @@ INLINE void amx_steps(const int n_steps, const int has_min, const struct amx_job
     for (int p = 0; p < j->panels; p++, act += l.size) {
         const float *a_scale = (const float *)(act + l.scale), *a_sum = (const float *)(act + l.sum[step / 64]);
         float *c = j->s->c + p * T * TILE_ROWS;
+        amx_expect(j, p);
         for (int k = 0; k < j->n_k; k += act_group, a_scale += T) {
             const int first = k / step;
             group[u / (unsigned)n_steps % 4] = (struct amx_group){ s->scale + first * TILE_ROWS, s->min + first * TILE_ROWS, a_scale, a_sum + first * T, c };
@@ -288,6 +297,7 @@ static void amx_folded(const struct amx_job *j)
     unsigned u = 0;
     for (int p = 0; p < j->panels; p++, act += l.size) {
         const float *a_scale = (const float *)(act + l.scale);
+        amx_expect(j, p);
         for (int k = 0; k < j->n_k; k += act_group, a_scale += T, u++) {
             const int8_t *a = (const int8_t *)act + k / 64 * 64 * T + k % 64, *high = (const int8_t *)j->s->lines + k * TILE_ROWS, *low = j->low + k * TILE_ROWS;
             const struct amx_group *g = &group[(u - 2) % 4];
@@ -349,22 +359,24 @@ void amx_matmul(float *out, size_t ldo, const struct mat *m, int tile0, int tile
     const struct weights w = weights_init(m, 0);
     const int folded = has_int_scale(w.type), step = folded ? m->act_group : w.step;
     amx_fn *const block = folded ? amx_folded : amx_steps_of[w.type->extra != EXTRA_NONE][w.n_steps / 2];
-    struct amx_job job = { .w = &w, .s = s, .sums = (int32_t *)((uint8_t *)scratch + amx_sums_at(n_tokens)), .panels = amx_panels(n_tokens), .T = amx_tokens(n_tokens) };
+    struct amx_job job = { .w = &w, .s = s, .sums = (int32_t *)((uint8_t *)scratch + amx_sums_at(n_tokens)), .panels = amx_panels(n_tokens), .T = amx_tokens(n_tokens), .n_tokens = n_tokens };
     int8_t *low = (int8_t *)job.sums + AMX_SUMS;
     job.low = low;
     amx_begin(job.T, step < 64 ? step : 64);
     for (int i = tile0; i < tile1; i++) {
         const uint8_t *tile = m->data + (size_t)i * m->tile_bytes;
+        const struct rows rows = tile_rows(m, i, out, ldo);
         memset(s->c, 0, (size_t)(job.panels * job.T) * TILE_ROWS * sizeof(float));
         for (int k0 = 0; k0 < m->cols_padded; k0 += BLOCK_K) {
             job.n_k = m->cols_padded - k0 < BLOCK_K ? m->cols_padded - k0 : BLOCK_K;
             job.act = (const uint8_t *)act + amx_block(k0 / BLOCK_K, m->act_group, n_tokens);
+            job.to = k0 + job.n_k == m->cols_padded ? &rows : NULL;
             unpack_block(&w, tile, k0, job.n_k, s);
             if (folded)
                 amx_fold(&w, s, low, job.n_k);
             block(&job);
         }
-        write_rows(out + (size_t)i * TILE_ROWS, ldo, s->c, n_tokens, w.type->row_scale ? (const float *)tile : NULL, tile_rows(m, i));
+        write_rows(&rows, 0, s->c, n_tokens);
     }
     amx_end();
 }

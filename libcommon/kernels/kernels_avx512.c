@@ -269,18 +269,22 @@ static stream_fn *stream_of(const struct qtype_info *t, int n_tokens)
 enum { AHEAD_PANELS = 2 };
 
 INLINE void dot_panels(const int T, const int kind, const struct weights *w, const struct scratch *s, int n_groups, const struct act_block *b, int t0, int n,
-                       float *c, const uint8_t *codes)
+                       float *c, const uint8_t *codes, const struct rows *to)
 {
     for (int t = t0; t < t0 + n * T; t += T) {
+        if (to)
+            expect_rows(to, t, T);
         struct ahead next = { codes + t / T * BLOCK_K / 4 * 64, t < AHEAD_PANELS * T ? 64 : 0 };
         dot_panel(T, kind, w, s, n_groups, act_panel(b, t, T), c + t * TILE_ROWS, &next);
+        if (to)
+            write_rows(to, t, c + t * TILE_ROWS, T);
     }
 }
 
 #define DOT(name, T, kind) \
-    static void name##_##T(const struct weights *w, const struct scratch *s, int n_groups, const struct act_block *b, int t0, int n, float *c, const uint8_t *codes) \
+    static void name##_##T(const struct weights *w, const struct scratch *s, int n_groups, const struct act_block *b, int t0, int n, float *c, const uint8_t *codes, const struct rows *to) \
     { \
-        dot_panels(T, kind, w, s, n_groups, b, t0, n, c, codes); \
+        dot_panels(T, kind, w, s, n_groups, b, t0, n, c, codes, to); \
     }
 DOT(dot_many, 1, MANY) DOT(dot_many, 2, MANY) DOT(dot_many, 3, MANY) DOT(dot_many, 4, MANY) DOT(dot_many, 5, MANY) DOT(dot_many, 6, MANY)
 DOT(dot_one, 1, ONE) DOT(dot_one, 2, ONE) DOT(dot_one, 3, ONE) DOT(dot_one, 4, ONE) DOT(dot_one, 5, ONE) DOT(dot_one, 6, ONE)
@@ -288,7 +292,7 @@ DOT(dot_int, 1, INT) DOT(dot_int, 2, INT) DOT(dot_int, 3, INT) DOT(dot_int, 4, I
 DOT(dot_int, 7, INT) DOT(dot_int, 8, INT) DOT(dot_int, 9, INT) DOT(dot_int, 10, INT) DOT(dot_int, 11, INT) DOT(dot_int, 12, INT)
 #define SIX(name) name##_1, name##_2, name##_3, name##_4, name##_5, name##_6
 /* Few tokens of the types that do not stream, which have 8-bit scales, come here in one panel. */
-static void (*const dots[3][12])(const struct weights *, const struct scratch *, int, const struct act_block *, int, int, float *, const uint8_t *) = { { SIX(dot_many) }, { SIX(dot_one) }, TWELVE(dot_int) };
+static void (*const dots[3][12])(const struct weights *, const struct scratch *, int, const struct act_block *, int, int, float *, const uint8_t *, const struct rows *) = { { SIX(dot_many) }, { SIX(dot_one) }, TWELVE(dot_int) };
 
 void SET(matmul)(float *out, size_t ldo, const struct mat *m, int tile0, int tile1, const void *act, int n_tokens, void *scratch)
 {
@@ -299,6 +303,7 @@ void SET(matmul)(float *out, size_t ldo, const struct mat *m, int tile0, int til
     stream_fn *stream = stream_of(w.type, n_tokens);
     for (int i = tile0; i < tile1; i++) {
         const uint8_t *tile = m->data + (size_t)i * m->tile_bytes;
+        const struct rows rows = tile_rows(m, i, out, ldo);
         memset(s->c, 0, (size_t)n_tokens * TILE_ROWS * sizeof(float));
         for (int k0 = 0; k0 < m->cols_padded; k0 += BLOCK_K) {
             const int n_k = m->cols_padded - k0 < BLOCK_K ? m->cols_padded - k0 : BLOCK_K;
@@ -308,11 +313,13 @@ void SET(matmul)(float *out, size_t ldo, const struct mat *m, int tile0, int til
                 continue;
             }
             const uint8_t *next = unpack_block(&w, tile, k0, n_k, s);
+            const struct rows *to = k0 + n_k == m->cols_padded ? &rows : NULL;
             if (n_more)
-                dots[kind][tokens](&w, s, n_k / m->act_group, &b, 0, n_more, s->c, next);
-            dots[kind][tokens - 1](&w, s, n_k / m->act_group, &b, n_more * (tokens + 1), panels - n_more, s->c, next);
+                dots[kind][tokens](&w, s, n_k / m->act_group, &b, 0, n_more, s->c, next, to);
+            dots[kind][tokens - 1](&w, s, n_k / m->act_group, &b, n_more * (tokens + 1), panels - n_more, s->c, next, to);
         }
-        write_rows(out + (size_t)i * TILE_ROWS, ldo, s->c, n_tokens, w.type->row_scale ? (const float *)tile : NULL, tile_rows(m, i));
+        if (stream)
+            write_rows(&rows, 0, s->c, n_tokens);
     }
 }
 
