@@ -229,13 +229,12 @@ static int prepare(struct cold *c, const char *model, struct err *e)
 static int measure(struct cold *c, int state, struct err *e)
 {
     const struct bench_options *o = c->o;
-    static const char *const kv_names[] = { [KV_F32] = "f32", [KV_F16] = "f16", [KV_I8] = "i8" };
     const char *ours[24] = { c->chat, c->path, "--raw", "-p", c->prompt, "-n", "1", "--temp", "0", "--ignore-eos", "--json", "--threads", c->threads };
     int n = 13;
     if (o->run.exact)
         ours[n++] = "--exact";
     else
-        ours[n++] = "--kv", ours[n++] = kv_names[o->run.kv];
+        ours[n++] = "--kv", ours[n++] = kv_type_name(o->run.kv);
     if (o->run.kernels)
         ours[n++] = "--kernels", ours[n++] = o->run.kernels;
     const char *peer[] = { o->peer, "-m", o->peer_model, "-p", c->prompt, "-n", "1", "--temp", "0", "--ignore-eos", "-t", c->threads, "-c", c->context, "-no-cnv",

@@ -239,8 +239,10 @@ static json_t *memory(const struct info *i, const json_t *tensors)
                           (json_int_t)(total - weights), "by_type", types, "by_role", roles);
     if (i->runs) {
         uint64_t f16 = kv_bytes(&i->c, KV_F16);
-        json_object_set_new(m, "kv_bytes_per_token", json_pack("{s:I, s:I, s:I}", "f32", (json_int_t)kv_bytes(&i->c, KV_F32), "f16", (json_int_t)f16,
-                                                               "i8", (json_int_t)kv_bytes(&i->c, KV_I8)));
+        json_t *kv = json_object();
+        for (int type = 0; type < KV_TYPES; type++)
+            json_object_set_new(kv, kv_type_name((enum kv_type)type), json_integer((json_int_t)kv_bytes(&i->c, (enum kv_type)type)));
+        json_object_set_new(m, "kv_bytes_per_token", kv);
         if (config_state_bytes(&i->c))
             json_object_set_new(m, "state_bytes_per_sequence", json_integer((json_int_t)config_state_bytes(&i->c)));
         json_object_set_new(m, "kv_bytes_full_context_f16", json_integer((json_int_t)(f16 * (uint64_t)i->c.max_len)));

@@ -217,11 +217,11 @@ static void print_memory(const json_t *d)
     line("file", "%16" PRId64 "  %s", int_of(m, "file_bytes"), cli_bytes_both(b, (uint64_t)int_of(m, "file_bytes")));
     if (!kv)
         return;
-    static const char *const types[] = { "f32", "f16", "i8" };
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < KV_TYPES; i++) {
+        const char *type = kv_type_name((enum kv_type)i);
         char label[32];
-        snprintf(label, sizeof label, "KV %s", types[i]);
-        line(label, "%16" PRId64 "  bytes a token", int_of(kv, types[i]));
+        snprintf(label, sizeof label, "KV %s", type);
+        line(label, "%16" PRId64 "  bytes a token", int_of(kv, type));
     }
     if (int_of(m, "state_bytes_per_sequence"))
         line("recurrent state", "%16" PRId64 "  bytes a sequence, and a snapshot", int_of(m, "state_bytes_per_sequence"));

@@ -57,15 +57,14 @@ static int parse_device(const char *prog, const char *where, const char *device,
 
 static int parse_kv(const char *prog, const char *arg, struct run_options *r)
 {
-    static const struct { const char *name; enum kv_type type; } types[] = { { "f32", KV_F32 }, { "f16", KV_F16 }, { "i8", KV_I8 } };
-    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
-        if (strcmp(arg, types[i].name) == 0) {
-            r->kv = types[i].type;
+    for (int type = 0; type < KV_TYPES; type++) {
+        if (strcmp(arg, kv_type_name((enum kv_type)type)) == 0) {
+            r->kv = (enum kv_type)type;
             r->kv_given = 1;
             return 0;
         }
     }
-    return cli_wrong(prog, "--kv: '%s', expected f32, f16 or i8", arg);
+    return cli_wrong(prog, "--kv: '%s', expected f32, bf16, f16, fp8 or i8", arg);
 }
 
 int run_option(const char *prog, int c, const char *arg, struct run_options *r)

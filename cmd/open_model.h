@@ -41,7 +41,7 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, 
     "                             min_memory, balanced (int8), max_speed, for_vram=SIZE (the finest that fits)\n" \
     "      --threads N            threads (default: one for each processor)\n" \
     "      --ctx N                context in tokens (default: the model's, at most 8192)\n" \
-    "      --kv f32|f16|i8        how keys and values are stored (default: f16)\n" \
+    "      --kv f32|bf16|f16|fp8|i8  how keys and values are stored (default: f16)\n" \
     "      --exact                f32 activations and f32 keys and values\n" \
     "      --kernels NAME         CPU kernels: ref, avx2, avxvnni, avx512, amx (default: the fastest that run here)\n" \
     "      --device DEVICE        where to compute: auto, cpu, cuda, cuda:N (default: auto)\n" \

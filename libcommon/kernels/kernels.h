@@ -37,18 +37,18 @@ extern "C" {
  * KV block b (positions 16*b .. 16*b+15) of this head lies at base + table[b] * stride + k_offset (v_offset).
  * Parts of 512 positions (512*p .. 512*p+511) are computed on their own, by whom and when does not matter, and merged in order.
  * In a part, for its positions j in [begin_i, pos + i]:
- *     s[j] = sum of q[d] * k[j][d], in order of d, one fma each;  i8: the codes, then s[j] *= the key's scale
+ *     s[j] = sum of q[d] * k[j][d], in order of d, one fma each;  i8, fp8: the codes, then s[j] *= the key's scale
  *     f = scale * log2(e);  with softcap or alibi: s[j] *= scale, softcap: s[j] = softcap * tanh(s[j] / softcap),
  *                           alibi: s[j] = fma(slope, j - (pos + i), s[j]), and f = log2(e)
  *     m = f * max s;  p[j] = exp2(fma(f, s[j], -m)), 0 where a position is not seen
  *     l[0..15] = 0;  for each 64 positions of the part in order: l[i] = l[i] + ((p[i] + p[i+16]) + (p[i+32] + p[i+48]))
- *     o[d] = 0;  o[d] = fma(p[j], v[j][d], o[d]) in order of j;  i8: p[j] * the value's scale, and the codes
+ *     o[d] = 0;  o[d] = fma(p[j], v[j][d], o[d]) in order of j;  i8, fp8: p[j] * the value's scale, and the codes
  * The first part that a query sees is what it has; each further one (m', l', o') is added to that:
  *     n = max(m, m');  a = exp2(m - n), b = exp2(m' - n);  l[i] = fma(l'[i], b, l[i] * a), o[d] = fma(o'[d], b, o[d] * a);  m = n
  * out[d] = o[d] / sum of l (summed as above).  exp2 and tanh as in approx.h.
  * With a sink z per head, s = z * log2(e):  n = max(m, s), a = exp2(m - n);  out[d] = o[d] * a / fma(sum of l, a, exp2(s - n)).
  * With latent > 0 values are the first `latent` elements of the keys, there are no others (v_offset is k_offset), and out has so many:  in a part, o[d] is
- *     the sum over the 16 slots i of a block (as above) of what fma(p[j], k[j][d], o) adds up to over the blocks in order; i8: the key's scale. */
+ *     the sum over the 16 slots i of a block (as above) of what fma(p[j], k[j][d], o) adds up to over the blocks in order; i8, fp8: the key's scale. */
 enum { ATTN_PART = 512 };
 
 struct attn {

@@ -5,6 +5,7 @@
 #include "libcommon/kernels/approx.h"
 #include "libcommon/kernels/kernels.h"
 #include "libcommon/quant/half.h"
+#include "libcommon/quant/kvscale.h"
 
 static int supported(void) { return 1; }
 
@@ -207,12 +208,19 @@ static void kv_store(enum kv_type type, uint8_t *block, int slot, size_t at, siz
         memcpy(block + (size_t)KV_BLOCK * (size_t)head_dim + (size_t)slot * sizeof scale, &scale, sizeof scale);
         return;
     }
+    if (type == KV_F8) {
+        float factor, scale = kv_f8_scale(x, head_dim, &factor);
+        for (int d = 0; d < head_dim; d++)
+            block[at + (size_t)d * step] = factor > 0 ? f32_to_f8e4m3(x[d] * factor) : 0;
+        memcpy(block + (size_t)KV_BLOCK * (size_t)head_dim + (size_t)slot * sizeof scale, &scale, sizeof scale);
+        return;
+    }
     for (int d = 0; d < head_dim; d++) {
         size_t i = at + (size_t)d * step;
         if (type == KV_F32)
             ((float *)block)[i] = x[d];
         else
-            ((f16 *)block)[i] = f32_to_f16(x[d]);
+            ((uint16_t *)block)[i] = type == KV_F16 ? f32_to_f16(x[d]) : f32_to_bf16(x[d]);
     }
 }
 
@@ -228,7 +236,13 @@ static void kv_store_value(enum kv_type type, uint8_t *block, int slot, const fl
 
 static float kv_load(enum kv_type type, const uint8_t *block, size_t i)
 {
-    return type == KV_F32 ? ((const float *)block)[i] : type == KV_F16 ? f16_to_f32(((const f16 *)block)[i]) : (float)(int8_t)block[i];
+    switch (type) {
+    case KV_F32: return ((const float *)block)[i];
+    case KV_F16: return f16_to_f32(((const f16 *)block)[i]);
+    case KV_BF16: return bf16_to_f32(((const bf16 *)block)[i]);
+    case KV_F8: return f8e4m3_to_f32(block[i]);
+    default: return (float)(int8_t)block[i];
+    }
 }
 
 static float kv_scale(const uint8_t *block, int slot, int head_dim)
@@ -253,7 +267,7 @@ static void attend_latent(const struct attn *a, const float *p, int begin, int e
         float sum[16] = { 0 };
         for (int j = begin; j < end; j++) {
             const uint8_t *k = a->base + (size_t)a->table[j / KV_BLOCK] * a->stride + a->k_offset;
-            const float pj = a->kv_type == KV_I8 ? p[j - base] * kv_scale(k, j % KV_BLOCK, a->head_dim) : p[j - base];
+            const float pj = kv_has_scales(a->kv_type) ? p[j - base] * kv_scale(k, j % KV_BLOCK, a->head_dim) : p[j - base];
             sum[j % KV_BLOCK] = fmaf(pj, kv_load(a->kv_type, k, (size_t)(d * KV_BLOCK + j % KV_BLOCK)), sum[j % KV_BLOCK]);
         }
         o[d] = sum16(sum);
@@ -272,7 +286,7 @@ static void attend_part(const struct attn *a, const float *q, int at, float slop
         float s = 0;
         for (size_t d = 0; d < hd; d++)
             s = fmaf(q[d], kv_load(a->kv_type, k, d * KV_BLOCK + (size_t)(j % KV_BLOCK)), s);
-        if (a->kv_type == KV_I8)
+        if (kv_has_scales(a->kv_type))
             s *= kv_scale(k, j % KV_BLOCK, a->head_dim);
         if (!plain)
             s *= a->scale;
@@ -296,7 +310,7 @@ static void attend_part(const struct attn *a, const float *q, int at, float slop
     memset(o, 0, hd * sizeof *o);
     for (int j = begin; j < end; j++) {
         const uint8_t *v = a->base + (size_t)a->table[j / KV_BLOCK] * a->stride + a->v_offset;
-        const float pj = a->kv_type == KV_I8 ? p[j - base] * kv_scale(v, j % KV_BLOCK, a->head_dim) : p[j - base];
+        const float pj = kv_has_scales(a->kv_type) ? p[j - base] * kv_scale(v, j % KV_BLOCK, a->head_dim) : p[j - base];
         for (size_t d = 0; d < hd; d++)
             o[d] = fmaf(pj, kv_load(a->kv_type, v, (size_t)(j % KV_BLOCK) * hd + d), o[d]);
     }

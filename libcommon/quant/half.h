@@ -1,4 +1,5 @@
-/* half.h - f16 and bf16 as plain C, rounding to nearest even.  IEEE 754-2019; bf16 is the upper half of an f32. */
+/* half.h - f16, bf16 and f8e4m3 as plain C, rounding to nearest even.  IEEE 754-2019; bf16 is the upper half of an f32; f8e4m3 is E4M3 of "OCP 8-bit
+ * Floating Point Specification" 1.0: up to 448, no infinity, 0x7f and 0xff are NaN. */
 #ifndef ZSE_QUANT_HALF_H
 #define ZSE_QUANT_HALF_H
 
@@ -7,6 +8,7 @@
 
 typedef uint16_t f16;
 typedef uint16_t bf16;
+typedef uint8_t f8e4m3;
 
 static inline float f32_from_bits(uint32_t u) { float f; memcpy(&f, &u, 4); return f; }
 static inline uint32_t f32_bits(float f) { uint32_t u; memcpy(&u, &f, 4); return u; }
@@ -44,6 +46,30 @@ static inline bf16 f32_to_bf16(float f)
     if ((u & 0x7fffffff) > 0x7f800000)
         return (bf16)(u >> 16 | 0x40);
     return (bf16)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+
+static inline float f8e4m3_to_f32(f8e4m3 h)
+{
+    uint32_t sign = (uint32_t)(h & 0x80) << 24, code = h & 0x7f;
+    if (code == 0x7f)
+        return f32_from_bits(sign | 0x7fc00000);
+    if (code < 8)                       /* zero or subnormal: code * 2^-9 */
+        return f32_from_bits(sign | f32_bits((float)code * 0x1p-9f));
+    return f32_from_bits(sign | ((code << 20) + (120u << 23)));
+}
+
+/* What is beyond 448 becomes 448. */
+static inline f8e4m3 f32_to_f8e4m3(float f)
+{
+    uint32_t u = f32_bits(f), sign = u >> 24 & 0x80;
+    u &= 0x7fffffff;
+    if (u > 0x7f800000)
+        return (f8e4m3)(sign | 0x7f);
+    if (u >= 0x43e00000)                /* 448 */
+        return (f8e4m3)(sign | 0x7e);
+    if (u < 0x3c800000)                 /* below the smallest normal, 2^-6: adding 2^14 aligns the last bit to 2^-9 */
+        return (f8e4m3)(sign | (f32_bits(f32_from_bits(u) + 0x1p14f) - 0x46800000));
+    return (f8e4m3)(sign | (((u + 0x7ffff + (u >> 20 & 1)) >> 20) - (120 << 3)));
 }
 
 #endif

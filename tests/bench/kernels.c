@@ -174,7 +174,7 @@ int main(int argc, char **argv)
         if (wanted)
             bench_type(k, cases[i].type, cases[i].group, cases[i].act_group, chosen[0] ? chosen : cases[i].act_group ? tokens : f32_tokens);
     }
-    for (int type = KV_F32; (argc <= 2 || !strcmp(argv[2], "attention")) && type <= KV_I8; type++) {
+    for (int type = KV_F32; (argc <= 2 || !strcmp(argv[2], "attention")) && type < KV_TYPES; type++) {
         bench_attention(k, (enum kv_type)type, 128, 6, 4096, 1);
         bench_attention(k, (enum kv_type)type, 64, 3, 4096, 1);
         bench_attention(k, (enum kv_type)type, 64, 7, 4096, 1);

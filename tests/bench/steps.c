@@ -51,7 +51,11 @@ int main(int argc, char **argv)
 {
     int lengths[MOST] = { 128, 4096, 8192 }, n_lengths = 3, n = argc > 4 ? atoi(argv[4]) : 1, longest = 0;
     const char *kv = argc > 3 ? argv[3] : "f16";
-    const int type = strcmp(kv, "f32") == 0 ? KV_F32 : strcmp(kv, "i8") == 0 ? KV_I8 : KV_F16;
+    int type = KV_F32;
+    while (type < KV_TYPES && strcmp(kv, kv_type_name((enum kv_type)type)) != 0)
+        type++;
+    if (type == KV_TYPES)
+        type = KV_F16;
     if (argc < 2)
         return fprintf(stderr, "usage: steps MODEL.zse [THREADS [KV [N_TOKENS [LENGTH ...]]]]\n"), 2;
     if (argc > 5)

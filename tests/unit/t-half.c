@@ -1,4 +1,4 @@
-/* t-half.c - f16 and bf16: every value, and every boundary between two values. */
+/* t-half.c - f16, bf16 and f8e4m3: every value, and every boundary between two values. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include "libcommon/quant/half.h"
+#include "libcommon/quant/kvscale.h"
 
 static void f16_values(void **state)
 {
@@ -66,10 +67,53 @@ static void rounding(void **state)
     }
 }
 
+static void f8_values(void **state)
+{
+    (void)state;
+    for (uint32_t h = 0; h < 0x100; h++) {
+        const int exp = h >> 3 & 15, man = h & 7;
+        double want = exp ? ldexp(8 + man, exp - 10) : ldexp(man, -9);
+        const float got = f8e4m3_to_f32((f8e4m3)h);
+        want = h & 0x80 ? -want : want;
+        if ((h & 0x7f) == 0x7f)
+            assert_true(isnan(got) && f32_to_f8e4m3(got) == h);
+        else if (!((double)got == want && !signbit(got) == !signbit(want) && f32_to_f8e4m3(got) == h))
+            fail_msg("f8e4m3 %02x: %a, back %02x", h, (double)got, f32_to_f8e4m3(got));
+    }
+    for (uint32_t h = 0; h < 0x7e; h++) {
+        const float mid = (f8e4m3_to_f32((f8e4m3)h) + f8e4m3_to_f32((f8e4m3)(h + 1))) / 2;
+        assert_int_equal(f32_to_f8e4m3(mid), h + (h & 1));
+        assert_int_equal(f32_to_f8e4m3(-mid), (h + (h & 1)) | 0x80);
+        assert_int_equal(f32_to_f8e4m3(nextafterf(mid, 0)), h);
+        assert_int_equal(f32_to_f8e4m3(nextafterf(mid, INFINITY)), h + 1);
+    }
+    assert_int_equal(f32_to_f8e4m3(449), 0x7e);
+    assert_int_equal(f32_to_f8e4m3(-INFINITY), 0xfe);
+    assert_int_equal(f32_to_f8e4m3(1e-40f), 0);
+}
+
+/* The scale of a vector: a power of two, the least that holds its largest. */
+static void f8_scales(void **state)
+{
+    (void)state;
+    static const struct { float most, scale; } cases[] = {
+        { 448, 1 }, { 448.00003f, 2 }, { 224, 0.5f }, { 225, 1 }, { 256, 1 }, { 0x1.cp-100f, 0x1p-108f }, { 0x1p-100f, 0x1p-108f }, { 0x1.fffffep-101f, 0 }, { 0, 0 },
+        { 0x1.cp127f, 0x1p119f }, { 0x1.fffffep127f, 0x1p120f }, { INFINITY, NAN }, { NAN, NAN },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const float x[3] = { 0.1f * cases[i].most, -cases[i].most, 0 };
+        float factor;
+        const float scale = kv_f8_scale(x, 3, &factor);
+        if (isnan(cases[i].scale) ? !(isnan(scale) && factor == 0) : !(scale == cases[i].scale && factor == (scale > 0 ? 1 / scale : 0)))
+            fail_msg("largest %a: scale %a, factor %a, expected %a", (double)cases[i].most, (double)scale, (double)factor, (double)cases[i].scale);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(f16_values), cmocka_unit_test(bf16_values), cmocka_unit_test(rounding),
+        cmocka_unit_test(f16_values), cmocka_unit_test(bf16_values), cmocka_unit_test(rounding), cmocka_unit_test(f8_values),
+        cmocka_unit_test(f8_scales),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -49,7 +49,13 @@ static double read_back(const struct sequence *s, const uint8_t *block, size_t i
 {
     float scale;
     memcpy(&scale, block + (size_t)KV_BLOCK * (size_t)s->head_dim + 4 * (size_t)slot, 4);
-    return s->type == KV_F32 ? ((const float *)block)[i] : s->type == KV_F16 ? f16_to_f32(((const f16 *)block)[i]) : (double)((const int8_t *)block)[i] * scale;
+    switch (s->type) {
+    case KV_F32: return ((const float *)block)[i];
+    case KV_F16: return f16_to_f32(((const f16 *)block)[i]);
+    case KV_BF16: return bf16_to_f32(((const bf16 *)block)[i]);
+    case KV_F8: return (double)f8e4m3_to_f32(block[i]) * scale;
+    default: return (double)((const int8_t *)block)[i] * scale;
+    }
 }
 
 static void sequence_open(struct sequence *s, int len, enum kv_type type, int head_dim, int n_heads, struct rng *r)
@@ -192,7 +198,7 @@ static void shapes(void **state)
     static const int dims[] = { 1, 15, 16, 32, 64, 80, 96, 100, 128, 256 };
     struct rng r = { 1 };
     for (size_t i = stride() / 4; i < sizeof dims / sizeof *dims; i += stride())
-        for (int type = KV_F32; type <= KV_I8; type++) {
+        for (int type = KV_F32; type < KV_TYPES; type++) {
             struct sequence s;
             sequence_open(&s, SHORT, (enum kv_type)type, dims[i], 1 + (int)i % 4, &r);
             check(&s);
@@ -219,7 +225,7 @@ static void variants(void **state)
     static const int windows[] = { 0, 1, 5, 16, 33, 64, 100, 149, 1000 };
     static const float slopes[3] = { 0.5f, 0.0625f, 0.01f };
     struct rng r = { 3 };
-    for (int type = KV_F32; type <= KV_I8; type++) {
+    for (int type = KV_F32; type < KV_TYPES; type++) {
         struct sequence s;
         sequence_open(&s, SHORT, (enum kv_type)type, 48, 3, &r);
         for (size_t i = 0; i < sizeof windows / sizeof *windows; i += stride()) {
@@ -239,7 +245,7 @@ static void parts(void **state)
     static const int windows[] = { 0, 40, 700 };
     static const float slopes[7] = { 0.01f, 0.002f };
     struct rng r = { 6 };
-    for (int type = KV_F32; type <= KV_I8; type++)
+    for (int type = KV_F32; type < KV_TYPES; type++)
         for (size_t i = 0; i < sizeof windows / sizeof *windows; i++) {
             struct sequence s;
             sequence_open(&s, LONG, (enum kv_type)type, i == 1 ? 72 : 32, i == 2 ? 7 : 1, &r);
@@ -255,7 +261,7 @@ static void latents(void **state)
 {
     (void)state;
     struct rng r = { 7 };
-    for (int type = KV_F32; type <= KV_I8; type++)
+    for (int type = KV_F32; type < KV_TYPES; type++)
         for (int heads = 1; heads <= 7; heads += 3) {
             struct sequence s;
             sequence_open(&s, heads == 7 ? LONG : SHORT, (enum kv_type)type, 40, heads, &r);

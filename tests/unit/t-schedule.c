@@ -201,7 +201,7 @@ static void run_schedules(const char *name, int rounds)
     float *logits = malloc((size_t)MOST_TOKENS * (size_t)vocab * sizeof *logits);
     struct rng r = { 1 };
     make_sequences(s, vocab);
-    for (int kv = KV_F32; kv <= KV_I8; kv++) {
+    for (int kv = KV_F32; kv < KV_TYPES; kv++) {
         run_alone(m, (enum kv_type)kv, s);
         for (const struct kernels *const *k = kernels_all(); *k; k++) {
             if (!(*k)->supported() || *k == &kernels_ref)
