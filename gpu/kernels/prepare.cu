@@ -7,6 +7,7 @@
 #include "gpu/kernels/kernels.h"
 #include "gpu/prim/prim.cuh"
 #include "gpu/rt/launch.cuh"
+#include "libcommon/quant/kvscale.h"
 
 enum { WARPS = 4, MAX_DIM = 256 };
 
@@ -57,6 +58,40 @@ DEVICE void rotate(float *x, const float *cosine, const float *sine, int dim, in
     }
 }
 
+/* A token's key or value into its slot of a block, by one warp; scales as libcommon/quant/kvtype.h says, and what is not a number stays so. */
+DEVICE void store_head(uint8_t *block, int type, int is_k, int slot, const float *x, int n, int lane)
+{
+    float scale = 1, factor = 1;
+    if (type == KV_I8 || type == KV_F8) {
+        float most = 0;
+        int bad = 0;
+        for (int d = lane; d < n; d += 32) {
+            most = fmaxf(most, fabsf(x[d]));
+            bad |= !(fabsf(x[d]) < INFINITY);
+        }
+        most = warp_max(most);
+        bad = __ballot_sync(FULL_WARP, bad) != 0;
+        if (type == KV_F8) {
+            scale = kv_f8_scale_of(bad ? 0x7f800000 : bits_of(most), &factor);
+        } else {
+            scale = bad ? NAN : most < 7.8886090522101181e-31f ? 0 : most / 127;        /* 2^-100 */
+            factor = bad || most < 7.8886090522101181e-31f ? 0 : 127 / most;
+        }
+        if (lane == 0)
+            *reinterpret_cast<float *>(block + KV_BLOCK * n + slot * 4) = scale;
+    }
+    for (int d = lane; d < n; d += 32) {
+        const int at = is_k ? d * KV_BLOCK + slot : slot * n + d;
+        switch (type) {
+        case KV_F32: reinterpret_cast<float *>(block)[at] = x[d]; break;
+        case KV_F16: reinterpret_cast<uint16_t *>(block)[at] = (uint16_t)pack_half(x[d], 0); break;
+        case KV_BF16: reinterpret_cast<uint16_t *>(block)[at] = f32_to_bf16(x[d]); break;
+        case KV_F8: block[at] = factor > 0 ? f32_to_f8e4m3(x[d] * factor) : 0; break;
+        default: block[at] = (uint8_t)(int8_t)(factor > 0 ? rintf(x[d] * factor) : 0);
+        }
+    }
+}
+
 __global__ __launch_bounds__(WARPS * 32) void prepare_kernel(struct gpu_prepare o)
 {
     SHARED(float, rows);                /* [WARPS][head_dim] */
@@ -100,32 +135,8 @@ __global__ __launch_bounds__(WARPS * 32) void prepare_kernel(struct gpu_prepare 
     const int pos = o.step.pos[t];
     if (pos < 0)
         return;
-    const int slot = pos % KV_BLOCK;
     uint8_t *block = o.kv.base + (size_t)o.step.tables[o.step.table_of[t] + pos / KV_BLOCK] * o.kv.stride + o.kv.layer_offset + h * o.kv.head_stride + (is_k ? 0 : o.kv.part);
-    float scale = 1, factor = 1;
-    if (o.kv.type == KV_I8) {           /* as kernels.h says: amax / 127, and what is not a number stays so */
-        float most = 0;
-        int bad = 0;
-        for (int d = lane; d < n; d += 32) {
-            most = fmaxf(most, fabsf(x[d]));
-            bad |= !(fabsf(x[d]) < INFINITY);
-        }
-        most = warp_max(most);
-        bad = __ballot_sync(FULL_WARP, bad) != 0;
-        scale = bad ? NAN : most < 7.8886090522101181e-31f ? 0 : most / 127;            /* 2^-100 */
-        factor = bad || most < 7.8886090522101181e-31f ? 0 : 127 / most;
-        if (lane == 0)
-            *reinterpret_cast<float *>(block + KV_BLOCK * n + slot * 4) = scale;
-    }
-    for (int d = lane; d < n; d += 32) {
-        const int at = is_k ? d * KV_BLOCK + slot : slot * n + d;
-        if (o.kv.type == KV_F32)
-            reinterpret_cast<float *>(block)[at] = x[d];
-        else if (o.kv.type == KV_F16)
-            reinterpret_cast<uint16_t *>(block)[at] = (uint16_t)pack_half(x[d], 0);
-        else
-            block[at] = (uint8_t)(int8_t)(factor > 0 ? rintf(x[d] * factor) : 0);
-    }
+    store_head(block, o.kv.type, is_k, pos % KV_BLOCK, x, n, lane);
 }
 
 extern "C" int gpu_prepare(struct gpu *g, const struct gpu_prepare *o, struct err *e)

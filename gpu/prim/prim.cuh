@@ -79,6 +79,7 @@ DEVICE uint4 load_stream(const void *p)
 DEVICE uint4 load16(const void *p) { return *static_cast<const uint4 *>(p); }
 DEVICE uint2 load8(const void *p) { return *static_cast<const uint2 *>(p); }
 DEVICE uint32_t load4(const void *p) { return *static_cast<const uint32_t *>(p); }
+DEVICE uint32_t word_of(const uint4 &v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 
 #ifndef __CUDACC__
 void emulated_copy(void *to, const void *from, int n);

@@ -85,7 +85,6 @@ template <int TYPE> DEVICE void load_step(raw_step<TYPE> &r, const uint8_t *tile
     }
 }
 
-DEVICE uint32_t word_of(const uint4 &v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 
 /* 0x6400 | n is 1024 + n in f16, for n < 1024. */
 DEVICE uint32_t pair_of_bytes(uint32_t low, uint32_t high, int j, int bias)

@@ -6,14 +6,20 @@
 #include <stdint.h>
 #include <string.h>
 
+#ifdef __CUDACC__
+#define HALF_FUNCTION static inline __host__ __device__
+#else
+#define HALF_FUNCTION static inline
+#endif
+
 typedef uint16_t f16;
 typedef uint16_t bf16;
 typedef uint8_t f8e4m3;
 
-static inline float f32_from_bits(uint32_t u) { float f; memcpy(&f, &u, 4); return f; }
-static inline uint32_t f32_bits(float f) { uint32_t u; memcpy(&u, &f, 4); return u; }
+HALF_FUNCTION float f32_from_bits(uint32_t u) { float f; memcpy(&f, &u, 4); return f; }
+HALF_FUNCTION uint32_t f32_bits(float f) { uint32_t u; memcpy(&u, &f, 4); return u; }
 
-static inline float f16_to_f32(f16 h)
+HALF_FUNCTION float f16_to_f32(f16 h)
 {
     uint32_t sign = (uint32_t)(h & 0x8000) << 16, exp = h >> 10 & 31, man = h & 0x3ff;
     if (exp == 31)
@@ -23,7 +29,7 @@ static inline float f16_to_f32(f16 h)
     return f32_from_bits(sign | (exp + 112) << 23 | man << 13);
 }
 
-static inline f16 f32_to_f16(float f)
+HALF_FUNCTION f16 f32_to_f16(float f)
 {
     uint32_t u = f32_bits(f), sign = u >> 16 & 0x8000;
     u &= 0x7fffffff;
@@ -38,9 +44,9 @@ static inline f16 f32_to_f16(float f)
     return (f16)(sign | (((u + 0xfff + (u >> 13 & 1)) >> 13) - (112 << 10)));
 }
 
-static inline float bf16_to_f32(bf16 h) { return f32_from_bits((uint32_t)h << 16); }
+HALF_FUNCTION float bf16_to_f32(bf16 h) { return f32_from_bits((uint32_t)h << 16); }
 
-static inline bf16 f32_to_bf16(float f)
+HALF_FUNCTION bf16 f32_to_bf16(float f)
 {
     uint32_t u = f32_bits(f);
     if ((u & 0x7fffffff) > 0x7f800000)
@@ -48,7 +54,7 @@ static inline bf16 f32_to_bf16(float f)
     return (bf16)((u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
 
-static inline float f8e4m3_to_f32(f8e4m3 h)
+HALF_FUNCTION float f8e4m3_to_f32(f8e4m3 h)
 {
     uint32_t sign = (uint32_t)(h & 0x80) << 24, code = h & 0x7f;
     if (code == 0x7f)
@@ -59,7 +65,7 @@ static inline float f8e4m3_to_f32(f8e4m3 h)
 }
 
 /* What is beyond 448 becomes 448. */
-static inline f8e4m3 f32_to_f8e4m3(float f)
+HALF_FUNCTION f8e4m3 f32_to_f8e4m3(float f)
 {
     uint32_t u = f32_bits(f), sign = u >> 24 & 0x80;
     u &= 0x7fffffff;

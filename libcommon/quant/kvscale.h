@@ -6,14 +6,10 @@
 
 #include "libcommon/quant/half.h"
 
-/* The scale of x [n], and the factor that is 1 / scale (0: all codes are 0). */
-static inline float kv_f8_scale(const float *x, int n, float *factor)
+/* The scale for a vector whose largest |x| has these bits (bits of |x| are ordered as |x|, and NaN is above infinity), and the factor that is 1 / scale
+ * (0: all codes are 0). */
+HALF_FUNCTION float kv_f8_scale_of(uint32_t most, float *factor)
 {
-    uint32_t most = 0;                  /* bits of |x| are ordered as |x|, and NaN is above infinity */
-    for (int i = 0; i < n; i++) {
-        const uint32_t u = f32_bits(x[i]) & 0x7fffffff;
-        most = u > most ? u : most;
-    }
     *factor = 0;
     if (most >= 0x7f800000)
         return NAN;
@@ -22,6 +18,16 @@ static inline float kv_f8_scale(const float *x, int n, float *factor)
     const uint32_t exponent = ((most + 0x1fffff) >> 23) - 8;    /* 448 = 1.75 * 2^8: what is above 1.75 goes one up */
     *factor = f32_from_bits((254 - exponent) << 23);
     return f32_from_bits(exponent << 23);
+}
+
+static inline float kv_f8_scale(const float *x, int n, float *factor)
+{
+    uint32_t most = 0;
+    for (int i = 0; i < n; i++) {
+        const uint32_t u = f32_bits(x[i]) & 0x7fffffff;
+        most = u > most ? u : most;
+    }
+    return kv_f8_scale_of(most, factor);
 }
 
 #endif

@@ -17,6 +17,11 @@ static void check(const struct setup *s)
         q[i] = uniform(&r, -1.5f, 1.5f);
     for (size_t i = 0; i < (size_t)len * krow; i++)
         k[i] = uniform(&r, -1, 1), v[i] = uniform(&r, -1, 1);
+    for (int d = 0; kv_has_scales(s->kv) && d < hd; d++)        /* scales differ from token to token, and one vector is too small for any */
+        for (int t = 0; t < len; t++) {
+            k[(size_t)t * krow + (size_t)d] *= t == 1 ? 1e-33f : t % 3 ? 0.3f : 1;
+            v[(size_t)t * krow + (size_t)d] *= t == 2 ? 1e-33f : t % 4 ? 0.2f : 1;
+        }
     for (int i = 0; i < hd; i++)
         w[i] = uniform(&r, 0.5f, 1.5f);
     for (int i = 0; i < s->n_heads; i++)
@@ -139,6 +144,13 @@ static void attention(void **state)
         { 2, 1, 32, 520, 2, 0, 0, 0, 0, 0, 0, 0, KV_F16 },
         { 2, 1, 32, 530, 2, 300, 0, 0, 0, 0, 0, 1, KV_I8 },         /* a window that begins in the first split */
         { 2, 1, 32, 600, 2, 40, 0, 0, 0, 0, 0, 0, KV_F32 },         /* a window that leaves out whole splits */
+        { 2, 2, 32, 0, 17, 0, 0, 0, 0, 0, 0, 0, KV_BF16 },
+        { 2, 2, 32, 0, 17, 0, 0, 0, 0, 0, 0, 0, KV_F8 },
+        { 2, 1, 64, 5, 66, 0, 64, 0, 1, 0, 0, 0, KV_F8 },
+        { 4, 1, 80, 30, 5, 20, 40, 1, 0, 0, 30, 0, KV_F8 },         /* window, cap */
+        { 3, 1, 96, 0, 17, 0, 0, 0, 0, 0, 0, 1, KV_BF16 },          /* slopes */
+        { 1, 1, 256, 0, 5, 3, 0, 0, 0, 0, 0, 0, KV_F8 },
+        { 2, 2, 16, 250, 9, 0, 16, 0, 0, 0, 0, 0, KV_BF16 },        /* across the end of a split */
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         check(&cases[i]);

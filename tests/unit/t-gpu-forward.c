@@ -239,7 +239,9 @@ static void kv_formats(void **state)
     (void)state;
     struct model *m = load("tiny", QT_F16);
     against_cpu(m, KV_F32, 0, 2e-2, "KV f32");
+    against_cpu(m, KV_BF16, 0, 2e-2, "KV bf16");
     against_cpu(m, KV_I8, 0, 3e-2, "KV i8");            /* both sides round to 8 bits, not always the same way */
+    against_cpu(m, KV_F8, 0, 4e-2, "KV fp8");           /* 3 bits after the point */
     model_close(m);
 }
 

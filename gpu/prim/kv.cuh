@@ -1,0 +1,59 @@
+/* kv.cuh - stored keys and values as kernels read them; the formats: libcommon/quant/kvtype.h. */
+#ifndef ZSE_GPU_PRIM_KV_CUH
+#define ZSE_GPU_PRIM_KV_CUH
+
+#include "gpu/kernels/kernels.h"
+#include "gpu/prim/prim.cuh"
+
+template <int KV> constexpr int KV_SCALED = KV == KV_I8 || KV == KV_F8;
+
+/* Two codes of f8e4m3 as f16, each at its half's high byte.  Their bits at f16's places are worth 1/256 (kv_scale makes up for it); NaN, which is never
+ * stored, becomes 480. */
+DEVICE uint32_t kv_f8_pair(uint32_t high_bytes) { return (high_bytes & 0x80008000) | (high_bytes >> 1 & 0x3f803f80); }
+
+/* 8 elements from e on; where there are scales, kv_scale has still to be multiplied. */
+template <int KV> DEVICE void kv_load(float v[8], const uint8_t *block, int e)
+{
+    if (KV == KV_F32) {
+        const float4 a = *reinterpret_cast<const float4 *>(block + e * 4), b = *reinterpret_cast<const float4 *>(block + e * 4 + 16);
+        v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+    } else if (KV == KV_F16 || KV == KV_BF16) {
+        const uint4 u = load16(block + e * 2);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const uint32_t w = word_of(u, i);
+            v[2 * i] = KV == KV_F16 ? half_low(w) : float_of(w << 16);
+            v[2 * i + 1] = KV == KV_F16 ? half_high(w) : float_of(w & 0xffff0000);
+        }
+    } else {
+        const uint2 u = load8(block + e);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const uint32_t w = i < 2 ? u.x : u.y;
+            if (KV == KV_F8) {
+                const uint32_t h = kv_f8_pair(prmt(w, 0, i % 2 ? 0x3424 : 0x1404));
+                v[2 * i] = half_low(h);
+                v[2 * i + 1] = half_high(h);
+            } else {
+                v[2 * i] = (float)(int8_t)(w >> 16 * (i % 2) & 0xff);
+                v[2 * i + 1] = (float)(int8_t)(w >> (16 * (i % 2) + 8) & 0xff);
+            }
+        }
+    }
+}
+
+/* What kv_load's elements of the token in this slot are worth; n: head_dim. */
+template <int KV> DEVICE float kv_scale(const uint8_t *block, int n, int slot)
+{
+    if (!KV_SCALED<KV>)
+        return 1;
+    const float scale = *reinterpret_cast<const float *>(block + KV_BLOCK * n + slot * 4);
+    return KV == KV_F8 ? 256 * scale : scale;
+}
+
+/* f<format>(...) for a format known at run time. */
+#define KV_DISPATCH(type, f, ...) \
+    ((type) == KV_F32 ? f<KV_F32>(__VA_ARGS__) : (type) == KV_F16 ? f<KV_F16>(__VA_ARGS__) : (type) == KV_BF16 ? f<KV_BF16>(__VA_ARGS__) : \
+     (type) == KV_F8 ? f<KV_F8>(__VA_ARGS__) : f<KV_I8>(__VA_ARGS__))
+
+#endif
