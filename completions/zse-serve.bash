@@ -26,7 +26,7 @@ _zse_serve() {
     --mode) COMPREPLY=(); return ;;
     --threads) COMPREPLY=(); return ;;
     --ctx) COMPREPLY=(); return ;;
-    --kv) COMPREPLY=($(compgen -W "f32 f16 i8" -- "$cur")); return ;;
+    --kv) COMPREPLY=($(compgen -W "f32 bf16 f16 fp8 i8" -- "$cur")); return ;;
     --kernels) COMPREPLY=($(compgen -W "ref avx2 avxvnni avx512 amx" -- "$cur")); return ;;
     --device) COMPREPLY=(); return ;;
   esac
