@@ -51,10 +51,10 @@ void watch_tick(struct server *s)
                    (double)memory_most(&m) * 1e-9, m.stalled10 > 0 ? m.stalled10 : 0);
     if (now == WATCH_FINE && before != WATCH_FINE)
         server_log(s, "memory is back: %.2f GB are left", (double)memory_now(&m) * 1e-9);
-    if (now == WATCH_SHED)
+    if (now == WATCH_SHED || before == WATCH_SHED)      /* again each second, and at the end: what ends meanwhile leaves prefixes, too */
         for (struct hosted *h = s->models; h; h = h->next)
             if (h->worker)
-                worker_shed(h->worker);         /* again each second: what ends meanwhile leaves prefixes, too */
+                worker_shed(h->worker);
     if (now == WATCH_END)
         end(s, &m);
 }

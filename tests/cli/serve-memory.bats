@@ -22,15 +22,15 @@ serve() {
   exec 5< <(exec zse-serve "$Z" --port 0 --no-audit "$@" 2>"$T/err")
   PID=$!
   read -r -u 5 _ _ URL
-  curl -s --retry 9 --retry-all-errors "$URL/health" >/dev/null
+  until curl -sf "$URL/health" >/dev/null; do kill -0 "$PID"; done
 }
 ask() {
   curl -s -D "$T/head" -o "$T/body" -w '%{http_code}' "$URL/v1/chat/completions" \
     -d '{"temperature":0,"max_tokens":12,"messages":[{"role":"user","content":"What is the capital of France? And what is the capital of Italy?"}]}'
 }
-# until_status CODE: ask until that is the answer, at most 30 s
+# until_status CODE: ask until that is the answer, at most two minutes
 until_status() {
-  local end=$((SECONDS + 30))
+  local end=$((SECONDS + 120))
   until [ "$(ask)" = "$1" ]; do [ $SECONDS -lt $end ] || { echo "no $1: $(cat "$T/body")"; return 1; }; done
 }
 cached() { jq '.usage.prompt_tokens_details.cached_tokens' "$T/body"; }
