@@ -73,10 +73,13 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
 
 @test "speed: shares of the limits" {
   run --separate-stderr zse-bench "$MODEL" -p 32 -n 8 -r 2 --json
-  check '0 < j["share"]["prefill"] < 2 and 0 < j["share"]["decode"] < 20 and j["limits"]["int8_op_per_s"] > 1e6 and j["limits"]["read_bytes_per_s"] > 1e6' <<<"$output"
+  # speed times work per token, by the limit: of 0.7 million parameters, and the bytes of them (how large a share is, only a quiet machine shows)
+  check 'j["limits"]["int8_op_per_s"] > 1e6 and j["limits"]["read_bytes_per_s"] > 1e6 and j["share"]["prefill"] > 0 and j["share"]["decode"] > 0' <<<"$output"
+  check '1e6 < j["share"]["prefill"] * j["limits"]["int8_op_per_s"] / j["prefill_tokens_per_s"]["median"] < 3e6' <<<"$output"
+  check '0.7 < j["share"]["decode"] * j["limits"]["read_bytes_per_s"] / j["decode_tokens_per_s"]["median"] / j["memory"]["weight_bytes"] < 1.5' <<<"$output"
   check '("prefill_amx" in j["share"]) == ("amx_op_per_s" in j["limits"])' <<<"$output"
   run --separate-stderr zse-bench "$MODEL" -p 32 -n 0 -r 2 --exact --json
-  check '0 < j["share"]["prefill"] < 2 and "decode" not in j["share"] and j["limits"]["f32_flop_per_s"] > 1e6' <<<"$output"
+  check 'j["share"]["prefill"] > 0 and "decode" not in j["share"] and j["limits"]["f32_flop_per_s"] > 1e6' <<<"$output"
 }
 
 @test "batch: powers of two up to -b" {
@@ -126,7 +129,8 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
   [ "$status" = 0 ] || { echo "$stderr"; return 1; }
   check 'j["prompt_tokens"] == 20 and j["repeats"] == 2 and j["prefill_alone_s"] > 0' <<<"$output"
   check 'set(j["warm"]["phases_s"]) == {"exec", "map", "open", "tokenize", "engine", "prefill", "first_token"} and all(v > 0 for v in j["warm"]["phases_s"].values())' <<<"$output"
-  check 'j["warm"]["total_s"]["min"] <= sum(j["warm"]["phases_s"].values()) * 2 and j["warm"]["ratio"] > 0 and j["warm"]["peer_total_s"]["median"] > 0' <<<"$output"
+  # of two runs the medians are means: of the phases as of the whole, but for what lies between two phases
+  check '0.9 < sum(j["warm"]["phases_s"].values()) / j["warm"]["total_s"]["median"] < 1.1 and j["warm"]["ratio"] > 0 and j["warm"]["peer_total_s"]["median"] > 0' <<<"$output"
   check '"not_dropped" in j if j["dropped"] is None else j["dropped"]["total_s"]["median"] > 0' <<<"$output"
   grep -q -- "-m $MODEL -p .* -n 1 .*-t 1 " "$BATS_TEST_TMPDIR/peer.log"
   run zse-bench coldstart "$MODEL" -r 1
@@ -244,7 +248,7 @@ END
   mkdir "$d"
   printf '#!/bin/sh\necho "$@" >>%s/log\necho "[{\\"avg_ts\\": 10.0}]"\n' "$d" >"$d/llama-bench"
   printf '#!/bin/sh\nfor n in 1 4 8 16; do echo "{\\"pl\\": $n, \\"speed_tg\\": 5.0}"; done\n' >"$d/llama-batched-bench"
-  printf '#!/usr/bin/env python3\nimport time\nx = bytearray(b"1") * 50000000\ntime.sleep(0.3)\nprint("x")\n' >"$d/llama-completion"     # the memory must be there for a while to be seen
+  printf '#!/usr/bin/env python3\nimport time\nx = bytearray(b"1") * 50000000\ntime.sleep(2)\nprint("x")\n' >"$d/llama-completion"     # the memory must be there for a while to be seen
   chmod +x "$d"/llama-*
   cp "$MODEL" "$d/tiny.zse"
   run --separate-stderr env B="${ZSE_BIN#"$PWD"/}" LLAMACPP="$d" scripts/bench-vs --json --rounds 1 --zse "$d/tiny.zse" --gguf "$d/tiny.zse" --prompts 32,64 --threads 1

@@ -13,7 +13,7 @@ setup_file() {
   read -r _ _ URL <"$T/a"
   read -r FAKE <"$T/b"
   export URL FAKE
-  curl -sf --retry 20 --retry-delay 0 --retry-max-time 20 --retry-all-errors "$URL/health" >/dev/null
+  curl -sf --retry 120 --retry-delay 1 --retry-all-errors "$URL/health" >/dev/null
 }
 teardown_file() {
   local p

@@ -219,7 +219,7 @@ print(v if isinstance(v,str) else json.dumps(v))' "$1"; }
 }
 
 @test "text comes out as it is made, a closed pipe ends it, a full disk is told" {
-  [ "$(timeout 20 zse-chat "$MODEL" -p hello --ignore-eos --kernels ref -n 0 2>/dev/null | head -c 4 | wc -c)" = 4 ]
+  [ "$(timeout 300 zse-chat "$MODEL" -p hello --ignore-eos --kernels ref -n 0 2>/dev/null | head -c 4 | wc -c)" = 4 ]
   run --separate-stderr bash -c 'zse-chat "$MODEL" -p hello -n 5 >/dev/full'
   [ "$status" = 1 ]
   [[ "$stderr" == *"No space left"* ]]

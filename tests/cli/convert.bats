@@ -175,7 +175,7 @@ while p.poll() is None and not glob.glob(t + '/.m.zse*'):      # until it writes
     time.sleep(0.01)
 assert p.poll() is None, 'it was over too soon'
 p.send_signal(getattr(signal, 'SIG' + name))
-err = p.communicate(timeout=60)[1]
+err = p.communicate(timeout=600)[1]
 assert p.returncode == -getattr(signal, 'SIG' + name), (p.returncode, err)
 assert err == b'', err
 P

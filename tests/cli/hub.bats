@@ -68,9 +68,9 @@ fault() { curl -s "$HUB/_fault" -d "$1"; }
 requests() { curl -s "$HUB/_log"; }
 asked() { requests | grep -Eq "$1"; }
 never_asked() { if asked "$1"; then requests; return 1; fi; }
-# Until a command says yes, at most 30 s.
+# Until a command says yes, at most two minutes.
 await() {
-  local end=$((SECONDS + 30))
+  local end=$((SECONDS + 120))
   until "$@"; do [ $SECONDS -lt $end ] || return 1; sleep 0.05; done
 }
 held() { [ "$(requests | grep -c ' cdn$')" = 4 ]; }
@@ -303,8 +303,9 @@ complete() {
 @test "a signal ends the waiting, too" {
   fault '{"file":"api","kind":"status","code":429,"headers":{"Retry-After":"100"}}'
   zse-convert test/tiny -o "$BATS_TEST_TMPDIR/m.zse" >"$BATS_TEST_TMPDIR/out" 2>&1 3>&- &
-  local pid=$! before=$SECONDS rc=0
+  local pid=$! before rc=0
   await grep -q 'asks to wait 100 s' "$BATS_TEST_TMPDIR/out"
+  before=$SECONDS
   kill -TERM $pid
   wait $pid || rc=$?
   [ $rc = 143 ] && [ $((SECONDS - before)) -lt 60 ] && [ ! -e "$BATS_TEST_TMPDIR/m.zse" ]
@@ -372,13 +373,13 @@ complete() {
 }
 
 @test "the Python tools use what we downloaded, and we what they did" {
-  [ -x "$B/venv/bin/python" ] && "$B/venv/bin/python" -c 'import huggingface_hub' || skip "no huggingface_hub package in build/venv (scripts/deps makes it)"
+  [ -x build/venv/bin/python ] && build/venv/bin/python -c 'import huggingface_hub' || skip "no huggingface_hub package in build/venv (scripts/deps makes it)"
   convert
   [ "$status" = 0 ]
-  run "$B/venv/bin/python" tests/hub/python_tools.py use test/tiny "$T/tiny"
+  run build/venv/bin/python tests/hub/python_tools.py use test/tiny "$T/tiny"
   [ "$status" = 0 ] && [[ $output == ok* ]] || { echo "$output"; return 1; }
   rm -rf "$HF_HOME"
-  run "$B/venv/bin/python" tests/hub/python_tools.py make test/shards
+  run build/venv/bin/python tests/hub/python_tools.py make test/shards
   [ "$status" = 0 ] || { echo "$output"; return 1; }
   curl -s "$HUB/_reset" -d ''
   HF_HUB_OFFLINE=1 answers test/shards

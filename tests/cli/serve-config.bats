@@ -57,7 +57,7 @@ planned() { zse-serve --config "$T/c.json" --plan "${@:2}" | grep -- "^$1"; }
   exec 5< <(exec zse-serve --config "$T/c.json" 2>"$T/err")
   PID=$!
   read -r -u 5 _ _ url
-  curl -s --retry 5 --retry-all-errors "$url/v1/chat/completions" -d '{"temperature":0,"messages":[{"role":"user","content":"What is 2+2?"}]}' >"$T/j"
+  curl -s --retry 120 --retry-delay 1 --retry-all-errors "$url/v1/chat/completions" -d '{"temperature":0,"messages":[{"role":"user","content":"What is 2+2?"}]}' >"$T/j"
   jq -e '.choices[0].message.content == "2 + 2 = 4" and .model == "from-file"' "$T/j"
 }
 

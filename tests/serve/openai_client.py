@@ -8,7 +8,7 @@ import asyncio, base64, json, math, struct, subprocess, sys
 import openai
 
 url, zse_chat, model_file = sys.argv[1:4]
-client = openai.OpenAI(base_url=url + '/v1', api_key='none', max_retries=0, timeout=60)
+client = openai.OpenAI(base_url=url + '/v1', api_key='none', max_retries=0, timeout=600)
 failed = 0
 QUESTIONS = ['What is 2+2?', 'What is the capital of France?', 'What is the opposite of hot?', 'What is the capital of Italy?']
 
@@ -205,7 +205,7 @@ def prefixes_are_found_again():
 @check
 def streams_together_are_the_answers_alone():
     expected = {q: alone(q) for q in QUESTIONS}
-    async_client = openai.AsyncOpenAI(base_url=url + '/v1', api_key='none', max_retries=0, timeout=60)
+    async_client = openai.AsyncOpenAI(base_url=url + '/v1', api_key='none', max_retries=0, timeout=600)
 
     async def one(q):
         text = ''

@@ -12,13 +12,13 @@ LONG = {'prompt': 'Once', 'temperature': 0, 'max_tokens': 1500, 'ignore_eos': Tr
 
 
 def connect():
-    s = socket.create_connection(('127.0.0.1', port), timeout=30)
+    s = socket.create_connection(('127.0.0.1', port), timeout=120)
     s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return s
 
 
 def get(path):
-    return json.load(urllib.request.urlopen(f'http://127.0.0.1:{port}{path}', timeout=30))
+    return json.load(urllib.request.urlopen(f'http://127.0.0.1:{port}{path}', timeout=120))
 
 
 def post(path, body, *fields):
@@ -56,7 +56,7 @@ def status(data):
     return send(data)[0]
 
 
-def until(condition, seconds=20):
+def until(condition, seconds=120):
     limit = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < limit, 'it did not come to pass'
@@ -66,6 +66,21 @@ def until(condition, seconds=20):
 def idle():
     return all(m['running'] + m['waiting'] + m['open_requests'] == 0 and m['kv_blocks_free'] + m['kv_blocks_prefix'] == m['kv_blocks']
                for m in get('/api/stats/models')['models'])
+
+
+def ended(how):
+    return sum(e[how] for e in get('/api/batching')['engines'].values())
+
+
+def is_cut_off(leave):
+    """The request of a client that leaves is given up, and nothing of it is left.  On a busy machine an answer may be complete before its client can go: then again."""
+    for _ in range(20):
+        before = ended('cancelled')
+        leave()
+        until(idle)
+        if ended('cancelled') > before:
+            return
+    raise AssertionError('no request was cut off')
 
 
 def check(test):
@@ -204,21 +219,31 @@ def broken_bodies():
 
 @check
 def gone_in_mid_stream():
-    for finish in ('close', 'reset', 'half'):
+    def leave(how):
         with connect() as s:
             s.sendall(post('/v1/completions', LONG))
-            assert b'data: ' in s.recv(4096) + s.recv(4096)
-            if finish == 'half':
+            got = b''
+            while b'data: ' not in got:
+                got += (piece := s.recv(4096))
+                assert piece, got
+            if how == 'half':
                 s.shutdown(socket.SHUT_WR)
                 while s.recv(65536):
                     pass
-            if finish == 'reset':
+            if how == 'reset':
                 s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
-        until(idle, 5)
-    with connect() as s:                # and while nothing was written yet
-        s.sendall(post('/v1/completions', {**LONG, 'stream': False}))
-        until(lambda: get('/api/stats')['active_requests'] == 1)
-    until(idle, 5)
+
+    def leave_before_anything_was_written():
+        before = ended('completed')
+        with connect() as s:
+            s.sendall(post('/v1/completions', {**LONG, 'stream': False}))
+            until(lambda: get('/api/stats')['active_requests'] == 1 or ended('completed') > before)
+
+    is_cut_off(lambda: leave('close'))
+    is_cut_off(lambda: leave('reset'))
+    leave('half')
+    until(idle)
+    is_cut_off(leave_before_anything_was_written)
 
 
 @check
@@ -299,12 +324,14 @@ def websocket_rules():
     assert w.receive() == (8, struct.pack('>H', 1002))
     assert WebSocket(b'/ws/chat', b'short').code == 426
     assert status(b'GET /ws/chat HTTP/1.1\r\nHost: localhost\r\n\r\n') == 426
-    w = WebSocket(b'/ws/chat')
-    w.send(json.dumps({'messages': CHAT['messages'], 'max_tokens': 1500, 'ignore_eos': True}).encode())
-    w.receive()
-    w.s.close()
-    w.f.close()
-    until(idle, 5)
+
+    def leave():
+        w = WebSocket(b'/ws/chat')
+        w.send(json.dumps({'messages': CHAT['messages'], 'max_tokens': 1500, 'ignore_eos': True}).encode())
+        w.receive()
+        w.s.close()
+        w.f.close()
+    is_cut_off(leave)
 
 
 @check
@@ -317,11 +344,11 @@ def websocket_stats():
 
 @check
 def slow_clients_are_told_and_dropped():
-    slow_head.settimeout(30)
+    slow_head.settimeout(120)
     assert response(slow_head.makefile('rb'))[0] == 408
-    slow_body.settimeout(30)
+    slow_body.settimeout(120)
     assert response(slow_body.makefile('rb'))[0] == 408
-    assert 9 < time.monotonic() - began < 40
+    assert time.monotonic() - began > 9
 
 
 sys.exit(failed)

@@ -3,12 +3,12 @@
 
 usage: soak PORT PID SECONDS TOKEN MODEL.zse
 Every answer must be the one that comes alone, at the end no KV block may be lost, and memory must not have grown. Exit 1 otherwise."""
-import http.client, json, random, sys, threading, time
+import http.client, json, os, random, sys, threading, time
 
 port, pid, seconds, token, model = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4], sys.argv[5]
 ANSWERS = {'What is 2+2?': '2 + 2 = 4', 'What is the capital of France?': 'The capital of France is Paris.', 'What is the opposite of hot?': 'The opposite of hot is cold.'}
 wrong, counts, lock = [], {}, threading.Lock()
-end = time.monotonic() + seconds
+end = float('inf')
 
 
 def count(what):
@@ -17,7 +17,7 @@ def count(what):
 
 
 def ask(method, path, body=None, headers={}):
-    c = http.client.HTTPConnection('127.0.0.1', port, timeout=60)
+    c = http.client.HTTPConnection('127.0.0.1', port, timeout=600)
     c.request(method, path, json.dumps(body) if body is not None else None, headers)
     r = c.getresponse()
     text = r.read()
@@ -34,7 +34,7 @@ def talk(rnd):
 
 
 def leave(rnd):
-    c = http.client.HTTPConnection('127.0.0.1', port, timeout=60)
+    c = http.client.HTTPConnection('127.0.0.1', port, timeout=600)
     c.request('POST', '/v1/completions', json.dumps({'prompt': 'Once', 'max_tokens': 1000, 'ignore_eos': True, 'stream': rnd.random() < .7, 'n': rnd.choice([1, 1, 3])}))
     c.sock.settimeout(rnd.random() * .05 + .001)
     try:
@@ -77,11 +77,14 @@ def settled():
 threads = [threading.Thread(target=client, args=(i,)) for i in range(8)] + [threading.Thread(target=admin)]
 for t in threads:
     t.start()
-time.sleep(seconds / 2)
+half = time.monotonic() + seconds / 2
+while time.monotonic() < half or counts.get('loads', 0) < 3:        # on a slow machine, too, all that takes memory has been there
+    time.sleep(.05)
 middle = anonymous()
+end = time.monotonic() + seconds / 2
 for t in threads:
     t.join()
-limit = time.monotonic() + 20
+limit = time.monotonic() + 120
 while not settled():
     if time.monotonic() > limit:
         sys.exit(f'blocks or requests are left: {ask("GET", "/api/stats/models")[1]}')
@@ -90,4 +93,4 @@ grown = anonymous() - middle
 print(counts, f'{middle} kB in the middle, {grown} kB more at the end')
 if wrong or not counts.get('loads') or not counts.get('answers') or not counts.get('left'):
     sys.exit(f'wrong: {wrong[:3]}')
-sys.exit(f'grown by {grown} kB' if grown > 16384 else 0)
+sys.exit(f'grown by {grown} kB' if grown > 16384 and not os.environ.get('ZSE_SANITIZED') else 0)       # sanitizers keep what is freed

@@ -9,8 +9,8 @@ import concurrent.futures, enum, json, re, sys, time
 import anthropic, jsonschema, openai, pydantic
 
 url = sys.argv[1]
-client = openai.OpenAI(base_url=url + '/v1', api_key='none', max_retries=0, timeout=60)
-claude = anthropic.Anthropic(base_url=url, api_key='none', max_retries=0, timeout=60)
+client = openai.OpenAI(base_url=url + '/v1', api_key='none', max_retries=0, timeout=600)
+claude = anthropic.Anthropic(base_url=url, api_key='none', max_retries=0, timeout=600)
 failed = 0
 HI = [{'role': 'user', 'content': 'What is the weather in Paris?'}]
 ARGUMENTS = {'type': 'object', 'properties': {'city': {'enum': ['Paris', 'Rome']}, 'days': {'type': 'integer', 'minimum': 1, 'maximum': 9}},
@@ -112,7 +112,7 @@ def what_cannot_be_enforced():
     blow_up = {'allOf': [{'anyOf': [{'properties': {f'p{i}': {'minimum': k}}} for k in range(20)]} for i in range(12)]}
     start = time.monotonic()
     assert refused(400, 'response_format', chat, response_format=schema(blow_up))
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 120
 
 
 @check

@@ -7,6 +7,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -343,17 +344,21 @@ static void a_locked_file_is_waited_for_as_long_as_asked(void **state)
     assert_int_equal(sqlite3_open(in_folder("keys.db"), &other), SQLITE_OK);
     assert_int_equal(sqlite3_exec(other, "BEGIN EXCLUSIVE", NULL, NULL, NULL), SQLITE_OK);
     keys_set_patience(k, 50);
-    const double before = clock_s();
-    assert_int_equal(keys_create(k, &info, text, &e), -1);
-    assert_non_null(strstr(e.msg, "locked"));
-    assert_true(clock_s() - before < 2);
+    double least = 1e9;
+    for (int i = 0; i < 10 && least >= 2; i++) {            /* a busy machine may be late, but not each time */
+        const double before = clock_s();
+        assert_int_equal(keys_create(k, &info, text, &e), -1);
+        assert_non_null(strstr(e.msg, "locked"));
+        least = fmin(least, clock_s() - before);
+    }
+    assert_true(least < 2);
     assert_int_equal(sqlite3_exec(other, "ROLLBACK", NULL, NULL, NULL), SQLITE_OK);
     assert_int_equal(keys_create(k, &info, text, &e), 0);
     sqlite3_close(other);
     keys_close(k);
 }
 
-/* A child makes keys and tells each when it has it, until it is killed in the middle. */
+/* A child makes a key for each byte that it is sent and tells it when it has it, until it is killed in the middle of one. */
 static void a_key_that_was_shown_outlives_kill_9(void **state)
 {
     (void)state;
@@ -361,28 +366,36 @@ static void a_key_that_was_shown_outlives_kill_9(void **state)
     char text[KEY_TEXT + 1] = "";
     int n_shown = 0;
     for (int round = 0; round < ROUNDS; round++) {
-        int fd[2];
+        int fd[2], go[2];
         assert_int_equal(pipe(fd), 0);
+        assert_int_equal(pipe(go), 0);
         const pid_t child = fork();
         if (child == 0) {
             struct keys *k = keys_open(folder, &e);
             for (int i = 0;; i++) {
                 struct key_info info = { .scopes = SCOPE_CHAT };
+                char byte;
                 snprintf(info.name, sizeof info.name, "r%d-%d", round, i);
-                if (!k || keys_create(k, &info, text, &e) || write(fd[1], text, KEY_TEXT) != KEY_TEXT)
+                if (!k || read(go[0], &byte, 1) != 1 || keys_create(k, &info, text, &e) || write(fd[1], text, KEY_TEXT) != KEY_TEXT)
                     _exit(1);
             }
         }
         close(fd[1]);
-        static char shown[64][KEY_TEXT + 1];
+        static char shown[5][KEY_TEXT + 1];
         const int stop_at = 1 + round % 3;
         int n = 0;
-        while (n < 64 && read(fd[0], shown[n], KEY_TEXT) == KEY_TEXT)
-            if (++n == stop_at) {           /* the next one is being made */
+        assert_int_equal(write(go[1], "1", 1), 1);
+        while (read(fd[0], shown[n], KEY_TEXT) == KEY_TEXT) {
+            if (++n <= stop_at)
+                assert_int_equal(write(go[1], "1", 1), 1);
+            if (n == stop_at) {             /* the next one, the last, is being made */
                 nanosleep(&(struct timespec){ .tv_nsec = round * 300000 }, NULL);
                 kill(child, SIGKILL);
             }
+        }
         close(fd[0]);
+        close(go[0]);
+        close(go[1]);
         int status;
         assert_int_equal(waitpid(child, &status, 0), child);
         assert_true(WIFSIGNALED(status));
@@ -427,21 +440,27 @@ static void a_check_takes_the_same_time(void **state)
     kinds[3][4] ^= 1;                       /* the first of the secret */
     memset(kinds[4], 'x', KEY_TEXT);
     kinds[4][KEY_TEXT] = '\0';
-    for (int i = 0; i < N; i++)
-        for (int kind = 0; kind < KINDS; kind++) {
-            const int at = (kind + i) % KINDS;              /* each is first as often as the others */
-            const uint64_t before = clock_ns();
-            const enum key_state was = keys_check(k, kinds[at], &info);
-            took[at][i] = clock_ns() - before;
-            assert_int_equal(was == KEY_GOOD, at < 2);
+    int other = 1;
+    for (int again = 0; other && again < 10; again++) {     /* a busy machine moves medians, too, but not each time */
+        for (int i = 0; i < N; i++)
+            for (int kind = 0; kind < KINDS; kind++) {
+                const int at = (kind + i) % KINDS;          /* each is first as often as the others */
+                const uint64_t before = clock_ns();
+                const enum key_state was = keys_check(k, kinds[at], &info);
+                took[at][i] = clock_ns() - before;
+                assert_int_equal(was == KEY_GOOD, at < 2);
+            }
+        for (int kind = 0; kind < KINDS; kind++)
+            qsort(took[kind], N, sizeof took[kind][0], rising);
+        other = 0;
+        for (int kind = 1; kind < KINDS; kind++) {
+            const double a = (double)took[0][N / 2], b = (double)took[kind][N / 2];
+            if (b < a * 0.9 - 100 || b > a * 1.1 + 100)     /* a good key is copied out: some tens of ns */
+                other = kind;
         }
-    for (int kind = 0; kind < KINDS; kind++)
-        qsort(took[kind], N, sizeof took[kind][0], rising);
-    for (int kind = 1; kind < KINDS; kind++) {
-        const double a = (double)took[0][N / 2], b = (double)took[kind][N / 2];
-        if (b < a * 0.9 - 100 || b > a * 1.1 + 100)         /* a good key is copied out: some tens of ns */
-            fail_msg("the first key takes %.0f ns, kind %d %.0f", a, kind, b);
     }
+    if (other)
+        fail_msg("the first key takes %d ns, kind %d %d", (int)took[0][N / 2], other, (int)took[other][N / 2]);
     keys_close(k);
 }
 

@@ -121,10 +121,16 @@ static void test_deadline(void **state)
     alone(&p, &want);
     assert_same(&a[0], &want);
     assert_same(&a[2], &want);
-    p.deadline_ns = clock_ns() + 2000000;               /* in the middle of its answer */
     p.max_tokens = 0;
-    submit(g, &p, &a[0]);
-    engine_step(g, &e);
+    for (uint64_t ms = 2;; ms *= 4) {                   /* in the middle of its answer: where the deadline came before the first token, a longer one */
+        p.deadline_ns = clock_ns() + ms * 1000000;
+        submit(g, &p, &a[0]);
+        engine_step(g, &e);
+        if (a[0].n > 0)
+            break;
+        assert_int_equal(a[0].finish, FINISH_DEADLINE);
+        assert_true(ms < 60000);
+    }
     while (clock_ns() < p.deadline_ns)
         ;
     assert_int_equal(engine_step(g, &e), 0);

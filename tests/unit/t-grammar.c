@@ -11,10 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "libcommon/base/clock.h"
 #include "libcommon/base/rng.h"
 #include "libcommon/convert/tokenizer_source.h"
 #include "libcommon/grammar/grammar.h"
+#include "tests/lib/cpu.h"
 
 enum kind { REGEX, GBNF, SCHEMA, FLEXIBLE };
 
@@ -221,7 +221,7 @@ static void limits(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof regex / sizeof *regex; i++) {
         struct err e = { .msg = "" };
-        uint64_t t = clock_ns();
+        const double t = cpu_s();
         struct grammar *g = compile(REGEX, NULL, regex[i], &e);
         if (g) {
             struct matcher *m = matcher_open(g, &e);
@@ -235,8 +235,8 @@ static void limits(void **state)
         } else {
             assert_int_equal(e.code, ERR_LIMIT);
         }
-        if (clock_ns() - t > 60000000000u)
-            fail_msg("%s: %.1f s", regex[i], (double)(clock_ns() - t) * 1e-9);
+        if (cpu_s() - t > 60)
+            fail_msg("%s: %.1f s", regex[i], cpu_s() - t);
     }
     /* nested anyOf: 3^40 ways, compiled once for each set of schemas; deep nesting is refused */
     char *text = malloc(1 << 20), *p = text;

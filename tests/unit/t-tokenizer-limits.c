@@ -5,25 +5,19 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "libcommon/base/rng.h"
 #include "libcommon/convert/tokenizer_source.h"
 #include "libcommon/token/tokenizer.h"
 #include "libcommon/token/tokenizer_blob.h"
+#include "tests/lib/cpu.h"
 
 static const char *oracles;
-
-static double cpu_s(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
 
 /* ---- near linear ---- */
 
@@ -82,6 +76,10 @@ static void near_linear(const char *path)
     for (int kind = 0; kind < N_KINDS; kind++) {
         fill(s, big, kind);
         double a = seconds(t, s, small), b = seconds(t, s, big);
+        for (int again = 0; again < 4 && b > 0.02 && b > 8 * a; again++) {      /* caches that others share: the least of several */
+            a = fmin(a, seconds(t, s, small));
+            b = fmin(b, seconds(t, s, big));
+        }
         printf("# %s: %s: 256 KB %.0f ms, 1 MB %.0f ms\n", strrchr(path, '/') + 1, kind_name[kind], a * 1e3, b * 1e3);
         if (b > 0.02 && b > 8 * a)
             fail_msg("%s: %s: 256 KB took %.4f s, 1 MB %.4f s", path, kind_name[kind], a, b);
