@@ -215,9 +215,11 @@ static uint64_t file_bytes(const struct info *i)
 {
     if (i->z)
         return zfile_size(i->z);
+    uint64_t n = i->s->gguf ? i->s->gguf->map.size : 0;
+    for (int k = 0; i->s->gguf && k < i->s->gguf->n_parts; k++)
+        n += i->s->gguf->parts[k]->map.size;
     if (i->s->gguf)
-        return i->s->gguf->map.size;
-    uint64_t n = 0;
+        return n;
     for (int k = 0; k < i->s->n_tensors; k++)
         n += i->s->tensors[k].size;
     for (int k = 0; k < i->s->n_files; k++)

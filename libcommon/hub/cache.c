@@ -17,7 +17,7 @@ char *cache_folder(const struct hub_options *o, const struct hub_name *name, str
 {
     const char *slash = strchr(name->repo, '/');
     char *path;
-    if (asprintf(&path, "%s/models--%.*s--%s", o->cache, (int)(slash - name->repo), name->repo, slash + 1) >= 0)
+    if (asprintf(&path, "%s/models--%.*s%s%s", o->cache, (int)strcspn(name->repo, "/"), name->repo, slash ? "--" : "", slash ? slash + 1 : "") >= 0)
         return path;
     err_nomem(e, "path");
     return NULL;
@@ -176,7 +176,7 @@ int cache_lock(const struct hub_options *o, const struct hub_name *name, const c
     const char *slash = strchr(name->repo, '/');
     struct stat mine, there;
     char *path;
-    if (asprintf(&path, "%s/.locks/models--%.*s--%s/%s.lock", o->cache, (int)(slash - name->repo), name->repo, slash + 1, etag) < 0)
+    if (asprintf(&path, "%s/.locks/models--%.*s%s%s/%s.lock", o->cache, (int)strcspn(name->repo, "/"), name->repo, slash ? "--" : "", slash ? slash + 1 : "", etag) < 0)
         return err_nomem(e, "path");
     int fd = cache_make_folders(path, e) == 0 ? 0 : -1;
     while (fd == 0) {

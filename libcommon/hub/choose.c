@@ -20,7 +20,21 @@ static int ends_with(const char *s, const char *end)
     return n >= m && strcasecmp(s + n - m, end) == 0;
 }
 
-static int is_file_of_a_model(const char *name) { return ends_with(name, ".gguf") || ends_with(name, ".zse"); }
+/* Which of how many parts of a GGUF is this?  "a-00002-of-00003.gguf": 2, *n = 3; 0: of none. */
+static int gguf_part(const char *name, int *n)
+{
+    enum { ENDING = 20 };
+    const size_t length = strlen(name);
+    int k, used = 0;
+    return length > ENDING && sscanf(name + length - ENDING, "-%5d-of-%5d.gguf%n", &k, n, &used) == 2 && used == ENDING && k > 0 && k <= *n && *n > 1 ? k : 0;
+}
+
+/* A GGUF in parts is its first. */
+static int is_file_of_a_model(const char *name)
+{
+    int n;
+    return (ends_with(name, ".gguf") && gguf_part(name, &n) < 2) || ends_with(name, ".zse");
+}
 
 static int has(const struct choice *c, const char *name)
 {
@@ -106,6 +120,28 @@ static int take_usual(struct choice *c, const char *repo, struct err *e)
     return err_set(e, ERR_UNSUPPORTED, "%s: has no safetensors and no GGUF file, so nothing that can be converted", repo);
 }
 
+/* The file, and if it is the first of several all of them. */
+static int take_parts(struct choice *c, const char *repo, struct err *e)
+{
+    int n = 1;
+    const int length = (int)strlen(c->file) - 20;
+    if (!gguf_part(c->file, &n))
+        n = 1;
+    c->n_weights = 0;
+    c->weights[c->n_weights++] = c->file;
+    for (int k = 2; k <= n; k++) {
+        char part[512];
+        int i = 0;
+        snprintf(part, sizeof part, "%.*s-%05d-of-%05d.gguf", length, c->file, k, n);
+        while (i < c->n_names && strcmp(c->names[i], part) != 0)
+            i++;
+        if (i == c->n_names)
+            return err_set(e, ERR_FORMAT, "%s: %s is missing (part %d of %d)", repo, part, k, n);
+        c->weights[c->n_weights++] = c->names[i];
+    }
+    return 0;
+}
+
 /* All safetensors at the top; what is a second copy under another name stays out. */
 static int take_safetensors(struct choice *c)
 {
@@ -131,10 +167,8 @@ int choose(struct choice *c, const char *repo, const char *pick, const char *con
     if (*pick || !take_safetensors(c)) {
         if ((*pick ? take_file(c, repo, pick, e) : take_usual(c, repo, e)) != 0)
             return -1;
-        c->weights[0] = c->file;
-        c->n_weights = 1;
         c->indexed = 0;
-        return 0;
+        return take_parts(c, repo, e);
     }
     for (int i = 0; i < n; i++)
         if (is_small(names[i]) && (c->indexed || strcmp(names[i], CHOOSE_INDEX) != 0))

@@ -33,7 +33,7 @@ int hub_parse_name(struct hub_name *name, const char *text, struct err *e)
     const char *slash = memchr(text, '/', n), *at = text[n] == '@' ? text + n + 1 : NULL;
     size_t revision = at ? strcspn(at, ":") : 0;
     const char *colon = strchr(at ? at + revision : text + n, ':');
-    if (!slash || !word(text, (size_t)(slash - text)) || !word(slash + 1, (size_t)(text + n - slash - 1)))
+    if (slash ? !word(text, (size_t)(slash - text)) || !word(slash + 1, (size_t)(text + n - slash - 1)) : !word(text, n))
         return err_set(e, ERR_FORMAT, "'%.200s' is not a name on the hub, which looks like org/name, org/name@revision or org/name:file", text);
     snprintf(name->repo, sizeof name->repo, "%.*s", (int)n, text);
     snprintf(name->revision, sizeof name->revision, "%.*s", (int)(at ? revision : 4), at ? at : "main");

@@ -15,7 +15,7 @@
 #include "libcommon/base/err.h"
 #include "libcommon/base/progress.h"
 
-/* org/name[@revision][:pick] */
+/* org/name[@revision][:pick]; some old models have no org: gpt2 */
 struct hub_name {
     char repo[200];
     char revision[200];         /* "main" if none was given */

@@ -284,13 +284,10 @@ static int read_gguf(struct gguf *g, const char *path, struct err *e)
             return err_set(e, ERR_FORMAT, "%s: offset %" PRIu64 ": tensor data: the file ends here", path, r.at);
         g->data_offset = g->map.size;
     }
-    int64_t parts = gguf_int(g, "split.count", 0);
-    if (parts > 1)
-        return err_set(e, ERR_UNSUPPORTED, "%s: key split.count: this is one of %" PRId64 " parts; join them first (llama-gguf-split --merge)", path, parts);
     return check_tensors(g, e);
 }
 
-struct gguf *gguf_open(const char *path, struct err *e)
+static struct gguf *open_one(const char *path, struct err *e)
 {
     struct gguf *g = calloc(1, sizeof *g);
     if (!g) {
@@ -304,6 +301,87 @@ struct gguf *gguf_open(const char *path, struct err *e)
     return g;
 }
 
+/* ---- a model in several files: NAME-00001-of-00003.gguf ... ---- */
+
+enum { MOST_PARTS = 99999, ENDING = 20 /* "-00001-of-00003.gguf" */ };
+
+/* Part k's path from that of any part; caller frees.  NULL: path has no such ending for n parts, or *e is out of memory. */
+static char *part_path(const char *path, int k, int n, struct err *e)
+{
+    const size_t length = strlen(path);
+    char *out, end[2 * ENDING];
+    int said_k, said_n, used = 0;
+    if (length < ENDING || sscanf(path + length - ENDING, "-%5d-of-%5d.gguf%n", &said_k, &said_n, &used) != 2 || used != ENDING || said_n != n) {
+        snprintf(end, sizeof end, "-%05d-of-%05d.gguf", 1, n);
+        err_set(e, ERR_FORMAT, "%s: key split.count: this is one of %d parts, so its name should end in %s", path, n, end);
+        return NULL;
+    }
+    if (asprintf(&out, "%.*s-%05d-of-%05d.gguf", (int)(length - ENDING), path, k, n) < 0) {
+        err_nomem(e, path);
+        return NULL;
+    }
+    return out;
+}
+
+/* The tensors of a part become the whole's; their names and bytes stay with it, or are left to the part. */
+static int take_tensors(struct gguf *g, struct gguf *part, int k, struct err *e)
+{
+    struct source_tensor *all = realloc(g->tensors, ((size_t)g->n_tensors + (size_t)part->n_tensors + 1) * sizeof *all);
+    if (!all || g->n_tensors > INT32_MAX - part->n_tensors)
+        return err_nomem(e, part->map.path);
+    g->tensors = all;
+    for (int i = 0; i < part->n_tensors; i++) {
+        all[g->n_tensors] = part->tensors[i];
+        all[g->n_tensors++].shard = k;
+    }
+    part->n_tensors = 0;                /* so their names are freed once */
+    return 0;
+}
+
+static int open_parts(struct gguf *g, int n, struct err *e)
+{
+    g->parts = calloc((size_t)n, sizeof *g->parts);
+    if (!g->parts)
+        return err_nomem(e, g->map.path);
+    for (int k = 1; k < n; k++) {
+        char *path = part_path(g->map.path, k + 1, n, e);
+        struct gguf *part = path ? open_one(path, e) : NULL;
+        free(path);
+        if (!part)
+            return err_prefix(e, "part %d of %d", k + 1, n);
+        g->parts[g->n_parts++] = part;
+        const int64_t no = gguf_int(part, "split.no", -1), count = gguf_int(part, "split.count", 0);
+        if (no != k || count != n)
+            return err_set(e, ERR_FORMAT, "%s: split.no %" PRId64 " of split.count %" PRId64 ", expected %d of %d", part->map.path, no, count, k, n);
+        if (take_tensors(g, part, k, e) != 0)
+            return -1;
+    }
+    const int64_t tensors = gguf_int(g, "split.tensors.count", g->n_tensors);
+    if (tensors != g->n_tensors)
+        return err_set(e, ERR_FORMAT, "%s: key split.tensors.count: %" PRId64 " tensors, but its %d parts have %d", g->map.path, tensors, n, g->n_tensors);
+    return 0;
+}
+
+struct gguf *gguf_open(const char *path, struct err *e)
+{
+    struct gguf *g = open_one(path, e);
+    const int64_t n = g ? gguf_int(g, "split.count", 0) : 0, no = g ? gguf_int(g, "split.no", 0) : 0;
+    int rc = 0;
+    if (n > MOST_PARTS) {
+        rc = err_set(e, ERR_FORMAT, "%s: key split.count: %" PRId64 " parts, expected %d at most", path, n, MOST_PARTS);
+    } else if (n > 1 && no != 0) {
+        char *first = part_path(path, 1, (int)n, e);
+        rc = first ? err_set(e, ERR_FORMAT, "%s: key split.no: this is part %" PRId64 " of %" PRId64 "; name the first, %s", path, no + 1, n, first) : -1;
+        free(first);
+    } else if (n > 1) {
+        rc = open_parts(g, (int)n, e);
+    }
+    if (rc == 0)
+        return g;
+    gguf_close(g);
+    return NULL;
+}
+
 void gguf_close(struct gguf *g)
 {
     if (!g)
@@ -314,6 +392,9 @@ void gguf_close(struct gguf *g)
     }
     for (int i = 0; i < g->n_tensors; i++)
         free((char *)g->tensors[i].name);
+    for (int i = 0; i < g->n_parts; i++)
+        gguf_close(g->parts[i]);
+    free(g->parts);
     free(g->kv);
     free(g->tensors);
     map_close(&g->map);

@@ -32,8 +32,10 @@ struct gguf {
     int n_tensors;
     struct source_tensor *tensors;
     struct map map;
+    struct gguf **parts; int n_parts;   /* of a model in several files: the others, whose tensors have moved up here; owned */
 };
 
+/* Of NAME-00001-of-0000N.gguf all N files. */
 struct gguf *gguf_open(const char *path, struct err *e);
 void gguf_close(struct gguf *g);
 const struct gguf_kv *gguf_find(const struct gguf *g, const char *key);             /* NULL: none */

@@ -138,7 +138,8 @@ static int compare_names(const void *a, const void *b)
 static const char *shard_path(const struct source *s, const struct source_tensor *t)
 {
     const struct inner *in = s->private_;
-    return s->kind == SOURCE_FOLDER ? in->shards[t->shard].path : s->path;
+    const struct gguf *g = s->gguf;
+    return s->kind == SOURCE_FOLDER ? in->shards[t->shard].path : g && t->shard > 0 && t->shard <= g->n_parts ? g->parts[t->shard - 1]->map.path : s->path;
 }
 
 static int sort_names(struct source *s, struct err *e)

@@ -192,7 +192,8 @@ class Handler(BaseHTTPRequestHandler):
         self.file_body(data, headers, f)
 
     def cdn(self, path):
-        repo, name = '/'.join(path[1:].split('/')[:2]), urllib.parse.unquote('/'.join(path.split('/')[3:]))
+        repo = next(r for r in repos if path.startswith(f'/{r}/'))
+        name = urllib.parse.unquote(path[len(repo) + 2:])
         f = self.fault(name, 'cdn')
         if self.status_fault(f):
             return

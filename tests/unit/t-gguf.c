@@ -243,7 +243,79 @@ static void fields(void **state)
     refuses(&f, "key k occurs twice");
     header(&f, 3, 0, 1);
     kv_u32(&f, "split.count", 3);
-    refuses(&f, "one of 3 parts");
+    refuses(&f, "one of 3 parts, so its name should end in -00001-of-00003.gguf");
+}
+
+/* ---- a model in several files ---- */
+
+static char parts[3][96];
+
+/* Part k of 3, with one tensor of 8 floats: `value` eight times. */
+static void put_part(int k, uint32_t no, uint32_t count, const char *name, float value)
+{
+    struct file f;
+    header(&f, 3, 1, k == 0 ? 4 : 2);
+    if (k == 0)
+        kv_str(&f, "general.architecture", "llama");
+    kv_u32(&f, "split.no", no);
+    kv_u32(&f, "split.count", count);
+    if (k == 0)
+        kv_u32(&f, "split.tensors.count", 3);
+    tensor(&f, name, 1, (uint64_t[]){ 8 }, GGML_F32, 0);
+    pad(&f, 32);
+    for (int i = 0; i < 8; i++)
+        bytes(&f, &value, 4);
+    snprintf(parts[k], sizeof parts[k], "%s/m-%05d-of-00003.gguf", dir, k + 1);
+    FILE *out = fopen(parts[k], "wb");
+    assert_non_null(out);
+    assert_int_equal(fwrite(f.b, 1, f.n, out), f.n);
+    assert_int_equal(fclose(out), 0);
+}
+
+static void parts_refused(const char *name, const char *why)
+{
+    struct err e = { 0 };
+    struct gguf *g = gguf_open(name, &e);
+    gguf_close(g);
+    if (g || !strstr(e.msg, why))
+        fail_msg("'%s' does not say '%s'", g ? "it opened" : e.msg, why);
+}
+
+static void test_parts(void **state)
+{
+    static const char *const names[] = { "a", "b", "c" };
+    struct err e;
+    (void)state;
+    for (int k = 0; k < 3; k++)
+        put_part(k, (uint32_t)k, 3, names[k], (float)k + 0.5f);
+    struct gguf *g = gguf_open(parts[0], &e);
+    if (!g)
+        fail_msg("%s", e.msg);
+    assert_int_equal(g->n_tensors, 3);
+    for (int k = 0; k < 3; k++) {
+        float v;
+        memcpy(&v, g->tensors[k].data + 28, 4);
+        assert_string_equal(g->tensors[k].name, names[k]);
+        assert_true(v == (float)k + 0.5f && g->tensors[k].shard == k);
+    }
+    assert_non_null(gguf_str(g, "general.architecture"));
+    gguf_close(g);
+    parts_refused(parts[1], "this is part 2 of 3; name the first, ");
+    put_part(2, 1, 3, "c", 0);
+    parts_refused(parts[0], "split.no 1 of split.count 3, expected 2 of 3");
+    put_part(2, 2, 2, "c", 0);
+    parts_refused(parts[0], "split.no 2 of split.count 2, expected 2 of 3");
+    put_part(2, 2, 3, "c", 0);
+    assert_int_equal(truncate(parts[2], 100), 0);
+    parts_refused(parts[0], "part 3 of 3: ");
+    unlink(parts[2]);
+    parts_refused(parts[0], "No such file");
+    put_part(2, 2, 3, "a", 0);                          /* two tensors of one name are source_open's to refuse, which sees all shards alike */
+    struct source *s = source_open(parts[0], &e);
+    assert_null(s);
+    assert_non_null(strstr(e.msg, "tensor a is also in"));
+    for (int k = 0; k < 3; k++)
+        unlink(parts[k]);
 }
 
 /* ---- config ---- */
@@ -395,7 +467,7 @@ static int teardown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reads), cmocka_unit_test(cut_at_every_byte), cmocka_unit_test(every_byte_changed), cmocka_unit_test(fields),
+        cmocka_unit_test(test_parts), cmocka_unit_test(reads), cmocka_unit_test(cut_at_every_byte), cmocka_unit_test(every_byte_changed), cmocka_unit_test(fields),
         cmocka_unit_test(architectures), cmocka_unit_test(tensors_say_what_keys_do_not), cmocka_unit_test(bad_keys),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

@@ -20,9 +20,11 @@ static void test_names(void **state)
         { "org/name", "org/name", "main", "" },
         { "Qwen/Qwen2.5-0.5B_x@v1.0", "Qwen/Qwen2.5-0.5B_x", "v1.0", "" },
         { "a/b:Q4_K_M", "a/b", "main", "Q4_K_M" },
+        { "gpt2", "gpt2", "main", "" },
+        { "gpt2@v1:m.gguf", "gpt2", "v1", "m.gguf" },
         { "a/b@refs/pr/3:sub/m-Q8_0.gguf", "a/b", "refs/pr/3", "sub/m-Q8_0.gguf" },
     };
-    static const char *const bad[] = { "", "name", "a/b/c", "/a/b", "a/", "/b", "./b", "../b", "a/b@", "a/b:", "a/b@../x", "a/b@x?y", "a/b:../x", "a/b:/etc/x", "a b/c",
+    static const char *const bad[] = { "", ".", "..", "@v1", "na me", "a/b/c", "/a/b", "a/", "/b", "./b", "../b", "a/b@", "a/b:", "a/b@../x", "a/b@x?y", "a/b:../x", "a/b:/etc/x", "a b/c",
                                        "a/b--c", "a/b..c", "a/b.", "-a/b", "a/b@x//y", "a/b:x\\y", "https://x/y" };
     struct hub_name n;
     struct err e;
@@ -144,6 +146,13 @@ static void test_choice(void **state)
     check_choice("m-Q4_0.gguf m-Q4_0_4_4.gguf", "Q4_0", "| m-Q4_0.gguf");
     check_choice("m.Q4_0.gguf config.json model.safetensors", "m.Q4_0.gguf", "| m.Q4_0.gguf");
     check_choice("m-Q4_0.gguf n-Q4_0.gguf", "Q4_0", "a/b: 'Q4_0' names more than one of its files");
+    /* a GGUF in parts is one model: all of them, in order */
+    check_choice("m-Q4_K_M-00002-of-00003.gguf m-Q4_K_M-00001-of-00003.gguf m-Q4_K_M-00003-of-00003.gguf m-Q8_0.gguf", "",
+                 "| m-Q4_K_M-00001-of-00003.gguf m-Q4_K_M-00002-of-00003.gguf m-Q4_K_M-00003-of-00003.gguf");
+    check_choice("Q8_0/m-Q8_0-00001-of-00002.gguf Q8_0/m-Q8_0-00002-of-00002.gguf m-Q4_0.gguf", "Q8_0", "| Q8_0/m-Q8_0-00001-of-00002.gguf Q8_0/m-Q8_0-00002-of-00002.gguf");
+    check_choice("m-00001-of-00003.gguf m-00003-of-00003.gguf", "", "a/b: m-00002-of-00003.gguf is missing (part 2 of 3)");
+    check_choice("m-00001-of-00001.gguf", "", "| m-00001-of-00001.gguf");
+    check_choice("m-00000-of-00002.gguf", "", "| m-00000-of-00002.gguf");
     check_choice("m-Q4_0.gguf", "Q4", "a/b: 'Q4' names no GGUF or .zse file");
 }
 
