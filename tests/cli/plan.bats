@@ -1,4 +1,4 @@
-# plan.bats - before a model takes its memory: refusal with numbers, --force, control groups, --plan (whether its speeds come true: scripts/plan-speed).
+# plan.bats - before a model takes its memory: refusal with numbers, --force, control groups, --plan (whether its speeds come true: scripts/plan-check).
 bats_require_minimum_version 1.5.0
 
 setup_file() {
