@@ -91,7 +91,8 @@ $(B)/zse-%: $(B)/cmd/zse-%.o $(patsubst %.c,$(B)/%.o,$(CMD)) $(B)/libzse.a
 
 # The same programs with the emulated device, for tests: --device emulated.
 $(B)/emulated/zse-chat: EXTRA := -ledit
-$(B)/emulated/zse-%: $(B)/cmd/zse-%.o $(patsubst %.c,$(B)/%.o,$(CMD)) $(B)/emulated/libgpu.a $(B)/libzse.a
+$(B)/emulated/zse-serve: EXTRA := -lssl -lsqlite3 -lcrypto
+$(B)/emulated/zse-%: $(B)/cmd/zse-%.o $(patsubst %.c,$(B)/%.o,$(CMD)) $(B)/tests/lib/fault.o $(B)/emulated/libgpu.a $(B)/libzse.a
 	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $^ $(PKG_LIBS) $(EXTRA) $(GPU_LIBS) -lstdc++ -lm
 
 # Tests of the device: emulated in every build; for the GPU at hand, make check-gpu.
@@ -109,7 +110,7 @@ $(B)/tests/bench/%: $(B)/tests/bench/%.o $(B)/libzse.a
 
 unit: $(UNIT)
 
-EMULATED_BINS := $(B)/emulated/zse-chat $(B)/emulated/zse-bench
+EMULATED_BINS := $(addprefix $(B)/emulated/,zse-chat zse-bench zse-serve)
 emulated: $(EMULATED_BINS)
 
 GPU_TESTS := $(patsubst tests/unit/%.c,$(B)/tests/gpu/%,$(wildcard tests/unit/t-gpu-*.c))

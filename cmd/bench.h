@@ -3,6 +3,7 @@
 #define ZSE_CMD_BENCH_H
 
 #include "cmd/open_model.h"
+#include "gpu/gpu.h"
 #include "libcommon/hw/limits.h"
 
 enum { BENCH_LIST = 16 };
@@ -47,8 +48,9 @@ struct summary { double median, mean, min, max; };
 struct summary summarise(double *v, int n);             /* sorts v; n >= 1 */
 json_t *summary_json(const struct summary *s);
 const char *bench_quantization(const struct opened_model *m);       /* "nl4": what the converter wrote down */
-/* Seconds from a submitted prompt of n random tokens to its first token, the best of `repeats` in an engine that ran before. */
-int bench_prefill_alone(const struct bench_options *o, const struct opened_model *m, int n, double *seconds, struct err *e);
+/* Seconds from a submitted prompt of n random tokens to its first token, the best of `repeats` in an engine that ran before; gpu_bytes: of the weights that are a
+ * GPU's, 0: none. */
+int bench_prefill_alone(const struct bench_options *o, const struct opened_model *m, int n, double *seconds, size_t *gpu_bytes, struct err *e);
 
 /* ---- bench_limits.c: shares of the machine's limits ---- */
 struct share {
@@ -57,14 +59,19 @@ struct share {
     double weight_bytes;                /* read for a step: layers and head; of experts those of one token */
     double expert_bytes;                /* the latter, all layers together */
     double kv_bytes;                    /* of one token in the cache */
+    struct gpu_speeds gpu; int on_gpu;  /* its limits instead of l */
 };
 /* What a token costs in m as r runs it, and the limits of n_threads (0: all). */
 int share_init(struct share *s, const struct model *m, const struct run_options *r, int n_threads, struct err *e);
+/* The same with the limits of a GPU. */
+int share_init_gpu(struct share *s, const struct model *m, const struct run_options *r, int device, struct err *e);
 /* Of the limit of arithmetic; with amx: of the tiles' (0 where there are none). */
 double share_prefill(const struct share *s, double tokens_per_s, int amx);
 /* Of the limit of reading: a step that reads all weights once and kv_tokens from the cache. */
 double share_decode(const struct share *s, double step_s, double kv_tokens);
 /* The limits a share goes by: {"threads", "read_bytes_per_s", "int8_op_per_s", "amx_op_per_s", "f32_flop_per_s"}; what was not measured is left out. */
 json_t *share_limits_json(const struct limits *l);
+/* Of a GPU: {"copy_bytes_per_s", "upload_bytes_per_s", "mma_flop_per_s"}. */
+json_t *share_gpu_json(const struct gpu_speeds *g);
 
 #endif

@@ -36,7 +36,16 @@ static const struct { const char *name, *mark, *what; } phases[N_PHASES] = {
     [FIRST_TOKEN] = { "first_token", NULL, "the token becomes text and arrives" },
 };
 
-struct starts { double *total, *phase[N_PHASES]; };         /* [repeats] each; phase NULL for the peer */
+/* On a GPU: what lies between its own marks, beside those phases. */
+enum { CONTEXT, COPY, OVERLAP, AFTER_CONTEXT, N_DEVICE };
+static const struct { const char *name, *what; } device_phases[N_DEVICE] = {
+    [CONTEXT] = { "context_s", "the rest of making the context, which began with the opening" },
+    [COPY] = { "copy_s", "the weights go to the GPU" },
+    [OVERLAP] = { "overlap_s", "of that, while the prompt is computed" },
+    [AFTER_CONTEXT] = { "after_context_s", "from the context to the first token" },
+};
+
+struct starts { double *total, *phase[N_PHASES], *device[N_DEVICE]; };          /* [repeats] each; phase and device NULL for the peer */
 
 /* Run argv with standard output into a pipe: the output, and when its first byte (or its end) came.  Caller frees. */
 static char *run_child(const char *const *argv, int quiet, double *first_s, struct err *e)
@@ -102,6 +111,17 @@ static const char *drop_pages(const char *path)
     return why;
 }
 
+static void device_times(struct starts *s, int i, const json_t *marks)
+{
+    const double asked = (double)json_integer_value(js_get(marks, "device")), context = (double)json_integer_value(js_get(marks, "context")),
+                 copied = (double)json_integer_value(js_get(marks, "copied")), ready = (double)json_integer_value(js_get(marks, "ready")),
+                 first = (double)json_integer_value(js_get(marks, "first_token"));
+    s->device[CONTEXT][i] = (context - asked) * 1e-9;
+    s->device[COPY][i] = (copied - context) * 1e-9;
+    s->device[OVERLAP][i] = copied > ready ? (copied - ready) * 1e-9 : 0;
+    s->device[AFTER_CONTEXT][i] = (first - context) * 1e-9;
+}
+
 /* One start of zse-chat. */
 static int start_ours(const char *const *argv, struct starts *s, int i, int *n_tokens, struct err *e)
 {
@@ -119,6 +139,8 @@ static int start_ours(const char *const *argv, struct starts *s, int i, int *n_t
         s->phase[k][i] = at - before;
         before = at;
     }
+    if (rc == 0 && js_get(marks, "context"))
+        device_times(s, i, marks);
     s->total[i] = first - begin;
     *n_tokens = (int)json_integer_value(js_get(js_get(j, "usage"), "prompt_tokens"));
     json_decref(j);
@@ -142,6 +164,9 @@ static int starts_open(struct starts *s, int repeats, int with_phases)
     for (int k = 0; k < N_PHASES && with_phases; k++)
         if (!(s->phase[k] = calloc((size_t)repeats, sizeof(double))))
             return -1;
+    for (int k = 0; k < N_DEVICE && with_phases; k++)
+        if (!(s->device[k] = calloc((size_t)repeats, sizeof(double))))
+            return -1;
     return s->total ? 0 : -1;
 }
 
@@ -149,6 +174,8 @@ static void starts_release(struct starts *s)
 {
     for (int k = 0; k < N_PHASES; k++)
         free(s->phase[k]);
+    for (int k = 0; k < N_DEVICE; k++)
+        free(s->device[k]);
     free(s->total);
 }
 
@@ -160,7 +187,8 @@ static const char *const states[2] = { "warm", "dropped" };
 struct cold {
     const struct bench_options *o;
     char *path, *chat, *prompt;         /* the .zse; zse-chat; the prompt's text */
-    char threads[16], context[16];
+    char threads[16], context[16], layers[16];
+    struct gpu_speeds gpu; size_t gpu_bytes;        /* on a GPU: its link, the bytes that go there */
     int n_tokens;
     double alone;                       /* seconds of the prefill in a process that ran before */
     struct starts ours[2], peer[2];
@@ -221,7 +249,9 @@ static int prepare(struct cold *c, const char *model, struct err *e)
     if (rc == 0 && (!c->path || !c->chat))
         rc = err_nomem(e, "path");
     if (rc == 0)
-        rc = bench_prefill_alone(c->o, &m, c->o->prompt, &c->alone, e);
+        rc = bench_prefill_alone(c->o, &m, c->o->prompt, &c->alone, &c->gpu_bytes, e);
+    if (rc == 0 && c->gpu_bytes)
+        rc = gpu_measure(c->o->run.gpu_index, &c->gpu, e);
     close_model(&m);
     return rc;
 }
@@ -229,7 +259,7 @@ static int prepare(struct cold *c, const char *model, struct err *e)
 static int measure(struct cold *c, int state, struct err *e)
 {
     const struct bench_options *o = c->o;
-    const char *ours[24] = { c->chat, c->path, "--raw", "-p", c->prompt, "-n", "1", "--temp", "0", "--ignore-eos", "--json", "--threads", c->threads };
+    const char *ours[32] = { c->chat, c->path, "--raw", "-p", c->prompt, "-n", "1", "--temp", "0", "--ignore-eos", "--json", "--threads", c->threads };
     int n = 13;
     if (o->run.exact)
         ours[n++] = "--exact";
@@ -237,6 +267,12 @@ static int measure(struct cold *c, int state, struct err *e)
         ours[n++] = "--kv", ours[n++] = kv_type_name(o->run.kv);
     if (o->run.kernels)
         ours[n++] = "--kernels", ours[n++] = o->run.kernels;
+    if (o->run.device)
+        ours[n++] = "--device", ours[n++] = o->run.device;
+    if (o->run.gpu_layers_given)
+        ours[n++] = "--gpu-layers", ours[n++] = c->layers;
+    if (o->run.strict)
+        ours[n++] = "--strict";
     const char *peer[] = { o->peer, "-m", o->peer_model, "-p", c->prompt, "-n", "1", "--temp", "0", "--ignore-eos", "-t", c->threads, "-c", c->context, "-no-cnv",
                            "--no-display-prompt", "--simple-io", NULL };
     struct starts ignored = { 0 };
@@ -259,6 +295,25 @@ static int measure(struct cold *c, int state, struct err *e)
     }
     starts_release(&ignored);
     return rc;
+}
+
+/* The GPU's own phases, and how much longer than the copy alone at the link's speed it took from the context to the first token. */
+static json_t *report_device(struct cold *c, int state)
+{
+    const struct bench_options *o = c->o;
+    const double least = (double)c->gpu_bytes / c->gpu.upload;
+    json_t *j = json_pack("{s:I, s:f, s:f}", "bytes", (json_int_t)c->gpu_bytes, "upload_bytes_per_s", c->gpu.upload, "least_s", least);
+    for (int k = 0; k < N_DEVICE; k++) {
+        const double t = summarise(c->ours[state].device[k], o->repeats).median;
+        json_object_set_new(j, device_phases[k].name, json_real(t));
+        if (k == AFTER_CONTEXT)
+            json_object_set_new(j, "over_least", json_real(t / least));
+        if (!o->json)
+            printf("  %-15s %6.2f ms   %s\n", device_phases[k].name, t * 1e3, device_phases[k].what);
+    }
+    if (!o->json)
+        printf("  %-15s %6.2f ms   the bytes at the link's measured speed\n", "least_s", least * 1e3);
+    return j;
 }
 
 static json_t *report(struct cold *c)
@@ -287,6 +342,8 @@ static json_t *report(struct cold *c)
             if (!o->json)
                 printf("  %-12s %9.2f ms   %s\n", phases[k].name, t * 1e3, phases[k].what);
         }
+        if (c->gpu_bytes)
+            json_object_set_new(all, "gpu", report_device(c, state));
         if (!o->peer || (state == DROPPED && c->kept[1]))
             continue;
         const struct summary theirs = summarise(c->peer[state].total, o->repeats);
@@ -315,6 +372,10 @@ int bench_coldstart(const struct bench_options *options, const char *model)
     if (o.peer_model && !o.peer)
         return cli_wrong(prog, "--peer-model needs --peer");
     snprintf(c.threads, sizeof c.threads, "%d", o.run.threads ? o.run.threads : pool_n_cpus());
+    if (o.run.gpu_layers == GPU_LAYERS_AUTO)
+        snprintf(c.layers, sizeof c.layers, "auto");
+    else
+        snprintf(c.layers, sizeof c.layers, "%d", o.run.gpu_layers);
     snprintf(c.context, sizeof c.context, "%d", o.prompt + 64);
     int rc = prepare(&c, model, &e);
     for (int state = WARM; rc == 0 && state <= DROPPED; state++)

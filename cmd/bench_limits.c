@@ -39,7 +39,7 @@ static void count_experts(struct share *s, const struct config *c, const struct 
     s->expert_bytes += part * all.weight_bytes;
 }
 
-int share_init(struct share *s, const struct model *m, const struct run_options *r, int n_threads, struct err *e)
+static void count_model(struct share *s, const struct model *m, const struct run_options *r)
 {
     const struct config *c = &m->config;
     *s = (struct share){ 0 };
@@ -52,12 +52,34 @@ int share_init(struct share *s, const struct model *m, const struct run_options 
     }
     count_linear(s, &m->head, r, 1);
     s->kv_bytes = (double)config_kv_bytes(c, r->kv) / KV_BLOCK;
+}
+
+int share_init_gpu(struct share *s, const struct model *m, const struct run_options *r, int device, struct err *e)
+{
+    count_model(s, m, r);
+    s->on_gpu = 1;
+    return gpu_measure(device, &s->gpu, e);
+}
+
+json_t *share_gpu_json(const struct gpu_speeds *g)
+{
+    json_t *j = json_pack("{s:f, s:f}", "copy_bytes_per_s", g->copy, "upload_bytes_per_s", g->upload);
+    if (g->mma > 0)
+        json_object_set_new(j, "mma_flop_per_s", json_real(g->mma));
+    return j;
+}
+
+int share_init(struct share *s, const struct model *m, const struct run_options *r, int n_threads, struct err *e)
+{
+    count_model(s, m, r);
     const struct limits_options o = { .n_threads = n_threads, .what = LIMIT_READ | LIMIT_INT8 | (s->f32_op > 0 ? LIMIT_F32 : 0), .only_all = 1 };
     return limits_measure(&s->l, &o, e);
 }
 
 double share_prefill(const struct share *s, double tokens_per_s, int amx)
 {
+    if (s->on_gpu)
+        return amx || s->gpu.mma == 0 ? 0 : tokens_per_s * (s->int8_op + s->f32_op) / s->gpu.mma;
     const double int8 = amx ? s->l.amx[1] : s->l.int8[1];
     if (amx && int8 == 0)
         return 0;
@@ -66,7 +88,7 @@ double share_prefill(const struct share *s, double tokens_per_s, int amx)
 
 double share_decode(const struct share *s, double step_s, double kv_tokens)
 {
-    return step_s > 0 ? (s->weight_bytes + kv_tokens * s->kv_bytes) / step_s / s->l.read[1] : 0;
+    return step_s > 0 ? (s->weight_bytes + kv_tokens * s->kv_bytes) / step_s / (s->on_gpu ? s->gpu.copy : s->l.read[1]) : 0;
 }
 
 json_t *share_limits_json(const struct limits *l)

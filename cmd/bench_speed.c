@@ -109,7 +109,10 @@ json_t *summary_json(const struct summary *s)
 
 static void print_rate(const char *what, int n_tokens, const struct summary *s, double share, const char *limit)
 {
-    printf("%-12s %5d tokens   %8.1f tokens/s   (%.1f to %.1f), %.2f of the limit of %s\n", what, n_tokens, s->median, s->min, s->max, share, limit);
+    printf("%-12s %5d tokens   %8.1f tokens/s   (%.1f to %.1f)", what, n_tokens, s->median, s->min, s->max);
+    if (share > 0)
+        printf(", %.2f of the limit of %s", share, limit);
+    putchar('\n');
 }
 
 const char *bench_quantization(const struct opened_model *m)
@@ -125,7 +128,7 @@ static int report(const struct bench_options *o, const struct opened_model *m, c
     struct share share;
     engine_stats(g, &s);
     getrusage(RUSAGE_SELF, &usage);         /* before the limits are measured, which takes memory */
-    if (share_init(&share, m->model, &o->run, o->run.threads, e) != 0)
+    if ((s.device.name ? share_init_gpu(&share, m->model, &o->run, s.device.index, e) : share_init(&share, m->model, &o->run, o->run.threads, e)) != 0)
         return -1;
     double peak = (double)usage.ru_maxrss * 1024, total = 0;
     int n = o->repeats;
@@ -142,14 +145,17 @@ static int report(const struct bench_options *o, const struct opened_model *m, c
         char a[CLI_BYTES], b[CLI_BYTES], c[CLI_BYTES], d[CLI_BYTES];
         printf("%s: %s, %s, %s; batch %d, median of %d\n", m->name, m->model->config.arch, bench_quantization(m), s.backend, o->batch, n);
         if (o->prompt)
-            print_rate("prefill", o->batch * o->prompt, &prefill, prefill_share, "vector arithmetic");
+            print_rate("prefill", o->batch * o->prompt, &prefill, prefill_share, share.on_gpu ? "matrix units" : "vector arithmetic");
         if (o->prompt && amx_share > 0)
             printf("%-12s %38s %.2f of the limit of tiles (amx)\n", "", "", amx_share);
         if (o->generate)
-            print_rate("decode", o->batch * o->generate, &decode, decode_share, "reading memory");
+            print_rate("decode", o->batch * o->generate, &decode, decode_share, share.on_gpu ? "copying memory" : "reading memory");
         printf("first token  after %.1f ms (%.1f to %.1f), model opened in %.1f ms\n", first.median * 1e3, first.min * 1e3, first.max * 1e3, o->load_s * 1e3);
         printf("memory       %s private, %s of it keys and values; file %s, mapped; peak resident %s\n", cli_bytes(a, s.private_bytes), cli_bytes(b, s.kv_bytes),
                cli_bytes(c, file), cli_bytes(d, (uint64_t)peak));
+        if (s.device.name)
+            printf("GPU memory   %s weights of %d layers, %s keys and values, %s workspace\n", cli_bytes(a, s.device.weights), s.device.n_layers, cli_bytes(b, s.device.kv),
+                   cli_bytes(c, s.device.work));
         return 0;
     }
     double generated = (double)o->batch * (o->generate + 1) * n;
@@ -169,20 +175,24 @@ static int report(const struct bench_options *o, const struct opened_model *m, c
     json_object_set_new(j, "avg_latency_ms", json_real(o->generate ? latency.mean * 1e3 / o->generate : first.mean * 1e3));
     json_object_set_new(j, "peak_memory_gb", json_real(peak * 1e-9));
     json_t *shares = json_object();
-    if (o->prompt)
+    if (o->prompt && (!share.on_gpu || prefill_share > 0))
         json_object_set_new(shares, "prefill", json_real(prefill_share));
     if (o->prompt && amx_share > 0)
         json_object_set_new(shares, "prefill_amx", json_real(amx_share));
     if (o->generate)
         json_object_set_new(shares, "decode", json_real(decode_share));
     json_object_set_new(j, "share", shares);
-    json_object_set_new(j, "limits", share_limits_json(&share.l));
+    json_object_set_new(j, "limits", share.on_gpu ? share_gpu_json(&share.gpu) : share_limits_json(&share.l));
+    if (s.device.name)
+        json_object_set_new(j, "gpu", json_pack("{s:s, s:i, s:I, s:I, s:I, s:I, s:I}", "name", s.device.name, "layers", s.device.n_layers, "weight_bytes",
+                                                (json_int_t)s.device.weights, "kv_bytes", (json_int_t)s.device.kv, "workspace_bytes", (json_int_t)s.device.work,
+                                                "reserve_bytes", (json_int_t)s.device.reserve, "total_memory_bytes", (json_int_t)s.device.total));
     cli_json(j);
     json_decref(j);
     return 0;
 }
 
-int bench_prefill_alone(const struct bench_options *options, const struct opened_model *m, int n, double *seconds, struct err *e)
+int bench_prefill_alone(const struct bench_options *options, const struct opened_model *m, int n, double *seconds, size_t *gpu_bytes, struct err *e)
 {
     struct bench_options o = *options;
     struct rng rng = { 1 };
@@ -198,6 +208,12 @@ int bench_prefill_alone(const struct bench_options *options, const struct opened
     for (int i = 0; ids && i < n; i++)
         ids[i] = (int32_t)(rng_u64(&rng) % (uint64_t)m->model->config.vocab_size);
     *seconds = 1e30;
+    *gpu_bytes = 0;
+    if (rc == 0) {
+        struct engine_stats s;
+        engine_stats(g, &s);
+        *gpu_bytes = s.device.name ? s.device.weights : 0;
+    }
     for (int i = 0; rc == 0 && i <= o.repeats; i++) {
         rc = one_run(&o, g, ids, n, &voice, &request, &r, e);
         if (i > 0 && r.first_s < *seconds)              /* the first one warms up */

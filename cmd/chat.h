@@ -79,7 +79,7 @@ struct answer {
 int answer_start(struct answer *a, struct engine *g, const struct chat_options *o, const int32_t *ids, int n, struct err *e);
 void answer_release(struct answer *a);
 /* When zse-chat came by: clock_ns(), which all processes share.  0: not yet. */
-struct chat_marks { uint64_t main, mapped, opened, tokenized, ready; };
+struct chat_marks { uint64_t main, mapped, opened, tokenized, ready, device, context, copied; };     /* the last three: of a GPU, see backend_device */
 /* With a grammar: is the answer a whole one?  It is not if it was cut off. */
 int answer_complete(const struct answer *a, const struct chat_options *o);
 json_t *answer_json(const struct answer *a, const struct chat_options *o, const struct chat_marks *marks);

@@ -106,8 +106,11 @@ static double rate(int n, double s) { return s > 0 ? n / s : 0; }
 /* Absolute, so that who started the program can say how long that took. */
 static json_t *marks_json(const struct chat_marks *m, uint64_t first_ns)
 {
-    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I}", "main", (json_int_t)m->main, "mapped", (json_int_t)m->mapped, "opened", (json_int_t)m->opened,
-                     "tokenized", (json_int_t)m->tokenized, "ready", (json_int_t)m->ready, "first_token", (json_int_t)first_ns);
+    json_t *j = json_pack("{s:I, s:I, s:I, s:I, s:I, s:I}", "main", (json_int_t)m->main, "mapped", (json_int_t)m->mapped, "opened", (json_int_t)m->opened,
+                          "tokenized", (json_int_t)m->tokenized, "ready", (json_int_t)m->ready, "first_token", (json_int_t)first_ns);
+    if (m->device)
+        json_object_update_new(j, json_pack("{s:I, s:I, s:I}", "device", (json_int_t)m->device, "context", (json_int_t)m->context, "copied", (json_int_t)m->copied));
+    return j;
 }
 
 json_t *answer_json(const struct answer *a, const struct chat_options *o, const struct chat_marks *marks)

@@ -80,6 +80,13 @@ static int run_one(const struct chat_options *o, const struct opened_model *m, s
     marks->ready = clock_ns();
     while ((rc = engine_step(g, e)) > 0 && !ferror(stdout))
         ;
+    struct engine_stats s;
+    engine_stats(g, &s);
+    if (s.device.name) {
+        marks->device = s.device.begun_ns;
+        marks->context = s.device.context_ns;
+        marks->copied = s.device.copied_ns ? s.device.copied_ns : a.first_ns;      /* all of them were used: the loaders are about to say so */
+    }
     if (rc > 0)
         rc = 0;                         /* nobody reads on: cli_finish says why */
     if (rc == 0 && a.finish == FINISH_ERROR) {

@@ -31,11 +31,11 @@ static int parse_device(const char *prog, const char *where, const char *device,
     const size_t kind = strlen(gpu_kind);
     struct err e;
     long long n = 0;
-    r->gpu = r->gpu_index = 0;
+    r->gpu = r->gpu_index = r->gpu_auto = 0;
     if (strcmp(device, "cpu") == 0)
         return 0;
     if (strcmp(device, "auto") == 0) {
-        r->gpu = strcmp(gpu_kind, "cuda") == 0 && gpu_count(&e) > 0;
+        r->gpu = r->gpu_auto = strcmp(gpu_kind, "cuda") == 0 && gpu_count(&e) > 0;
         return 0;
     }
     if (strncmp(device, "cuda", 4) == 0 && strcmp(gpu_kind, "cuda") != 0 && (!device[4] || device[4] == ':')) {
@@ -52,6 +52,16 @@ static int parse_device(const char *prog, const char *where, const char *device,
         return CLI_USAGE;
     r->gpu = 1;
     r->gpu_index = (int)n;
+    return 0;
+}
+
+static int parse_layers(const char *prog, const char *arg, struct run_options *r)
+{
+    long long n = GPU_LAYERS_AUTO;
+    if (strcmp(arg, "auto") != 0 && cli_parse_int(prog, "--gpu-layers", arg, 0, 1 << 20, &n) != 0)
+        return CLI_USAGE;
+    r->gpu_layers = (int)n;
+    r->gpu_layers_given = 1;
     return 0;
 }
 
@@ -90,6 +100,8 @@ int run_option(const char *prog, int c, const char *arg, struct run_options *r)
     case OPT_KERNELS: r->kernels = arg; return 0;
     case OPT_DEVICE: r->device = arg; return 0;
     case OPT_EXACT: r->exact = 1; return 0;
+    case OPT_GPU_LAYERS: return parse_layers(prog, arg, r);
+    case OPT_STRICT: r->strict = 1; return 0;
     case OPT_FORCE: r->force = 1; return 0;
     case OPT_RUN_MODE: return planned_mode_parse(prog, arg, &r->mode);
     case OPT_MAX_MEMORY:
@@ -109,9 +121,12 @@ int run_options_check(const char *prog, struct run_options *r)
         return cli_wrong(prog, "--mode chooses the type, and so does -q: one of them");
     if (!r->kv_given)
         r->kv = r->exact ? KV_F32 : KV_F16;
-    if (r->device)
-        return parse_device(prog, "--device", r->device, r);
-    return parse_device(prog, "ZSE_DEVICE", device && *device ? device : "auto", r);
+    int rc = r->device ? parse_device(prog, "--device", r->device, r) : parse_device(prog, "ZSE_DEVICE", device && *device ? device : "auto", r);
+    if (rc == 0 && r->gpu_layers_given && r->gpu_layers > 0 && !r->gpu)
+        return cli_wrong(prog, "--gpu-layers %d: there is no GPU to compute them (--device)", r->gpu_layers);
+    if (r->gpu_layers_given && r->gpu_layers == 0)
+        r->gpu = 0;
+    return rc;
 }
 
 /* ---- the cache of automatic conversions ---- */
@@ -471,11 +486,24 @@ static int find_and_load(const char *prog, const char *path, const struct run_op
     return load_converted(prog, path, r, o, e);
 }
 
+static void *warm_up(void *r)
+{
+    gpu_warm_up(((const struct run_options *)r)->gpu_index);
+    return NULL;
+}
+
+static void end_warm_up(struct opened_model *o)
+{
+    if (o->warming)
+        pthread_join(o->warmer, NULL);
+    o->warming = 0;
+}
+
 int open_model(const char *prog, const char *path, const struct run_options *r, struct opened_model *o, struct err *e)
 {
     guard_start(prog);
     memset(o, 0, sizeof *o);
-    o->bounded = r->max_memory != 0;
+    o->bounded = r->max_memory != 0 && !r->gpu;
     o->prog = prog;
     if (!path)
         path = getenv("ZSE_MODEL");
@@ -491,8 +519,11 @@ int open_model(const char *prog, const char *path, const struct run_options *r, 
         pre.type = "nl4";               /* the smallest that it may choose */
     if (hub_model_path(prog, path, 0, &check, &found, e) != 0)
         return -1;
+    /* A context takes longer to make than a file to map. */
+    o->warming = r->gpu && pthread_create(&o->warmer, NULL, warm_up, (void *)r) == 0;
     int rc = find_and_load(prog, found, r, o, e);
     free(found);
+    end_warm_up(o);
     if (rc == 0 && r->ctx && o->model->config.max_len > 0 && r->ctx > o->model->config.max_len)
         rc = err_set(e, ERR_LIMIT, "--ctx %d: %s was made for at most %d tokens", r->ctx, path, o->model->config.max_len);
     if (rc != 0)
@@ -513,14 +544,25 @@ int context_len(const struct opened_model *o, const struct run_options *r)
     return r->ctx ? r->ctx : max_len > 0 && max_len < 8192 ? max_len : 8192;
 }
 
-struct engine *open_engine(const struct opened_model *o, const struct run_options *r, int max_seqs, int max_len, int max_tokens, struct err *e)
+/* Enough tokens of a prompt in one step to fill a GPU's multiprocessors. */
+enum { GPU_STEP_TOKENS = 1024 };
+
+struct engine_options run_engine_options(const struct run_options *r, int max_seqs, int max_len)
 {
     const char *sync = getenv("ZSE_DEBUG_SYNC");
-    const struct engine_options eo = { .n_threads = r->threads, .kv_type = r->kv, .max_len = max_len ? max_len : context_len(o, r),
-                                       .max_seqs = max_seqs, .max_tokens = max_tokens, .exact = r->exact, .kernels = r->kernels, .no_prefix_cache = r->no_prefix_cache,
-                                       .max_weights = (size_t)r->max_memory,
-                                       .backend = r->gpu ? &backend_gpu : NULL, .device = r->gpu_index, .debug_sync = sync && *sync && strcmp(sync, "0") != 0 };
-    if (preflight_check(o->prog, o, r, max_seqs, eo.max_len, 0, e) != 0)
+    const int some = r->gpu_layers_given && r->gpu_layers > 0;
+    return (struct engine_options){ .n_threads = r->threads, .kv_type = r->kv, .max_len = max_len, .max_seqs = max_seqs, .exact = r->exact, .kernels = r->kernels,
+                                    .no_prefix_cache = r->no_prefix_cache, .max_weights = r->gpu ? 0 : (size_t)r->max_memory, .max_device = r->gpu ? (size_t)r->max_memory : 0,
+                                    .max_tokens = r->gpu && !some ? GPU_STEP_TOKENS : 0, .backend = r->gpu ? &backend_gpu : NULL, .device = r->gpu_index,
+                                    .device_layers = some ? r->gpu_layers : 0, .strict = r->strict, .debug_sync = sync && *sync && strcmp(sync, "0") != 0 };
+}
+
+struct engine *open_engine(const struct opened_model *o, const struct run_options *r, int max_seqs, int max_len, int max_tokens, struct err *e)
+{
+    struct engine_options eo = run_engine_options(r, max_seqs, max_len ? max_len : context_len(o, r));
+    if (max_tokens)
+        eo.max_tokens = max_tokens;
+    if (preflight_check(o->prog, o, r, &eo, e) != 0)
         return NULL;
     return engine_open(o->model, o->tokenizer, &eo, e);
 }

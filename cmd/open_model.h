@@ -7,6 +7,7 @@
 #define ZSE_CMD_OPEN_MODEL_H
 
 #include <getopt.h>
+#include <pthread.h>
 
 #include <jansson.h>
 
@@ -28,12 +29,16 @@ struct run_options {
     int force;                      /* --force: open a model although memory does not suffice */
     struct planned_mode mode;       /* --mode: the type by memory, instead of -q */
     int max_seqs; uint64_t kv_most; /* no options: with --mode, sequences and keys and values to be planned for; 0: one sequence */
-    int gpu, gpu_index;             /* what run_options_check made of it: on a GPU, and which */
+    int gpu_layers, gpu_layers_given;       /* --gpu-layers: GPU_LAYERS_AUTO, or how many */
+    int strict;                     /* --strict */
+    int gpu, gpu_index, gpu_auto;   /* what run_options_check made of it: on a GPU, which, and only because there is one */
 };
-enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, OPT_FORCE, OPT_MAX_MEMORY, OPT_RUN_MODE };
+enum { GPU_LAYERS_AUTO = -1 };
+enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, OPT_FORCE, OPT_MAX_MEMORY, OPT_RUN_MODE, OPT_GPU_LAYERS, OPT_STRICT };
 #define RUN_LONG_OPTIONS \
     { "quantize", required_argument, NULL, 'q' }, { "mode", required_argument, NULL, OPT_RUN_MODE }, { "threads", required_argument, NULL, OPT_THREADS }, { "ctx", required_argument, NULL, OPT_CTX }, \
     { "kv", required_argument, NULL, OPT_KV }, { "kernels", required_argument, NULL, OPT_KERNELS }, { "device", required_argument, NULL, OPT_DEVICE }, \
+    { "gpu-layers", required_argument, NULL, OPT_GPU_LAYERS }, { "strict", no_argument, NULL, OPT_STRICT }, \
     { "exact", no_argument, NULL, OPT_EXACT }, { "force", no_argument, NULL, OPT_FORCE }
 #define RUN_HELP \
     "  -q, --quantize TYPE        type for a GGUF file or folder: nl4, int4, int8, nf4, bf16 ... (default: keep)\n" \
@@ -45,10 +50,12 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, 
     "      --exact                f32 activations and f32 keys and values\n" \
     "      --kernels NAME         CPU kernels: ref, avx2, avxvnni, avx512, amx (default: the fastest that run here)\n" \
     "      --device DEVICE        where to compute: auto, cpu, cuda, cuda:N (default: auto)\n" \
+    "      --gpu-layers N|auto    the last N layers on the GPU, the others on the processor; auto: as many as fit (default: all)\n" \
+    "      --strict               no answer depends on chunks, reused prefixes or batches, on a GPU either (there it is slower)\n" \
     "      --force                open a model although there is too little memory for it\n"
 /* Of programs with one model; zse-serve bounds all of its models together. */
 #define MEMORY_LONG_OPTION { "max-memory", required_argument, NULL, OPT_MAX_MEMORY }
-#define MEMORY_HELP "      --max-memory SIZE      keep at most SIZE of the weights in memory, like 4GB: for models larger than RAM (default: all)\n"
+#define MEMORY_HELP "      --max-memory SIZE      keep at most SIZE of the weights in memory, like 4GB; of a GPU's memory: take at most SIZE (default: all)\n"
 /* Take option c.  0 if it was one of these; 2 after a sentence on stderr; -1: it is somebody else's. */
 int run_option(const char *prog, int c, const char *arg, struct run_options *r);
 /* After the last option: combinations, the device, $ZSE_DEVICE.  0, or the exit code after a sentence on stderr. */
@@ -63,10 +70,13 @@ struct opened_model {
     const json_t *json;             /* zfile_json: borrowed from the model */
     int bounded;                    /* --max-memory: do not bring weights in early */
     uint64_t mapped_ns;             /* when the .zse was mapped and checked: clock_ns() */
+    pthread_t warmer; int warming;  /* makes the GPU's context beside the opening */
 };
 /* path NULL: $ZSE_MODEL.  Notes about conversions go to stderr in the name of prog. */
 int open_model(const char *prog, const char *path, const struct run_options *r, struct opened_model *o, struct err *e);
 void close_model(struct opened_model *o);
+/* What r asks of an engine for max_seqs sequences of max_len tokens. */
+struct engine_options run_engine_options(const struct run_options *r, int max_seqs, int max_len);
 /* An engine for max_seqs sequences of max_len tokens (0: --ctx, else the default), max_tokens a step (0: default).  Refused if memory does not suffice. */
 struct engine *open_engine(const struct opened_model *o, const struct run_options *r, int max_seqs, int max_len, int max_tokens, struct err *e);
 /* The context that --ctx or the model gives. */

@@ -8,6 +8,7 @@
 #include "cmd/planning.h"
 #include "libcommon/base/json.h"
 #include "libcommon/engine/cpu.h"
+#include "gpu/gpu.h"
 #include "libcommon/hw/memory.h"
 
 enum { PROMPT = 512 };              /* tokens that speeds are predicted for */
@@ -20,15 +21,21 @@ const char *preflight_root(void)
 
 struct need { uint64_t weights, kv, states, workspace, most, now; };        /* most, now: memory that may be had */
 
-static int sum_up(struct need *n, const struct opened_model *o, const struct run_options *r, int max_seqs, int max_len, uint64_t kv_bytes, struct err *e)
+static uint64_t kv_of(const struct config *c, const struct engine_options *eo)
+{
+    const uint64_t blocks = (uint64_t)((eo->max_len + KV_BLOCK - 1) / KV_BLOCK) * (uint64_t)eo->max_seqs;
+    return eo->kv_bytes ? eo->kv_bytes : blocks * config_kv_bytes(c, eo->kv_type);
+}
+
+/* Of the processor's part: p is the GPU's, NULL: there is none. */
+static int sum_up(struct need *n, const struct opened_model *o, const struct run_options *r, const struct engine_options *eo, const struct gpu_plan *p, struct err *e)
 {
     const struct config *c = &o->model->config;
-    const struct planned p = { .shape = { .vocab_size = c->vocab_size } };
-    const uint64_t blocks = (uint64_t)((max_len + KV_BLOCK - 1) / KV_BLOCK) * (uint64_t)max_seqs;
-    n->weights = r->max_memory && r->max_memory < o->model->weight_bytes ? r->max_memory : o->model->weight_bytes;
-    n->kv = kv_bytes ? kv_bytes : blocks * config_kv_bytes(c, r->kv);
-    n->states = (uint64_t)(max_seqs + ENGINE_SNAPSHOTS) * config_state_bytes(c);
-    n->workspace = planned_workspace(&p) + (r->gpu ? 0 : cpu_step_memory(c) - CPU_STEP_LEAST);
+    const struct planned planned = { .shape = { .vocab_size = c->vocab_size } };
+    n->weights = p ? p->host_weights : eo->max_weights && eo->max_weights < o->model->weight_bytes ? eo->max_weights : o->model->weight_bytes;
+    n->kv = p ? p->host_kv : kv_of(c, eo);
+    n->states = (uint64_t)(eo->max_seqs + ENGINE_SNAPSHOTS) * config_state_bytes(c);
+    n->workspace = planned_workspace(&planned) + cpu_step_memory(c) - CPU_STEP_LEAST;
     struct memory m;
     if (memory_read(&m, preflight_root(), e) != 0)
         return -1;
@@ -44,12 +51,69 @@ static int fits(const struct need *n, const char *name, int *tight, struct err *
     return plan_preflight(name, n->weights, n->kv + n->states, n->workspace, n->most, n->now, tight, e);
 }
 
-int preflight_check(const char *prog, const struct opened_model *o, const struct run_options *r, int max_seqs, int max_len, uint64_t kv_bytes, struct err *e)
+/* ---- the GPU ---- */
+
+static int plan_device(const struct opened_model *o, const struct engine_options *eo, struct backend_options *bo, struct gpu_plan *p, struct err *e)
+{
+    return engine_backend_options(o->model, eo, bo, e) < 0 ? -1 : gpu_plan(o->model, bo, p, e);
+}
+
+/* What of the model is the GPU's: *eo says so afterwards, and *p where it is something. -1: refused. */
+static int settle(const char *prog, const struct opened_model *o, const struct run_options *r, struct engine_options *eo, struct gpu_plan *p, struct err *e)
+{
+    struct backend_options bo;
+    struct err why;
+    const int may_share = r->gpu_layers_given ? r->gpu_layers == GPU_LAYERS_AUTO : r->gpu_auto;
+    int rc = plan_device(o, eo, &bo, p, &why);
+    if (rc == 0 && gpu_plan_fits(p, &bo, &why) == 0)
+        return 0;
+    if (rc == 0 && may_share && p->most_layers > 0) {
+        eo->device_layers = p->most_layers;
+        eo->max_tokens = 0;             /* the processor's steps are smaller: what fitted still fits */
+        cli_note(prog, "%s: the last %d of %d layers are the GPU's, more do not fit", o->name, p->most_layers, o->model->config.n_layers);
+        return plan_device(o, eo, &bo, p, e);
+    }
+    if (!r->gpu_auto || (rc < 0 && why.code != ERR_UNSUPPORTED)) {
+        *e = why;
+        return -1;
+    }
+    cli_note(prog, "%s; the processor computes", why.msg);
+    eo->backend = NULL;
+    eo->max_tokens = 0;
+    eo->max_device = 0;
+    eo->max_weights = (size_t)r->max_memory;
+    return 0;
+}
+
+uint64_t preflight_kv_room(const struct opened_model *o, const struct engine_options *eo)
+{
+    enum { PAGES = 4 << 20 };           /* sizes are rounded up to pages, and tables grow with the blocks */
+    struct engine_options least = *eo;
+    struct backend_options bo;
+    struct gpu_plan p;
+    struct err ignored;
+    const struct config *c = &o->model->config;
+    const size_t block = config_kv_bytes(c, eo->kv_type);
+    least.kv_bytes = block * (size_t)((eo->max_len + KV_BLOCK - 1) / KV_BLOCK);
+    if (plan_device(o, &least, &bo, &p, &ignored) < 0 || p.needed + PAGES > p.limit)
+        return 0;
+    const uint64_t room = p.limit - (p.needed - p.kv) - PAGES, mine = block * (uint64_t)p.n_layers / (uint64_t)c->n_layers + sizeof(int32_t);
+    return room / mine * block;
+}
+
+/* ---- */
+
+int preflight_check(const char *prog, const struct opened_model *o, const struct run_options *r, struct engine_options *eo, struct err *e)
 {
     struct need n;
     struct err why;
+    struct gpu_plan p;
     int tight;
-    if (r->gpu || sum_up(&n, o, r, max_seqs, max_len, kv_bytes, &why) != 0)         /* a system that does not say what it has refuses nothing */
+    if (eo->backend && settle(prog, o, r, eo, &p, e) < 0)
+        return -1;
+    if (eo->backend && p.host_weights == 0)
+        return 0;
+    if (sum_up(&n, o, r, eo, eo->backend ? &p : NULL, &why) != 0)         /* a system that does not say what it has refuses nothing */
         return 0;
     if (fits(&n, o->name, &tight, &why) == 0) {
         if (tight)
@@ -73,63 +137,97 @@ static json_t *rates_json(const struct plan_rates *r)
     return json_pack("{s:i, s:f, s:f, s:f, s:o}", "threads", r->n_threads, "memory_bytes_per_s", r->memory, "f32_flop_per_s", r->f32, "loop_s", r->sync_s, "types", types);
 }
 
+static const char *type_name(const struct opened_model *o)
+{
+    const json_t *q = js_get(o->json, "quantization"), *type = json_is_object(q) ? js_get(q, "type") : q;
+    return json_string_value(type);
+}
+
 static json_t *plan_json(const struct opened_model *o, const struct need *n, const struct planned *p, const struct plan_weights *w, const struct run_options *r, int max_len, int ok,
                          const char *why)
 {
-    const json_t *q = js_get(o->json, "quantization"), *type = json_is_object(q) ? js_get(q, "type") : q;
     const uint64_t all = n->weights + n->kv + n->states + n->workspace;
     struct plan_rates rates;
     struct err e;
     double prefill = 0, decode = 0;
     const int prompt = max_len > PROMPT ? PROMPT : max_len;
-    if (!r->gpu && !r->exact && planned_rates(&rates, w, &p->shape, r->threads, r->kernels, &e) == 0) {
+    if (!r->exact && planned_rates(&rates, w, &p->shape, r->threads, r->kernels, &e) == 0) {
         prefill = plan_prefill(&p->shape, w, &rates, prompt);
         decode = plan_decode(&p->shape, w, &rates, r->kv, prompt);
     }
-    return json_pack("{s:s, s:s?, s:s, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:b, s:s?, s:o, s:o, s:o}", "model_name", o->name, "quantization", json_string_value(type), "device",
-                     r->gpu ? "cuda" : "cpu", "estimated_vram_gb", (double)all * 1e-9, "weight_bytes", (json_int_t)n->weights, "kv_bytes", (json_int_t)n->kv, "state_bytes",
+    return json_pack("{s:s, s:s?, s:s, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:b, s:s?, s:o, s:o, s:o}", "model_name", o->name, "quantization", type_name(o), "device",
+                     "cpu", "estimated_vram_gb", (double)all * 1e-9, "weight_bytes", (json_int_t)n->weights, "kv_bytes", (json_int_t)n->kv, "state_bytes",
                      (json_int_t)n->states, "workspace_bytes", (json_int_t)n->workspace, "needed_bytes", (json_int_t)all, "memory_bytes", (json_int_t)n->most, "available_bytes",
                      (json_int_t)n->now, "context", max_len, "fits", ok, "reason", why, "expected_prefill_tokens_per_sec",
                      prefill > 0 ? json_real(prefill) : json_null(), "expected_tokens_per_sec", decode > 0 ? json_real(decode) : json_null(), "rates",
                      decode > 0 ? rates_json(&rates) : json_null());
 }
 
+static json_t *device_json(const struct opened_model *o, const struct gpu_plan *p, int max_len, int ok, const char *why)
+{
+    json_t *j = json_pack("{s:s, s:s?, s:s, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:b, s:s?, s:n, s:n}", "model_name", o->name, "quantization", type_name(o), "device",
+                          gpu_kind, "estimated_vram_gb", (double)p->needed * 1e-9, "weight_bytes", (json_int_t)p->weights, "kv_bytes", (json_int_t)p->kv, "workspace_bytes",
+                          (json_int_t)p->work, "needed_bytes", (json_int_t)p->needed, "memory_bytes", (json_int_t)p->total, "available_bytes", (json_int_t)p->limit, "context",
+                          max_len, "fits", ok, "reason", why, "expected_prefill_tokens_per_sec", "expected_tokens_per_sec");
+    json_object_update_new(j, json_pack("{s:s, s:I, s:i, s:i, s:i, s:I, s:I}", "gpu_name", p->name, "reserve_bytes", (json_int_t)p->reserve, "layers", o->model->config.n_layers,
+                                        "gpu_layers", p->n_layers, "gpu_layers_fit", p->most_layers, "host_weight_bytes", (json_int_t)p->host_weights, "host_kv_bytes",
+                                        (json_int_t)p->host_kv));
+    return j;
+}
+
 static void print_plan(const json_t *j)
 {
-    enum { STATES = 2 };
+    enum { STATES = 2, RESERVE = 4 };       /* most models have none of one, and only a GPU of the other */
     const struct { const char *title, *key; } sizes[] = { { "weights", "weight_bytes" }, { "keys and values", "kv_bytes" }, { "states", "state_bytes" }, { "workspace", "workspace_bytes" },
-                                                          { "together", "needed_bytes" }, { "memory", "memory_bytes" }, { "available now", "available_bytes" } };
+                                                          { "reserve", "reserve_bytes" }, { "together", "needed_bytes" }, { "memory", "memory_bytes" }, { "available now", "available_bytes" } };
     const double prefill = json_number_value(json_object_get(j, "expected_prefill_tokens_per_sec")), decode = json_number_value(json_object_get(j, "expected_tokens_per_sec"));
     const char *type = json_string_value(json_object_get(j, "quantization"));
     char size[CLI_BYTES];
     printf("%-16s %s, %s, on %s, context %lld\n", "model", json_string_value(json_object_get(j, "model_name")), type ? type : "unknown type",
            json_string_value(json_object_get(j, "device")), (long long)json_integer_value(json_object_get(j, "context")));
+    if (js_get(j, "gpu_name"))
+        printf("%-16s %s: %lld of %lld layers\n", "GPU", json_string_value(json_object_get(j, "gpu_name")), (long long)json_integer_value(json_object_get(j, "gpu_layers")),
+               (long long)json_integer_value(json_object_get(j, "layers")));
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
-        if (i != STATES || json_integer_value(json_object_get(j, sizes[i].key)))        /* most models have none */
+        if ((i != STATES && i != RESERVE) || json_integer_value(json_object_get(j, sizes[i].key)))
             printf("%-16s %s\n", sizes[i].title, cli_bytes_both(size, (uint64_t)json_integer_value(json_object_get(j, sizes[i].key))));
     printf("%-16s %s\n", "fits", json_is_true(json_object_get(j, "fits")) ? "yes" : "no");
     if (decode > 0)
         printf("%-16s prefill %.0f, decode %.1f tokens/s at %d tokens\n", "expected", prefill, decode, PROMPT);
 }
 
-int preflight_plan(const char *prog, const struct opened_model *o, const struct run_options *r, int max_seqs, int max_len, uint64_t kv_bytes, int json)
+static int finish_plan(json_t *j, int ok, int json)
 {
-    struct need n;
-    struct planned p;
-    struct plan_weights w;
-    struct err e, why;
-    int tight;
-    if (sum_up(&n, o, r, max_seqs, max_len, kv_bytes, &e) != 0 || planned_of(&p, &o->model->config, &e) != 0)
-        return cli_fail(prog, &e);
-    planned_file(&p, o->model->file, &w);
-    const int ok = fits(&n, o->name, &tight, &why) == 0;
-    json_t *j = plan_json(o, &n, &p, &w, r, max_len, ok, ok ? NULL : why.msg);
     if (json)
         cli_json(j);
     else
         print_plan(j);
     json_decref(j);
-    planned_close(&p);
-    const int rc = cli_finish(prog);
-    return rc ? rc : ok ? CLI_OK : CLI_FAILED;
+    return ok ? CLI_OK : CLI_FAILED;
+}
+
+int preflight_plan(const char *prog, const struct opened_model *o, const struct run_options *r, struct engine_options *eo, int json)
+{
+    struct need n;
+    struct planned p;
+    struct plan_weights w;
+    struct gpu_plan device;
+    struct err e, why;
+    int tight, rc, ok;
+    if (eo->backend && settle(prog, o, r, eo, &device, &why) < 0) {
+        struct backend_options bo;
+        if (plan_device(o, eo, &bo, &device, &e) < 0)
+            return cli_fail(prog, &e);
+        rc = finish_plan(device_json(o, &device, eo->max_len, 0, why.msg), 0, json);
+    } else if (eo->backend) {
+        rc = finish_plan(device_json(o, &device, eo->max_len, 1, NULL), 1, json);
+    } else {
+        if (sum_up(&n, o, r, eo, NULL, &e) != 0 || planned_open(&p, o->name, js_get(o->json, "config"), &e) != 0)
+            return cli_fail(prog, &e);
+        planned_file(&p, o->model->file, &w);
+        ok = fits(&n, o->name, &tight, &why) == 0;
+        rc = finish_plan(plan_json(o, &n, &p, &w, r, eo->max_len, ok, ok ? NULL : why.msg), ok, json);
+    }
+    const int written = cli_finish(prog);
+    return written ? written : rc;
 }

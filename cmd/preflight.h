@@ -5,10 +5,14 @@
 #include "cmd/open_model.h"
 #include "cmd/preflight_convert.h"
 
-/* Refused (with all the numbers, and what helps) where weights, keys and values and workspace of max_seqs sequences of max_len tokens do not fit in what this
- * process may have; kv_bytes 0: enough for all of them.  With --force, and where memory is only tight, a note.  On a GPU nothing is asked.  */
-int preflight_check(const char *prog, const struct opened_model *o, const struct run_options *r, int max_seqs, int max_len, uint64_t kv_bytes, struct err *e);
+/* Refused (with all the numbers, and what helps) where weights, keys and values and workspace of an engine with these options (of r, see run_engine_options) do not
+ * fit in what this process, or the GPU, may have.  With --force, and where memory is only tight, a note; a GPU's memory is never tried.
+ * Settles what is the GPU's: with --gpu-layers auto as many layers as fit; with --device auto the processor takes what the GPU cannot have.  Where *eo does not say
+ * how large the keys and values are (kv_bytes 0), nothing is changed about that: there must be room for all sequences. */
+int preflight_check(const char *prog, const struct opened_model *o, const struct run_options *r, struct engine_options *eo, struct err *e);
+/* Bytes of keys and values for which there is room on the GPU beside the rest, for an engine with these options; 0: that cannot be told. */
+uint64_t preflight_kv_room(const struct opened_model *o, const struct engine_options *eo);
 /* --plan: the same as a table or JSON, with predicted speeds (measured rates, about a second).  Returns an exit code: 1 if it does not fit. */
-int preflight_plan(const char *prog, const struct opened_model *o, const struct run_options *r, int max_seqs, int max_len, uint64_t kv_bytes, int json);
+int preflight_plan(const char *prog, const struct opened_model *o, const struct run_options *r, struct engine_options *eo, int json);
 
 #endif

@@ -228,6 +228,11 @@ static int run(struct bench_options *o, unsigned given, int n, char **args)
         if (given >> i & 1 && !strchr(commands[c].letters, special[i].letter))
             return cli_wrong(prog, "%s does not belong to %s%s", special[i].name, c == SPEED ? "the measurement of speed" : "zse-bench ", c == SPEED ? "" : commands[c].name);
     const char *model = n ? args[0] : NULL;
+    if (o->run.gpu && (c == LIMITS || c == BATCH || c == KV || c == MOE || c == THREADS || c == MATMUL)) {
+        if (o->run.device)
+            return cli_wrong(prog, "%s measures the processor: --device has no meaning", commands[c].name);
+        o->run.gpu = 0;                 /* a GPU that is there by chance, or named for other programs */
+    }
     if (!(given & 1) && c != SPEED)
         o->prompt = c == COLDSTART ? 32 : c == BATCH || c == MOE ? 128 : 512;
     if (!(given >> 2 & 1) && (c == BATCH || c == MOE))

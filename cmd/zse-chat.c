@@ -215,7 +215,8 @@ static int run(struct chat_options *o, uint64_t main_ns)
     if (open_model("zse-chat", o->model, &o->run, &m, &e) != 0)
         return cli_fail("zse-chat", &e);
     if (o->plan) {
-        rc = preflight_plan("zse-chat", &m, &o->run, o->batch ? o->parallel : 1, context_len(&m, &o->run), 0, o->json);
+        struct engine_options eo = run_engine_options(&o->run, o->batch ? o->parallel : 1, context_len(&m, &o->run));
+        rc = preflight_plan("zse-chat", &m, &o->run, &eo, o->json);
         close_model(&m);
         return rc;
     }

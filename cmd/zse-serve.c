@@ -24,14 +24,26 @@ static uint64_t quarter_of_memory(void)
     return memory_read(&m, preflight_root(), &ignored) == 0 ? memory_most(&m) / 4 : (uint64_t)1 << 31;
 }
 
-/* Bytes of keys and values: as asked, else enough for max_seqs whole sequences, at most a quarter of memory, at least one sequence. */
-static uint64_t kv_bytes(const struct serve_options *o, const struct config *c, int max_len)
+/* Bytes of keys and values: as asked, else enough for max_seqs whole sequences, at most a quarter of memory (a GPU's: nine tenths of what is left beside
+ * the weights and all else), at least one sequence. */
+static uint64_t kv_bytes(const struct serve_options *o, const struct opened_model *m, const struct engine_options *eo)
 {
+    const struct config *c = &m->model->config;
+    const int max_len = eo->max_len;
     uint64_t block = config_kv_bytes(c, o->run.kv);
-    uint64_t one = block * (uint64_t)((max_len + KV_BLOCK - 1) / KV_BLOCK), all = one * (uint64_t)o->max_seqs, most = quarter_of_memory();
+    uint64_t one = block * (uint64_t)((max_len + KV_BLOCK - 1) / KV_BLOCK), all = one * (uint64_t)o->max_seqs, most = eo->backend ? preflight_kv_room(m, eo) / 10 * 9 : quarter_of_memory();
     if (o->kv_bytes)
         return o->kv_bytes;
     return all < most ? all : one > most ? one : most;
+}
+
+static struct engine_options serve_engine_options(const struct serve_options *o, const struct opened_model *m)
+{
+    struct engine_options eo = run_engine_options(&o->run, o->max_seqs, context_len(m, &o->run));
+    eo.max_waiting = o->max_queue;
+    eo.no_prefix_cache = o->no_prefix_cache;
+    eo.kv_bytes = kv_bytes(o, m, &eo);
+    return eo;
 }
 
 static int open_served(void *user, const char *path, struct served_model *m, struct err *e)
@@ -45,13 +57,11 @@ static int open_served(void *user, const char *path, struct served_model *m, str
         return -1;
     }
     int max_len = context_len(opened, &o->run);
-    const struct engine_options eo = { .n_threads = o->run.threads, .kv_type = o->run.kv, .max_len = max_len, .max_seqs = o->max_seqs, .max_waiting = o->max_queue,
-                                       .no_prefix_cache = o->no_prefix_cache, .exact = o->run.exact, .kernels = o->run.kernels,
-                                       .kv_bytes = kv_bytes(o, &opened->model->config, max_len) };
+    struct engine_options eo = serve_engine_options(o, opened);
     const json_t *type = js_get(js_get(opened->json, "quantization"), "type");
     *m = (struct served_model){ .model = opened->model, .tokenizer = opened->tokenizer, .json = opened->json, .max_len = max_len,
                                 .quantization = json_string_value(type), .file_bytes = opened->model->weight_bytes, .handle = opened };
-    if (preflight_check(prog, opened, &o->run, o->max_seqs, max_len, eo.kv_bytes, e) == 0 && (m->engine = engine_open(opened->model, opened->tokenizer, &eo, e)))
+    if (preflight_check(prog, opened, &o->run, &eo, e) == 0 && (m->engine = engine_open(opened->model, opened->tokenizer, &eo, e)))
         return 0;
     close_model(opened);
     free(opened);
@@ -115,7 +125,8 @@ static int plan_models(const struct serve_options *o)
         struct err e;
         if (open_model(prog, models[i], &o->run, &m, &e) != 0)
             return cli_fail(prog, &e);
-        const int len = context_len(&m, &o->run), one = preflight_plan(prog, &m, &o->run, o->max_seqs, len, kv_bytes(o, &m.model->config, len), 0);
+        struct engine_options eo = serve_engine_options(o, &m);
+        const int one = preflight_plan(prog, &m, &o->run, &eo, 0);
         rc = one > rc ? one : rc;
         close_model(&m);
     }

@@ -34,10 +34,11 @@ _zse_bench() {
     --kv) COMPREPLY=($(compgen -W "f32 bf16 f16 fp8 i8" -- "$cur")); return ;;
     --kernels) COMPREPLY=($(compgen -W "ref avx2 avxvnni avx512 amx" -- "$cur")); return ;;
     --device) COMPREPLY=(); return ;;
+    --gpu-layers) COMPREPLY=($(compgen -W "N auto" -- "$cur")); return ;;
     --max-memory) COMPREPLY=(); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--prompt --generate --batch --repeats --warmup --json --file --contexts --shape --tokens --peer --peer-model --requests --rate --shared --background --api --model --key --ignore-eos --temp --seed --timeout --ids --output --window --windows --quantize --mode --threads --ctx --kv --exact --kernels --device --force --max-memory --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--prompt --generate --batch --repeats --warmup --json --file --contexts --shape --tokens --peer --peer-model --requests --rate --shared --background --api --model --key --ignore-eos --temp --seed --timeout --ids --output --window --windows --quantize --mode --threads --ctx --kv --exact --kernels --device --gpu-layers --strict --force --max-memory --help --version" -- "$cur")) ;;
     *) COMPREPLY=($(compgen -f -- "$cur"))
        [ "$COMP_CWORD" != 1 ] || COMPREPLY+=($(compgen -W "limits matmul serve batch kv moe threads coldstart logits perplexity quality" -- "$cur"))
        ;;

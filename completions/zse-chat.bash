@@ -33,10 +33,11 @@ _zse_chat() {
     --kv) COMPREPLY=($(compgen -W "f32 bf16 f16 fp8 i8" -- "$cur")); return ;;
     --kernels) COMPREPLY=($(compgen -W "ref avx2 avxvnni avx512 amx" -- "$cur")); return ;;
     --device) COMPREPLY=(); return ;;
+    --gpu-layers) COMPREPLY=($(compgen -W "N auto" -- "$cur")); return ;;
     --max-memory) COMPREPLY=(); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--url --key --model --prompt --batch --parallel --system --raw --template --no-think --json-schema --grammar --regex --json --ids --max-tokens --temp --top-k --top-p --min-p --typical-p --repeat-penalty --repeat-last-n --presence-penalty --frequency-penalty --logit-bias --seed --stop --ignore-eos --quantize --mode --threads --ctx --kv --exact --kernels --device --force --max-memory --plan --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--url --key --model --prompt --batch --parallel --system --raw --template --no-think --json-schema --grammar --regex --json --ids --max-tokens --temp --top-k --top-p --min-p --typical-p --repeat-penalty --repeat-last-n --presence-penalty --frequency-penalty --logit-bias --seed --stop --ignore-eos --quantize --mode --threads --ctx --kv --exact --kernels --device --gpu-layers --strict --force --max-memory --plan --help --version" -- "$cur")) ;;
     *) COMPREPLY=($(compgen -f -- "$cur"))
        ;;
   esac

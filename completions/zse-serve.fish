@@ -35,6 +35,8 @@ complete -c zse-serve -l kv -x -a 'f32 bf16 f16 fp8 i8' -d 'how keys and values 
 complete -c zse-serve -l exact -d 'f32 activations and f32 keys and values'
 complete -c zse-serve -l kernels -x -a 'ref avx2 avxvnni avx512 amx' -d 'CPU kernels ref, avx2, avxvnni, avx512, amx (default the fastest that run here)'
 complete -c zse-serve -l device -x -d 'where to compute auto, cpu, cuda, cudaN (default auto)'
+complete -c zse-serve -l gpu-layers -x -a 'N auto' -d 'the last N layers on the GPU, the others on the processor; auto as many as fit (default all)'
+complete -c zse-serve -l strict -d 'no answer depends on chunks, reused prefixes or batches, on a GPU either (there it is slower)'
 complete -c zse-serve -l force -d 'open a model although there is too little memory for it'
 complete -c zse-serve -l plan -d 'say what memory each MODEL would take and how fast it would be, and end; 1 if one does not fit'
 complete -c zse-serve -l help -s h -d 'show this help'

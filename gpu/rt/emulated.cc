@@ -10,7 +10,6 @@
 #include <unistd.h>
 
 #include <mutex>
-#include <string>
 #include <vector>
 
 #include "libcommon/base/clock.h"
@@ -87,7 +86,7 @@ static struct machine {
     std::vector<pending> copies;
     struct gpu *gpu;
     char error[400];
-    std::string fail_kernel;            /* emulated_fail */
+    char fail_kernel[64];               /* emulated_fail; no string: who asks may be earlier than constructors */
     int fail_at;                        /* launches until then; 0: none is to fail */
 } m;
 emulated_thread *emulated;
@@ -386,7 +385,7 @@ static void run_block(dim3 block, dim3 grid, int threads)
 void emulated_fail(const char *kernel, int n)
 {
     std::lock_guard<std::mutex> guard(m.lock);
-    m.fail_kernel = kernel ? kernel : "";
+    snprintf(m.fail_kernel, sizeof m.fail_kernel, "%s", kernel ? kernel : "");
     m.fail_at = n;
 }
 
@@ -413,7 +412,7 @@ static int ready(struct gpu *g, const char *what, struct err *e)
 }
 
 /* Is this the launch that emulated_fail meant? */
-static bool must_fail(const char *name) { return m.fail_at > 0 && (m.fail_kernel.empty() || m.fail_kernel == name) && --m.fail_at == 0; }
+static bool must_fail(const char *name) { return m.fail_at > 0 && (!m.fail_kernel[0] || strcmp(m.fail_kernel, name) == 0) && --m.fail_at == 0; }
 
 static int run_kernel(struct gpu *g, const char *name, dim3 grid, int threads, size_t shared, const std::function<void()> &kernel, struct err *e)
 {

@@ -114,6 +114,9 @@ void gpu_warm_up(int device)
     cudaGetLastError();
 }
 
+/* f16 operations a clock of a multiprocessor, with f32 sums: the vendor's architecture papers of GA100, GA102, AD102 and GH100. */
+static int mma_a_clock(int major, int minor) { return major == 9 ? 4096 : major == 8 && minor == 0 ? 2048 : major == 8 ? minor == 9 ? 1024 : 512 : 0; }
+
 int gpu_info(const struct gpu *g, struct gpu_info *info, struct err *e)
 {
     cudaDeviceProp p;
@@ -132,6 +135,9 @@ int gpu_info(const struct gpu *g, struct gpu_info *info, struct err *e)
     info->n_sms = p.multiProcessorCount;
     info->l2 = (size_t)p.l2CacheSize;
     info->bandwidth = 2e3 * clock_khz * (bus_bits / 8);
+    cudaDeviceGetAttribute(&clock_khz, cudaDevAttrClockRate, g->device);
+    cudaGetLastError();
+    info->mma = 1e3 * clock_khz * p.multiProcessorCount * mma_a_clock(p.major, p.minor);
     return 0;
 }
 

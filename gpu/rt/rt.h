@@ -25,6 +25,7 @@ struct gpu_info {
     int n_sms;
     size_t memory, free, l2;        /* bytes; free: now */
     double bandwidth;               /* bytes/s by clock and width of the memory; 0: unknown */
+    double mma;                     /* dense f16 operations/s of the matrix units by clock and number, a multiplication and an addition being two; 0: unknown */
 };
 
 extern const char gpu_kind[];       /* "cuda" or "emulated" */

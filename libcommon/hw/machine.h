@@ -12,7 +12,8 @@ enum { MACHINE_CACHES = 8, MACHINE_NODES = 64, MACHINE_DISKS = 32, MACHINE_GPUS 
 
 struct machine_gpu {
     char name[96], driver[80];
-    uint64_t total, free;                   /* bytes of its memory */
+    uint64_t total, used, free;             /* bytes of its memory */
+    int utilization, celsius;               /* percent of the time that it was busy lately; -1: not told */
     int major, minor;                       /* compute capability */
     int pcie_gen, pcie_width, pcie_gen_most, pcie_width_most;       /* now (an idle GPU saves power) and at most; 0: unknown */
 };
@@ -45,5 +46,10 @@ int machine_threads(const struct machine *m);
 
 /* GPUs that NVML (libnvidia-ml.so.1, loaded now) knows; no context is created on them.  0 and why where there are none. */
 int machine_gpus(struct machine_gpu *out, int room, char why[160]);
+/* The same for those who ask often: loaded once. NULL and why where there is no NVML. */
+struct nvml;
+struct nvml *nvml_open(char why[160]);
+void nvml_close(struct nvml *n);            /* NULL is fine */
+int nvml_gpus(const struct nvml *n, struct machine_gpu *out, int room, char why[160]);
 
 #endif

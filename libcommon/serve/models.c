@@ -79,6 +79,11 @@ static void open_model(struct hosted *h)
     engine_limits(h->m.engine, &h->limits);
     h->most_running = h->limits.max_running;
     h->memory_bytes = h->m.file_bytes + es.private_bytes + es.kv_bytes;
+    h->vram_bytes = es.device.weights + es.device.kv + es.device.work;
+    if (es.device.name)
+        snprintf(h->device, sizeof h->device, "%.*s:%d", (int)strcspn(es.backend, " "), es.backend, es.device.index);
+    else
+        snprintf(h->device, sizeof h->device, "cpu");
     h->load_s = (double)(clock_ns() - h->started_ns) * 1e-9;
     h->error.code = ERR_NONE;
 }
@@ -356,7 +361,7 @@ static void tell_waiter(struct hosted *h, const struct problem *p)
         reply_problem(h->s, c, p);
     else
         reply_object(h->s, c, 200, json_pack("{s:b, s:s, s:s, s:s, s:s, s:f, s:f, s:s}", "success", 1, "model_id", h->id, "model_name", h->path, "quantization",
-                                              h->m.quantization ? h->m.quantization : "", "device", "cpu", "vram_used_gb", 0.0, "load_time_sec", h->load_s,
+                                              h->m.quantization ? h->m.quantization : "", "device", h->device, "vram_used_gb", (double)h->vram_bytes * 1e-9, "load_time_sec", h->load_s,
                                               "message", "loaded"));
     conn_set_exchange(c, NULL);
     free(x);

@@ -8,6 +8,7 @@
 
 #include "libcommon/base/clock.h"
 #include "libcommon/base/json.h"
+#include "libcommon/hw/machine.h"
 #include "libcommon/serve/calls.h"
 
 static const double GB = 1e9;
@@ -16,6 +17,67 @@ static double uptime(const struct server *s) { return (double)(clock_ns() - s->s
 static double round2(double x) { return floor(x * 100 + 0.5) / 100; }
 
 /* ---- state ---- */
+
+/* ---- GPUs ---- */
+
+/* NVML, loaded when it is first asked for: its figures, or why there are none.  A machine that only looks like one has none. */
+static int read_gpus(struct server *s, struct machine_gpu *gpu, char why[160])
+{
+    if (s->o.sysroot) {
+        snprintf(why, 160, "another machine's proc and sys are shown");
+        return 0;
+    }
+    if (!s->nvml && !s->no_nvml[0])
+        s->nvml = nvml_open(s->no_nvml);
+    if (s->nvml)
+        return nvml_gpus(s->nvml, gpu, MACHINE_GPUS, why);
+    snprintf(why, 160, "%s", s->no_nvml);
+    return 0;
+}
+
+static int gpus_are_there(struct server *s)
+{
+    struct machine_gpu gpu[MACHINE_GPUS];
+    char why[160];
+    for (const struct hosted *h = s->models; h; h = h->next)
+        if (h->state == HOSTED_READY && h->vram_bytes)
+            return 1;
+    return read_gpus(s, gpu, why) > 0;
+}
+
+static json_t *or_null(int v) { return v < 0 ? json_null() : json_integer(v); }
+
+static json_t *gpus_array(struct server *s, char why[160])
+{
+    struct machine_gpu gpu[MACHINE_GPUS];
+    json_t *list = json_array();
+    const int n = read_gpus(s, gpu, why);
+    for (int i = 0; i < n; i++)
+        json_array_append_new(list, json_pack("{s:s, s:i, s:f, s:f, s:f, s:I, s:I, s:I, s:o, s:o}", "name", gpu[i].name, "index", i, "total_memory_gb", round2((double)gpu[i].total / GB),
+                                              "used_memory_gb", round2((double)gpu[i].used / GB), "free_memory_gb", round2((double)gpu[i].free / GB), "total_memory_bytes",
+                                              (json_int_t)gpu[i].total, "used_memory_bytes", (json_int_t)gpu[i].used, "free_memory_bytes", (json_int_t)gpu[i].free,
+                                              "utilization_percent", or_null(gpu[i].utilization), "temperature_celsius", or_null(gpu[i].celsius)));
+    return list;
+}
+
+/* What each model has taken of a GPU, as it was planned. */
+static json_t *on_gpus(const struct server *s)
+{
+    json_t *list = json_array();
+    for (const struct hosted *h = s->models; h; h = h->next) {
+        struct engine_stats e;
+        if (!h->worker || !h->vram_bytes)
+            continue;
+        worker_stats(h->worker, &e, NULL);
+        json_array_append_new(list, json_pack("{s:s, s:s, s:s, s:i, s:i, s:I, s:I, s:I, s:I, s:I, s:b}", "model_id", h->id, "device", h->device, "gpu_name", e.device.name, "gpu_layers",
+                                              e.device.n_layers, "layers", h->m.model->config.n_layers, "weight_bytes", (json_int_t)e.device.weights, "kv_bytes",
+                                              (json_int_t)e.device.kv, "workspace_bytes", (json_int_t)e.device.work, "reserve_bytes", (json_int_t)e.device.reserve,
+                                              "total_memory_bytes", (json_int_t)e.device.total, "lost", e.device.lost));
+    }
+    return list;
+}
+
+/* ---- health ---- */
 
 void handle_health(struct server *s, struct conn *c, const char *rest)
 {
@@ -27,7 +89,7 @@ void handle_health(struct server *s, struct conn *c, const char *rest)
         return;
     }
     reply_object(s, c, 200, json_pack("{s:s, s:s, s:f, s:i, s:b}", "status", "healthy", "version", ZSE_VERSION, "uptime_seconds", round2(uptime(s)), "models_loaded",
-                                       ready, "gpu_available", 0));
+                                       ready, "gpu_available", gpus_are_there(s)));
 }
 
 static int active(const struct server *s)
@@ -85,7 +147,7 @@ static double cpu_percent(struct server *s)
 
 json_t *stats_object(struct server *s)
 {
-    char host[256] = "";
+    char host[256] = "", why[160];
     double total, available;
     json_t *models = json_array();
     gethostname(host, sizeof host - 1);
@@ -93,9 +155,9 @@ json_t *stats_object(struct server *s)
     for (const struct hosted *h = s->models; h; h = h->next)
         if (h->state == HOSTED_READY)
             json_array_append_new(models, json_pack("{s:s, s:s}", "id", h->id, "name", h->path));
-    return json_pack("{s:s, s:f, s:f, s:f, s:f, s:[], s:o, s:f, s:f, s:f, s:i, s:i}", "hostname", host, "cpu_percent", cpu_percent(s), "memory_percent",
+    return json_pack("{s:s, s:f, s:f, s:f, s:f, s:o, s:o, s:f, s:f, s:f, s:i, s:i}", "hostname", host, "cpu_percent", cpu_percent(s), "memory_percent",
                      total > 0 ? round2(100 * (total - available) / total) : 0.0, "memory_used_gb", round2((total - available) / GB), "memory_total_gb",
-                     round2(total / GB), "gpus", "models_loaded", models, "uptime_seconds", round2(uptime(s)), "process_memory_gb",
+                     round2(total / GB), "gpus", gpus_array(s, why), "models_loaded", models, "uptime_seconds", round2(uptime(s)), "process_memory_gb",
                      round2((double)memory_resident() / GB), "tokens_per_sec", metrics_rate(&s->metrics), "active_requests", active(s), "connections",
                      loop_n_connections(s->loop));
 }
@@ -109,7 +171,9 @@ void handle_stats(struct server *s, struct conn *c, const char *rest)
 void handle_stats_gpu(struct server *s, struct conn *c, const char *rest)
 {
     (void)rest;
-    reply_object(s, c, 200, json_pack("{s:[]}", "gpus"));
+    char why[160];
+    json_t *gpus = gpus_array(s, why), *models = on_gpus(s);
+    reply_object(s, c, 200, json_pack("{s:o, s:o, s:s?}", "gpus", gpus, "models", models, "no_gpu", why[0] ? why : NULL));
 }
 
 static const char *state_name(enum hosted_state state)
@@ -125,7 +189,7 @@ static json_t *model_stats(const struct hosted *h)
         return json_pack("{s:s, s:s, s:s}", "model_id", h->id, "model_name", h->path, "state", state_name(h->state));
     worker_stats(h->worker, &e, NULL);
     json_t *j = json_pack("{s:s, s:s, s:s, s:s, s:f, s:f, s:I, s:I, s:I, s:I}", "model_id", h->id, "model_name", h->path, "state", state_name(h->state), "quantization",
-                          h->m.quantization ? h->m.quantization : "", "vram_used_gb", 0.0, "load_time", h->load_s, "request_count",
+                          h->m.quantization ? h->m.quantization : "", "vram_used_gb", round2((double)h->vram_bytes / GB), "load_time", h->load_s, "request_count",
                           (json_int_t)h->metrics.requests, "tokens_generated", (json_int_t)h->metrics.tokens, "prompt_tokens",
                           (json_int_t)h->metrics.prompt_tokens, "cached_tokens", (json_int_t)h->metrics.cached_tokens);
     json_object_update_new(j, json_pack("{s:I, s:I, s:i, s:i, s:i, s:i, s:i, s:i, s:i}", "memory_bytes", (json_int_t)h->memory_bytes, "kv_bytes", (json_int_t)e.kv_bytes,
@@ -238,7 +302,7 @@ void handle_load(struct server *s, struct conn *c, const char *rest)
     for (const struct hosted *o = s->models; o; o = o->next)
         if (o->state == HOSTED_READY && strcmp(o->path, path) == 0 && (!id || strcmp(o->id, id) == 0)) {
             reply_object(s, c, 200, json_pack("{s:b, s:s, s:s, s:s, s:s, s:f, s:f, s:s}", "success", 1, "model_id", o->id, "model_name", o->path, "quantization",
-                                               o->m.quantization ? o->m.quantization : "", "device", "cpu", "vram_used_gb", 0.0, "load_time_sec", 0.0,
+                                               o->m.quantization ? o->m.quantization : "", "device", o->device, "vram_used_gb", round2((double)o->vram_bytes / GB), "load_time_sec", 0.0,
                                                "message", "was loaded already"));
             goto done;
         }

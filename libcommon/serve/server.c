@@ -10,6 +10,7 @@
 #include <time.h>
 
 #include "libcommon/base/clock.h"
+#include "libcommon/hw/machine.h"
 #include "libcommon/base/json.h"
 #include "libcommon/serve/calls.h"
 
@@ -301,6 +302,7 @@ void server_close(struct server *s)
     guard_close(s);                             /* joins a thread that wakes the loop */
     loop_close(s->loop);
     metrics_release(&s->metrics);
+    nvml_close(s->nvml);
     free(s);
 }
 

@@ -44,7 +44,8 @@ struct hosted {
     const struct tool_format *calls_form;       /* how it writes calls */
     struct grammars *grammars;          /* owned; NULL: it has no tokenizer */
     struct sampling sampling;           /* defaults of its requests */
-    uint64_t memory_bytes;
+    uint64_t memory_bytes, vram_bytes;  /* vram_bytes: of a GPU's memory */
+    char device[32];                    /* "cpu", "cuda:0" */
     struct engine_limits limits;        /* as wished, batching on */
     int most_running;                   /* as opened */
     int batching;                       /* off: one request at a time */
@@ -95,6 +96,7 @@ struct server {
     struct metrics metrics;
     struct guard guard;
     unsigned long long cpu_total, cpu_idle;     /* of /proc/stat, when it was last read */
+    struct nvml *nvml; char no_nvml[160];       /* NULL: nobody has asked yet, or why it is not there */
     uint64_t ws_stats_ns;
     struct watch watch;
 };

@@ -35,3 +35,61 @@ setup_file() {
   run --separate-stderr "$B/emulated/zse-chat" "$MODEL" -p hi --device cuda
   [ "$status" = 1 ] && [[ "$stderr" == *"emulates a GPU"* ]]
 }
+
+@test "layers shared with the processor: the same answer; the plan says whose they are; what cannot be is refused" {
+  [ -x "$B/emulated/zse-chat" ] || skip "the emulated programs are not built (make emulated)"
+  chat=$B/emulated/zse-chat
+  want=$(zse-chat "$MODEL" -p 'Once upon a time' --temp 0 --max-tokens 4 --exact --device cpu)
+  [ "$("$chat" "$MODEL" -p 'Once upon a time' --temp 0 --max-tokens 4 --exact --device emulated --gpu-layers 3 --strict)" = "$want" ]
+  [ "$("$chat" "$MODEL" -p 'Once upon a time' --temp 0 --max-tokens 4 --exact --device emulated --gpu-layers 0)" = "$want" ]
+  "$chat" "$MODEL" --plan --json --device emulated --gpu-layers 3 |
+    jq -e '.fits and .device == "emulated" and .gpu_layers == 3 and .layers == 4 and .gpu_layers_fit == 3 and .host_kv_bytes > 0
+           and .needed_bytes == .weight_bytes + .kv_bytes + .workspace_bytes + .reserve_bytes'
+  run --separate-stderr "$chat" "$MODEL" -p hi --device emulated --max-memory 1MB
+  [ "$status" = 1 ] && [ -z "$output" ]
+  [[ "$stderr" == *"keys and values"*"--max-memory"* ]]
+  run -1 "$chat" "$MODEL" --plan --device emulated --max-memory 1MB
+  run -2 --separate-stderr zse-chat "$MODEL" -p hi --device cpu --gpu-layers 2
+  run -2 --separate-stderr zse-chat "$MODEL" -p hi --gpu-layers x
+  run -2 --separate-stderr "$B/emulated/zse-bench" kv "$MODEL" --device emulated
+  [[ "$stderr" == *"processor"* ]]
+}
+
+@test "a kernel that fails ends the answer, and ZSE_DEBUG_SYNC=1 names it" {
+  [ -x "$B/emulated/zse-chat" ] || skip "the emulated programs are not built (make emulated)"
+  ZSE_TEST_FAULT=attn_split:2 run --separate-stderr "$B/emulated/zse-chat" "$MODEL" -p hi --device emulated
+  [ "$status" = 1 ] && [[ "$stderr" == *"ZSE_DEBUG_SYNC=1 names the kernel"* ]]
+  ZSE_DEBUG_SYNC=1 ZSE_TEST_FAULT=attn_split:2 run --separate-stderr "$B/emulated/zse-chat" "$MODEL" -p hi --device emulated
+  [ "$status" = 1 ] && [[ "$stderr" == *"attn_split"* ]]
+}
+
+@test "coldstart on a device: its own phases" {
+  [ -x "$B/emulated/zse-bench" ] || skip "the emulated programs are not built (make emulated)"
+  "$B/emulated/zse-bench" coldstart "$MODEL" --device emulated -p 2 -r 1 --json |
+    jq -e '.warm.gpu | .bytes > 0 and .copy_s > 0 and .overlap_s >= 0 and .after_context_s >= .copy_s and .over_least > 0 and has("context_s")'
+}
+
+@test "a server with a device: figures, a lost device is status 500, loaded again it answers" {
+  [ -x "$B/emulated/zse-serve" ] || skip "the emulated programs are not built (make emulated)"
+  export ZSE_HOME=$BATS_TEST_TMPDIR/home
+  mkfifo "$BATS_TEST_TMPDIR/pipe"
+  ZSE_TEST_FAULT=attn_split:2 "$B/emulated/zse-serve" "$MODEL" --device emulated --port 0 --ctx 128 --max-seqs 2 >"$BATS_TEST_TMPDIR/pipe" 2>"$BATS_TEST_TMPDIR/err" 3>&- &
+  pid=$!
+  read -r _ _ url <"$BATS_TEST_TMPDIR/pipe"
+  curl -sf --retry 20 --retry-delay 0 --retry-max-time 20 --retry-all-errors "$url/health" | jq -e .gpu_available
+  admin() { curl -s -H "Authorization: Bearer $(cat "$ZSE_HOME/admin.token")" "$@"; }
+  ask() { curl -s -w '%{http_code}' "$url/v1/completions" -d '{"prompt":"a","max_tokens":1,"temperature":0}'; }
+  curl -s "$url/api/stats/gpu" | jq -e '.models | length == 1 and .[0].device == "emulated:0" and .[0].gpu_layers == 4 and .[0].weight_bytes > 0 and (.[0].lost | not)'
+  curl -s "$url/api/stats/gpu" | jq -e '(.gpus | type) == "array" and ((.gpus | length) > 0 or (.no_gpu | length) > 0)'
+  for _ in 1 2; do
+    run ask
+    [[ "$output" == *"ZSE_DEBUG_SYNC=1"*500 ]]
+  done
+  curl -s "$url/api/stats/gpu" | jq -e '.models[0].lost'
+  admin -f "$url/api/models/unload" -d '{"model_id":"tiny"}' >/dev/null
+  admin -f --retry 20 --retry-delay 0 --retry-all-errors "$url/api/models/load" -d "{\"model_path\":\"$MODEL\"}" | jq -e '.device == "emulated:0" and .vram_used_gb > 0'
+  run ask
+  [[ "$output" == *choices*200 ]]
+  kill -TERM $pid
+  wait $pid
+}

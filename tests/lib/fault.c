@@ -1,0 +1,14 @@
+/* fault.c - part of the emulated programs alone: ZSE_TEST_FAULT=KERNEL:N makes the N-th launch of KERNEL fail (gpu/rt/emulated.h). */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "gpu/rt/emulated.h"
+
+__attribute__((constructor)) static void ask_for_fault(void)
+{
+    const char *text = getenv("ZSE_TEST_FAULT");
+    static char kernel[64];
+    int n;
+    if (text && sscanf(text, "%63[^:]:%d", kernel, &n) == 2)
+        emulated_fail(kernel, n);
+}
