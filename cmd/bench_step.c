@@ -202,15 +202,49 @@ static struct use count_use(const struct config *c, const unsigned *counts)
     return u;
 }
 
-/* Median seconds of a step of n_seqs sequences, other tokens each time, and the experts that a layer read in the mean. */
-static int moe_steps(struct stepper *s, int n_seqs, int repeats, double *seconds, double *distinct, struct err *e)
+/* What came from the file during some steps, which took so long together. */
+struct disk { struct cpu_streamed d; double seconds; int steps; };
+
+static struct cpu_streamed streamed_since(struct stepper *s, const struct cpu_streamed *b)
 {
+    struct cpu_streamed a;
+    cpu_streamed(s->b, &a);
+    return (struct cpu_streamed){ a.max_bytes, a.wanted - b->wanted, a.there - b->there, a.guessed - b->guessed, a.guessed_right - b->guessed_right, a.bytes - b->bytes,
+                                  a.read_ns - b->read_ns };
+}
+
+static double of(uint64_t part, uint64_t all) { return all ? (double)part / (double)all : 0; }
+
+static json_t *disk_json(const struct disk *k)
+{
+    const struct cpu_streamed *d = &k->d;
+    return json_pack("{s:I, s:f, s:f, s:f, s:f, s:f}", "experts_max_bytes", (json_int_t)d->max_bytes, "there", of(d->there, d->wanted), "guesses_right", of(d->guessed_right, d->guessed),
+                     "bytes_per_step", (double)d->bytes / k->steps, "bytes_per_s", (double)d->bytes / k->seconds, "bytes_per_s_reading", d->read_ns ? (double)d->bytes / (double)d->read_ns * 1e9 : 0);
+}
+
+static void disk_print(const json_t *j)
+{
+    const char *const keys[] = { "there", "guesses_right", "bytes_per_step", "bytes_per_s", "bytes_per_s_reading" };
+    double v[5];
+    for (int i = 0; i < 5; i++)
+        v[i] = json_number_value(json_object_get(j, keys[i]));
+    printf("%10s %.0f %% of the experts were in memory; %.0f MB a step from the file, %.2f GB/s, %.2f while it was read; %.0f %% of the guesses were right\n", "", 100 * v[0], v[2] * 1e-6,
+           v[3] * 1e-9, v[4] * 1e-9, 100 * v[1]);
+}
+
+/* Median seconds of a step of n_seqs sequences, other tokens each time, and the experts that a layer read in the mean. */
+static int moe_steps(struct stepper *s, int n_seqs, int repeats, double *seconds, double *distinct, struct disk *disk, struct err *e)
+{
+    struct cpu_streamed before = { 0 };
     double *times = malloc((size_t)repeats * STEPS * sizeof *times);
     struct rng rng = { 5 };
     int n = 0, rc = times ? 0 : err_nomem(e, "benchmark");
     *distinct = 0;
+    *disk = (struct disk){ .steps = repeats * STEPS };
     for (int i = -1; rc == 0 && i < repeats * STEPS; i++) {
         const unsigned *counts = cpu_count_experts(s->b, e);
+        if (i == 0)
+            cpu_streamed(s->b, &before);
         for (int k = 0; k < n_seqs; k++) {
             s->ids[k] = (int32_t)(rng_u64(&rng) % (uint64_t)s->m->config.vocab_size);
             s->items[k] = (struct batch_item){ .tokens = s->ids + k, .n_tokens = 1, .pos = s->context, .table = s->table + (size_t)k * (size_t)s->blocks_each, .state = k, .n_logits = 1 };
@@ -219,11 +253,13 @@ static int moe_steps(struct stepper *s, int n_seqs, int repeats, double *seconds
         rc = counts ? backend_cpu.forward(s->b, &(struct batch){ s->items, n_seqs }, s->logits, e) : -1;
         if (rc == 0 && i >= 0) {
             times[n++] = (double)(clock_ns() - start) * 1e-9;
+            disk->seconds += times[n - 1];
             *distinct += count_use(&s->m->config, counts).distinct / (repeats * STEPS);
         }
     }
     if (rc == 0)
         *seconds = summarise(times, n).median;
+    disk->d = streamed_since(s, &before);
     free(times);
     return rc;
 }
@@ -261,14 +297,21 @@ int bench_moe(const struct bench_options *o, const char *model)
         }
     }
     for (int b = 1; rc == 0 && b <= o->batch; b *= 2) {
-        double t, distinct;
-        rc = moe_steps(&s, b, o->repeats, &t, &distinct, &e);
-        const double bytes = share.weight_bytes + share.expert_bytes * (distinct / c->moe.top_k - 1), of = rc == 0 ? bytes / t / share.l.read[1] : 0;
+        struct disk disk;
+        double t = 0, distinct;
+        rc = moe_steps(&s, b, o->repeats, &t, &distinct, &disk, &e);
+        const double bytes = share.weight_bytes + share.expert_bytes * (distinct / c->moe.top_k - 1), reads = rc == 0 ? bytes / t / share.l.read[1] : 0;
         if (rc == 0 && !o->json)
-            printf("%10d %12.3f %12.1f %14.1f %12.3f %14.2f\n", b, t * 1e3, b / t, distinct, bytes * 1e-9, of);
+            printf("%10d %12.3f %12.1f %14.1f %12.3f %14.2f\n", b, t * 1e3, b / t, distinct, bytes * 1e-9, reads);
         if (rc == 0)
             json_array_append_new(json_object_get(j, "rows"), json_pack("{s:i, s:f, s:f, s:f, s:f, s:f}", "batch", b, "step_s", t, "tokens_per_s", b / t,
-                                                                        "experts_per_layer", distinct, "bytes", bytes, "share", of));
+                                                                        "experts_per_layer", distinct, "bytes", bytes, "share", reads));
+        if (rc == 0 && disk.d.max_bytes) {
+            json_t *d = disk_json(&disk), *rows = json_object_get(j, "rows");
+            if (!o->json)
+                disk_print(d);
+            json_object_set_new(json_array_get(rows, json_array_size(rows) - 1), "file", d);
+        }
     }
     stepper_close(&s);
     return finish(o, j, &m, rc, &e);

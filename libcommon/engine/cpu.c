@@ -272,6 +272,14 @@ const unsigned *cpu_count_experts(void *backend, struct err *e)
     return k->moe.used;
 }
 
+void cpu_streamed(void *backend, struct cpu_streamed *s)
+{
+    struct expert_cache *c = residency_experts(((struct cpu *)backend)->core.residency);
+    *s = (struct cpu_streamed){ 0 };
+    if (c)
+        expert_cache_stats(c, s);
+}
+
 void cpu_set_tap(void *backend, const struct cpu_tap *tap)
 {
     struct cpu *b = backend;

@@ -30,6 +30,15 @@ void *cpu_first_open(const struct model *m, const struct backend_options *o, int
 /* The hidden states that enter layer n_layers [tokens of all items][hidden_size]: borrowed until the next call; NULL with *e. */
 const float *cpu_first_forward(void *backend, const struct batch *batch, struct err *e);
 
+/* Experts that come from the file as they are used (backend_options.max_weights), since the opening; all 0 where none do. */
+struct cpu_streamed {
+    uint64_t max_bytes;                 /* of them in memory */
+    uint64_t wanted, there;             /* how often a layer of a step wanted one, and had it in memory */
+    uint64_t guessed, guessed_right;    /* experts that a layer was thought to want, and did */
+    uint64_t bytes, read_ns;            /* brought in, and the time that took */
+};
+void cpu_streamed(void *backend, struct cpu_streamed *s);
+
 /* Bytes that the activations of a step may take: 26 MB; of a model with experts, which meet few of a step's tokens each, more where it is large: a 64th of
  * its weights in 4 bits, at most 256 MB. */
 enum { CPU_STEP_LEAST = 26 << 20 };

@@ -485,7 +485,7 @@ struct row_job {
     int n, cols, after_add;
 };
 
-static void norm_row(const struct core *k, float *out, const float *x, const struct norm *norm, int n)
+void core_norm_row(const struct core *k, float *out, const float *x, const struct norm *norm, int n)
 {
     const struct config *c = k->c;
     if (c->norm == NORM_RMS)
@@ -502,12 +502,12 @@ static void norm_rows(void *arg, int i, int thread)
     for (int r = i * ROW_JOB; r < j->n && r < (i + 1) * ROW_JOB; r++) {
         const size_t at = (size_t)r * cols;
         if (!j->add) {
-            norm_row(j->k, j->out + at, j->x + at, j->norm, j->cols);
+            core_norm_row(j->k, j->out + at, j->x + at, j->norm, j->cols);
         } else if (j->after_add) {
             j->k->k->add(j->sum + at, j->sum + at, j->add + at, j->k->c->residual_scale, j->cols);
-            norm_row(j->k, j->sum + at, j->sum + at, j->norm, j->cols);
+            core_norm_row(j->k, j->sum + at, j->sum + at, j->norm, j->cols);
         } else {
-            norm_row(j->k, j->out + at, j->add + at, j->norm, j->cols);
+            core_norm_row(j->k, j->out + at, j->add + at, j->norm, j->cols);
             j->k->k->add(j->sum + at, j->sum + at, j->out + at, j->k->c->residual_scale, j->cols);
         }
     }
@@ -679,7 +679,7 @@ static void embed_finish(void *arg, int t, int thread)
     if (j->m->pos_embed)
         j->k->k->add(x, x, j->m->pos_embed + ((size_t)j->k->pos[t] + (size_t)c->pos_offset) * hidden, 1, c->hidden_size);
     if (j->m->embed_norm.present)
-        norm_row(j->k, x, x, &j->m->embed_norm, c->hidden_size);
+        core_norm_row(j->k, x, x, &j->m->embed_norm, c->hidden_size);
 }
 
 void core_embed(struct core *k, const struct model *m, int n, float *x)
@@ -704,7 +704,7 @@ void core_embed(struct core *k, const struct model *m, int n, float *x)
 void core_final_norm(struct core *k, const struct model *m, const float *x, float *out)
 {
     if (m->final_norm.present)
-        norm_row(k, out, x, &m->final_norm, k->c->hidden_size);
+        core_norm_row(k, out, x, &m->final_norm, k->c->hidden_size);
     else
         memcpy(out, x, (size_t)k->c->hidden_size * sizeof *out);
 }

@@ -41,6 +41,8 @@ struct moe_work {
     struct op *ops;                         /* [n_experts + 1] */
     uint8_t *act[2]; size_t act_bytes[2];   /* inputs of gate and up, of down, rounded */
     unsigned *used;                         /* [n_layers][n_experts] how many tokens went there; NULL: not counted */
+    int *wanted;                            /* [2 * n_experts] experts that a step wants of a layer, and their tokens */
+    struct expert *here;                    /* [n_experts + 1] of a round, where they are in memory */
 };
 /* Multi-head latent attention: queries as projected, then heads' values; the compressed query; a head's input rounded, of each thread. */
 struct mla_work { float *heads, *q_a; uint8_t **act; int n_act; size_t act_bytes; };

@@ -2,7 +2,7 @@
  *
  * Parallel loops: router; gates and ups of all chosen experts and of the shared MLP; downs.  In the last, a job has a few tiles of rows of every expert in
  * turn, so that threads share each expert and no two add to the same place; a token's experts are added in order of their numbers, whoever is beside it.
- * Experts whose tokens exceed the room of one round take another. */
+ * Experts whose tokens exceed the room of one round take another, and so do those that are not in memory yet (expert_cache.h). */
 #include <assert.h>
 #include <math.h>
 #include <stdlib.h>
@@ -10,13 +10,17 @@
 
 #include "libcommon/engine/cpu_ops.h"
 
-enum { FEW_TOKENS = 8 };            /* up to so many, all their experts fit into one round */
+enum {
+    FEW_TOKENS = 8,             /* up to so many, all their experts fit into one round */
+    GUESS_TOKENS = 4,           /* of more than so many, the next layer wants what can hardly be guessed */
+};
 
 /* An expert's share of a round; expert -1: the shared MLP. */
 struct batch_expert {
     int expert, n, row;             /* tokens, and where they begin in moe.in and moe.mid */
     const int *token;
     const float *weight;
+    const struct expert *x;         /* its matrices */
     struct input in, down;
 };
 
@@ -42,14 +46,16 @@ int moe_open(struct core *k, struct err *e)
     w->in = malloc((in + mid) * sizeof *w->in);
     w->batch = calloc(experts + 1, sizeof *w->batch);
     w->ops = calloc(experts + 1, sizeof *w->ops);
-    if (!w->scores || !w->id || !w->weight || !w->in || !w->batch || !w->ops)
+    w->wanted = malloc(2 * experts * sizeof *w->wanted);
+    w->here = malloc((experts + 1) * sizeof *w->here);
+    if (!w->wanted || !w->here || !w->scores || !w->id || !w->weight || !w->in || !w->batch || !w->ops)
         return err_nomem(e, "activations of experts");
     w->shared_score = w->scores + t * experts;
     w->token = w->id + chosen;
     w->first = w->token + chosen;
     w->share = w->weight + chosen;
     w->mid = w->in + in;
-    k->bytes += (t * experts + t + 4 * chosen + experts + 1 + in + mid) * sizeof(float) + (experts + 1) * (sizeof *w->batch + sizeof *w->ops);
+    k->bytes += (t * experts + t + 4 * chosen + 3 * experts + 1 + in + mid) * sizeof(float) + (experts + 1) * (sizeof *w->batch + sizeof *w->ops + sizeof *w->here);
     return 0;
 }
 
@@ -65,6 +71,8 @@ void moe_close(struct core *k)
     free(w->act[0]);
     free(w->act[1]);
     free(w->used);
+    free(w->wanted);
+    free(w->here);
     *w = (struct moe_work){ 0 };
 }
 
@@ -281,14 +289,14 @@ static size_t place(const struct core *k, struct input *in, int n, uint8_t *at)
     return used;
 }
 
-/* Experts from *expert on, as many as there is room for. */
-static int gather(struct core *k, const struct layer *l, const struct input *in, int n, int *expert, struct batch_expert *b)
+/* Experts from *expert on, as many as there is room for, at most `most`.  whole: `in` is still rounded. */
+static int gather(struct core *k, const struct layer *l, const struct input *in, int n, int whole, int *expert, int most, struct batch_expert *b)
 {
     const struct moe *m = &k->c->moe;
     struct moe_work *w = &k->moe;
     size_t used[2] = { 0 };
     int count = 0, row = 0;
-    for (; *expert < m->n_experts; ++*expert) {
+    for (; *expert < m->n_experts && count < most; ++*expert) {
         const int first = w->first[*expert], tokens = w->first[*expert + 1] - first;
         const struct expert *x = &l->experts[*expert];
         const struct linear *const up[] = { &x->gate, &x->up }, *const down[] = { &x->down };
@@ -297,8 +305,8 @@ static int gather(struct core *k, const struct layer *l, const struct input *in,
             continue;
         if (row + tokens > w->rows || used[0] + rounded(k, up, 2, tokens) > w->act_bytes[0] || used[1] + rounded(k, down, 1, tokens) > w->act_bytes[1])
             break;
-        *to = (struct batch_expert){ .expert = *expert, .n = tokens, .row = row, .token = w->token + first, .weight = w->share + first };
-        if (n == 1 && !m->weigh_input && core_has_packs(k, in, up, 2)) {
+        *to = (struct batch_expert){ .expert = *expert, .n = tokens, .row = row, .token = w->token + first, .weight = w->share + first, .x = x };
+        if (n == 1 && whole && !m->weigh_input && core_has_packs(k, in, up, 2)) {
             to->in = *in;                           /* one token: all experts read the same */
         } else {
             to->in = (struct input){ .x = w->in + (size_t)row * (size_t)k->c->hidden_size, .ldx = (size_t)k->c->hidden_size, .cols = k->c->hidden_size };
@@ -311,7 +319,7 @@ static int gather(struct core *k, const struct layer *l, const struct input *in,
         row += tokens;
         count++;
     }
-    assert(count > 0 || *expert == m->n_experts);   /* moe_reserve: any single expert fits */
+    assert(count > 0 || most == 0 || *expert == m->n_experts);      /* moe_reserve: any single expert fits */
     return count;
 }
 
@@ -346,7 +354,7 @@ static void run_round(struct core *k, const struct layer *l, int index, const st
     pack_all(k, &job, 0, rows);
     tap_experts(k, index, b, count, 0);
     for (int i = 0; i < count; i++) {
-        const struct expert *e = b[i].expert < 0 ? NULL : &l->experts[b[i].expert];
+        const struct expert *e = b[i].x;
         ops[i] = (struct op){ .l = e ? &e->gate : &l->gate, .up = e ? &e->up : &l->up, .in = &b[i].in, .kind = OP_MLP, .n_tokens = b[i].n, .expert = e != NULL,
                               .out = e ? w->mid + (size_t)b[i].row * (size_t)m->intermediate_size : k->mlp, .ldo = (size_t)(e ? m->intermediate_size : m->shared_size) };
     }
@@ -358,7 +366,7 @@ static void run_round(struct core *k, const struct layer *l, int index, const st
         core_tapped(k, index, ROLE_DOWN, &b[0].down, n);
     }
     for (int i = 0; i < count; i++)
-        ops[i] = (struct op){ .l = b[i].expert < 0 ? &l->down : &l->experts[b[i].expert].down, .in = &b[i].down, .kind = OP_SCATTER, .n_tokens = b[i].n,
+        ops[i] = (struct op){ .l = b[i].expert < 0 ? &l->down : &b[i].x->down, .in = &b[i].down, .kind = OP_SCATTER, .n_tokens = b[i].n,
                               .out = x, .ldo = (size_t)k->c->hidden_size, .scale = k->c->residual_scale, .row = b[i].token,
                               .weight = b[i].expert >= 0 && m->weigh_input ? NULL : b[i].weight };
     core_linear_sum(k, ops, count, n, last ? core_after(k, index, LOOP_DOWN) : NULL);
@@ -385,23 +393,68 @@ static void route(struct core *k, const struct layer *l, const struct input *in,
         pool_run(k->pool, n, route_token, &job);
 }
 
+/* What the next layer with experts would choose if this one's changed nothing. */
+static void guess_next(struct core *k, const struct layer *l, int index, struct expert_cache *cache, const float *x, int n)
+{
+    const struct config *c = k->c;
+    const size_t hidden = (size_t)c->hidden_size;
+    struct moe_work *w = &k->moe;
+    int next = index + 1;
+    while (next < c->n_layers && c->ff[next] != FF_MOE)
+        next++;
+    if (next == c->n_layers || n > GUESS_TOKENS || !expert_cache_guesses(cache))
+        return;
+    l += next - index;
+    for (int t = 0; t < n && l->mlp_norm.present; t++)
+        core_norm_row(k, w->in + (size_t)t * hidden, x + (size_t)t * hidden, &l->mlp_norm, c->hidden_size);
+    const struct input in = { .x = l->mlp_norm.present ? w->in : x, .ldx = hidden, .cols = c->hidden_size };
+    core_linear(k, &(struct op){ .l = &l->router, .in = &in, .out = w->scores, .ldo = (size_t)c->moe.n_experts, .kind = OP_STORE }, 1, n, NULL);
+    for (int t = 0; t < n; t++)             /* the choice of this layer has been sorted: its room is free */
+        choose(&c->moe, w->scores + (size_t)t * (size_t)c->moe.n_experts, l->correction, w->id + t * c->moe.top_k, w->weight + t * c->moe.top_k);
+    expert_cache_guess(cache, next, w->id, n * c->moe.top_k);
+}
+
+/* The experts that the choice needs are on their way. */
+static void call_experts(struct core *k, const struct layer *l, int index, struct expert_cache *cache, const float *x, int n)
+{
+    struct moe_work *w = &k->moe;
+    const int n_experts = k->c->moe.n_experts;
+    int count = 0;
+    for (int i = 0; i < n_experts; i++)
+        if (w->first[i] < w->first[i + 1]) {
+            w->wanted[count] = i;
+            w->wanted[n_experts + count++] = w->first[i + 1] - w->first[i];
+        }
+    expert_cache_want(cache, index, w->wanted, w->wanted + n_experts, count);
+    guess_next(k, l, index, cache, x, n);
+}
+
 int moe_run(struct core *k, const struct layer *l, int index, const struct input *in, float *x, int n)
 {
+    struct expert_cache *cache = residency_experts(k->residency);
     const struct moe *m = &k->c->moe;
     struct moe_work *w = &k->moe;
     route(k, l, in, n);
     sort_by_expert(m, w->id, w->weight, n, w->first, w->token, w->share);
     for (int i = 0; i < m->n_experts && w->used; i++)
         w->used[(size_t)index * (size_t)m->n_experts + (size_t)i] += (unsigned)(w->first[i + 1] - w->first[i]);
+    if (cache)
+        call_experts(k, l, index, cache, x, n);
     int expert = 0;
     for (int first = 1; first || expert < m->n_experts; first = 0) {
         const int shared = first && m->shared_size > 0;
         if (shared)
             w->batch[0] = shared_mlp(k, in, n);
-        const int count = shared + gather(k, l, in, n, &expert, w->batch + shared);
+        const int count = shared + gather(k, l, in, n, first || !m->shared_size, &expert, cache ? expert_cache_use(cache, !shared) : m->n_experts, w->batch + shared);
         while (expert < m->n_experts && w->first[expert] == w->first[expert + 1])
             expert++;
+        for (int i = shared; i < count && cache; i++) {
+            w->here[i] = expert_cache_at(cache, index, w->batch[i].expert);
+            w->batch[i].x = &w->here[i];
+        }
         run_round(k, l, index, in, w->batch, count, x, n, expert == m->n_experts);
+        if (cache)
+            expert_cache_release(cache, count - shared);
     }
     return 0;
 }
@@ -413,7 +466,7 @@ static void run_expert(struct core *k, const struct layer *l, int index, const s
     const int hidden = k->c->hidden_size, size = k->c->moe.intermediate_size;
     for (int at = 0, count; at < n; at += count) {
         count = n - at < k->max_tokens ? n - at : k->max_tokens;
-        w->batch[0] = (struct batch_expert){ .expert = expert, .n = count, .token = token + at, .weight = share + at,
+        w->batch[0] = (struct batch_expert){ .expert = expert, .n = count, .x = &l->experts[expert], .token = token + at, .weight = share + at,
                                              .in = { .x = w->in, .ldx = (size_t)hidden, .cols = hidden }, .down = { .x = w->mid, .ldx = (size_t)size, .cols = size } };
         run_round(k, l, index, in, w->batch, 1, x, count, 0);
     }

@@ -44,6 +44,8 @@ void core_linear(struct core *k, const struct op *ops, int n_ops, int n_tokens, 
 /* Several matrices of equally many rows that add to the same outputs: a job has the same tiles of all, in order. */
 void core_linear_sum(struct core *k, const struct op *ops, int n_ops, int n_tokens, const struct ahead *ahead);
 const struct ahead *core_after(const struct core *k, int index, int loop);
+/* out = the norm of one row of hidden_size. */
+void core_norm_row(const struct core *k, float *out, const float *x, const struct norm *norm, int n);
 int core_tapped(const struct core *k, int layer, int role, const struct input *in, int n);
 
 /* ---- kinds of feed-forward: x += ... of in, whose rows are in->x ---- */

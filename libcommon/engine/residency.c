@@ -24,6 +24,7 @@ struct residency {
     const struct zfile *z;              /* borrowed */
     uint8_t *tile;                      /* of residency_row */
     struct piece *other; int n_others;  /* groups that hold no layer: the embedding, the head, the last norm */
+    struct expert_cache *experts;       /* NULL: they are part of the layers */
     pthread_t thread; int has_thread;   /* has_thread 0: everything fits, nothing is done */
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -127,7 +128,9 @@ static int cut(struct residency *r, const struct model *m, size_t *largest, stru
             continue;
         }
         r->piece[g->layer] = p;
-        *largest = bytes(&p) > *largest ? bytes(&p) : *largest;
+        if (r->experts && expert_cache_begin(r->experts, g->layer))
+            r->piece[g->layer].to = (uintptr_t)expert_cache_begin(r->experts, g->layer);
+        *largest = bytes(&r->piece[g->layer]) > *largest ? bytes(&r->piece[g->layer]) : *largest;
     }
     r->slice_tiles = (int)(*largest / head->tile_bytes);
     r->slice_tiles = r->slice_tiles < 1 ? 1 : r->slice_tiles;
@@ -144,7 +147,7 @@ static int cut(struct residency *r, const struct model *m, size_t *largest, stru
 struct residency *residency_open(const struct model *m, size_t max_bytes, struct err *e)
 {
     struct residency *r = calloc(1, sizeof *r);
-    size_t largest = 0, total = 0;
+    size_t largest = 0, total = 0, kept = 0;
     if (!r) {
         err_nomem(e, "residency");
         return NULL;
@@ -152,13 +155,17 @@ struct residency *residency_open(const struct model *m, size_t max_bytes, struct
     pthread_mutex_init(&r->lock, NULL);
     pthread_cond_init(&r->changed, NULL);
     r->now = r->ahead = -1;
+    if (!(r->experts = expert_cache_open(m, e)) && e->code != ERR_NONE)
+        goto fail;
     if (cut(r, m, &largest, e) < 0)
         goto fail;
-    if (2 * largest + SLACK > max_bytes) {
-        err_set(e, ERR_LIMIT, "weights in %zu bytes of memory: this model needs at least %zu, for two of its layers", max_bytes, 2 * largest + SLACK);
+    const size_t least = SLACK + 2 * largest + (r->experts ? expert_cache_least(r->experts) : 0);
+    if (least > max_bytes) {
+        err_set(e, ERR_LIMIT, "weights in %zu bytes of memory: this model needs at least %zu, for two of its layers%s", max_bytes, least,
+                r->experts ? " without their experts, and two of these" : "");
         goto fail;
     }
-    size_t all = SLACK;
+    size_t all = SLACK + (r->experts ? expert_cache_all(r->experts) : 0);
     for (int i = 0; i < r->n_layers; i++)
         all += bytes(&r->piece[i]);
     for (int i = 0; i < r->n_others; i++)
@@ -167,8 +174,11 @@ struct residency *residency_open(const struct model *m, size_t max_bytes, struct
         return r;
     for (int i = 0; i < r->n_pieces; i++) {
         total += bytes(&r->piece[i]);
-        r->piece[i].kept = total + 2 * largest + SLACK <= max_bytes;
+        r->piece[i].kept = total + least <= max_bytes;
+        kept += r->piece[i].kept ? bytes(&r->piece[i]) : 0;
     }
+    if (r->experts && expert_cache_start(r->experts, max_bytes - SLACK - kept - (kept < total ? 2 * largest : 0), e) < 0)
+        goto fail;
     const int rc = thread_start(&r->thread, bring, r);
     r->has_thread = rc == 0;
     if (rc == 0)
@@ -191,6 +201,7 @@ void residency_close(struct residency *r)
         pthread_mutex_unlock(&r->lock);
         pthread_join(r->thread, NULL);
     }
+    expert_cache_close(r->experts);
     pthread_cond_destroy(&r->changed);
     pthread_mutex_destroy(&r->lock);
     free(r->piece);
@@ -200,6 +211,8 @@ void residency_close(struct residency *r)
 }
 
 /* ---- a step ---- */
+
+struct expert_cache *residency_experts(const struct residency *r) { return r && r->has_thread ? r->experts : NULL; }
 
 void residency_row(struct residency *r, const struct mat *m, int64_t row, float *out)
 {

@@ -2,6 +2,7 @@
 #include "libcommon/format/zfile.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdarg.h>
@@ -507,11 +508,10 @@ void zfile_version(const struct zfile *z, int *major, int *minor, int *patch)
     *patch = z->header.patch;
 }
 
-int zfile_pread(const struct zfile *z, const void *from, size_t n, void *out)
+static int read_at(int fd, size_t at, size_t n, uint8_t *out)
 {
-    const off_t at = (const uint8_t *)from - z->map.data;
     for (size_t done = 0; done < n;) {
-        const ssize_t got = pread(z->map.fd, (uint8_t *)out + done, n - done, at + (off_t)done);
+        const ssize_t got = pread(fd, out + done, n - done, (off_t)(at + done));
         if (got < 0 && errno == EINTR)
             continue;
         if (got <= 0)
@@ -519,6 +519,43 @@ int zfile_pread(const struct zfile *z, const void *from, size_t n, void *out)
         done += (size_t)got;
     }
     return 0;
+}
+
+int zfile_pread(const struct zfile *z, const void *from, size_t n, void *out)
+{
+    return read_at(z->map.fd, (size_t)((const uint8_t *)from - z->map.data), n, out);
+}
+
+int zfile_direct(const struct zfile *z)
+{
+    char path[40];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", z->map.fd);         /* this very file, whatever its name belongs to by now */
+    return open(path, O_RDONLY | O_CLOEXEC | O_DIRECT);
+}
+
+static int in_page_cache(const void *from, size_t n)
+{
+    enum { MOST = 4096 };
+    unsigned char there[MOST];
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE), pages = (n + page - 1) / page;
+    for (size_t i = 0; i < pages; i += MOST) {
+        const size_t count = pages - i < MOST ? pages - i : MOST;
+        if (mincore((uint8_t *)(uintptr_t)from + i * page, count * page, there) != 0)
+            return 0;
+        for (size_t k = 0; k < count; k++)
+            if (!(there[k] & 1))
+                return 0;
+    }
+    return 1;
+}
+
+int zfile_pread_direct(const struct zfile *z, int direct, const void *from, size_t n, void *out)
+{
+    const size_t at = (size_t)((const uint8_t *)from - z->map.data), inside = z->map.size - at < n ? z->map.size - at : n;
+    const size_t whole = inside / ZSE_PAGE * ZSE_PAGE;
+    if (direct < 0 || in_page_cache(from, inside) || read_at(direct, at, whole, out) != 0)
+        return zfile_pread(z, from, inside, out);
+    return read_at(z->map.fd, at + whole, inside - whole, (uint8_t *)out + whole);
 }
 
 const struct zfile_tensor *zfile_find(const struct zfile *z, const char *name)

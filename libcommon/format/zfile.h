@@ -83,6 +83,11 @@ const void *zfile_data(const struct zfile *z);                  /* the whole map
 struct map *zfile_map(struct zfile *z);                         /* borrowed: for map_check(), and for who handles pages that are lost */
 /* Read n bytes of the mapping at `from` into out without mapping their pages. 0, or -1 if the file does not give them. */
 int zfile_pread(const struct zfile *z, const void *from, size_t n, void *out);
+/* A descriptor of the file that reads past the page cache (O_DIRECT), which the caller closes; -1 where the file system has none. */
+int zfile_direct(const struct zfile *z);
+/* The same as zfile_pread for whole pages (from and out begin one; what lies behind the end of the file is left alone): out of the page cache if all of them
+ * are there, else past it through `direct` (-1: plainly). */
+int zfile_pread_direct(const struct zfile *z, int direct, const void *from, size_t n, void *out);
 void zfile_version(const struct zfile *z, int *major, int *minor, int *patch);
 int zfile_n_tensors(const struct zfile *z);
 const struct zfile_tensor *zfile_tensor(const struct zfile *z, int i);

@@ -98,3 +98,63 @@ prompt() { for _ in $(seq 40); do printf 'the river runs to a sea of stone, '; d
   kv=$(zse-bench "$MODEL" -p 1000 -n 8 -r 1 -w 0 --json | jq .memory.kv_bytes)
   watch "0 < most_anon <= $kv + 32e6" zse-chat "$MODEL" --raw -p "$(prompt)" -n 12 --temp 0 --ignore-eos --ids
 }
+
+# moe_folder DIR: a mixture of experts of random weights, 4 layers of 32 experts, as transformers would store it.
+moe_folder() {
+  mkdir -p "$1"
+  python3 - "$1" <<'END'
+import json, random, struct, sys
+out, hidden, inter, layers, experts, vocab, heads, dim = sys.argv[1], 256, 512, 4, 32, 512, 4, 64
+json.dump({"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": inter,
+           "num_attention_heads": heads, "num_key_value_heads": heads, "head_dim": dim, "vocab_size": vocab, "max_position_embeddings": 512, "rope_theta": 10000.0,
+           "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "num_experts": experts, "num_experts_per_tok": 4, "moe_intermediate_size": inter, "norm_topk_prob": True,
+           "hidden_act": "silu", "bos_token_id": 1, "eos_token_id": 2}, open(f"{out}/config.json", "w"))
+tensors = {"model.embed_tokens.weight": (vocab, hidden), "lm_head.weight": (vocab, hidden), "model.norm.weight": (hidden,)}
+for i in range(layers):
+    p = f"model.layers.{i}."
+    tensors |= {p + "input_layernorm.weight": (hidden,), p + "post_attention_layernorm.weight": (hidden,), p + "mlp.gate.weight": (experts, hidden)}
+    tensors |= {p + f"self_attn.{n}_proj.weight": (heads * dim, hidden) for n in "qkvo"} | {p + f"self_attn.{n}_norm.weight": (dim,) for n in "qk"}
+    for e in range(experts):
+        x = f"{p}mlp.experts.{e}."
+        tensors |= {x + "gate_proj.weight": (inter, hidden), x + "up_proj.weight": (inter, hidden), x + "down_proj.weight": (hidden, inter)}
+# bf16 of random sign and mantissa, from 2^-6 to 2^-5 or around 1
+high = {1: bytes(0x3f for _ in range(256)), 2: bytes(0x3c if i < 128 else 0xbc for i in range(256))}
+rng, header, at, data = random.Random(7), {}, 0, []
+for name, shape in tensors.items():
+    n = shape[0] * (shape[1] if len(shape) > 1 else 1)
+    b = bytearray(rng.randbytes(2 * n))
+    b[1::2] = bytes(b[1::2]).translate(high[len(shape)])
+    data.append(b)
+    header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, at + 2 * n]}
+    at += 2 * n
+head = json.dumps(header).encode()
+with open(f"{out}/model.safetensors", "wb") as f:
+    f.write(struct.pack("<Q", len(head)) + head)
+    for b in data:
+        f.write(b)
+END
+}
+
+@test "--max-memory: experts come from the file as they are chosen, the logits are the same" {
+  d=$BATS_TEST_TMPDIR
+  moe_folder "$d/src"
+  zse-convert "$d/src" -q int8 --quality fast -o "$d/moe.zse" >/dev/null 2>&1
+  ids=$(python3 -c 'import random; r = random.Random(3); print(*[r.randrange(512) for _ in range(150)])')
+  zse-bench logits "$d/moe.zse" --ids "$ids" --window 40 -o "$d/want"
+  for size in 12 25; do               # of 52 MB; at least two experts and two layers without theirs
+    for window in 40 1; do
+      zse-bench logits "$d/moe.zse" --ids "$ids" --window $window -o "$d/got" --max-memory ${size}MB
+      cmp "$d/want" "$d/got" || { echo "$size MB, steps of $window"; return 1; }
+    done
+  done
+  run --separate-stderr zse-bench logits "$d/moe.zse" --ids 1 -o "$d/got" --max-memory 9MB
+  [ "$status" = 1 ]
+  [[ "$stderr" == *"two of its layers without their experts, and two of these"* ]]
+  run zse-bench moe "$d/moe.zse" -b 2 -r 1 -p 32 --json --max-memory 25MB
+  [ "$status" = 0 ]
+  jq -e '.rows[0].file | .experts_max_bytes > 5e6 and .experts_max_bytes < 25e6 and .there >= 0 and .there < 1 and .bytes_per_step > 0' <<<"$output" || { echo "$output"; return 1; }
+  run zse-bench moe "$d/moe.zse" -b 1 -r 1 -p 32 --json
+  jq -e '.rows[0].file == null' <<<"$output"
+  # neither the mapping nor private memory hold more
+  MODEL=$d/moe.zse watch "0 < most < 20e6" zse-bench "$d/moe.zse" -p 100 -n 8 -b 3 -r 1 -w 0 --max-memory 20MB
+}
