@@ -25,6 +25,7 @@ static const char usage[] =
     "  -q, --quantize TYPE        nl4 (default), int4, int8, nf4, ternary, mixed, f16, bf16, f32, keep\n"
     "  -g, --group-size N         weights that share a scale, int4 and int8: 32, 64, 128; int8 also 'row'\n"
     "      --quant PART=TYPE,...  other types for attention, mlp, experts, embeddings, lm_head\n"
+    "      --ternary RULE         what makes other weights ternary: fit (default), absmean, rms, adaptive, threshold, sign\n"
     "      --skip GLOB            keep these tensors as they are stored (may be repeated; GLOB,GLOB)\n"
     "  -m, --target-memory SIZE   weights of at most this size, as 6GB or 900MiB: alone, the finest type that fits;\n"
     "                             with -q mixed, 2 to 8 bits a tensor where they count most\n"
@@ -47,10 +48,10 @@ static const char usage[] =
     "norms and biases are always f32.  keep: the source's own grid where a type holds it exactly (Q4_0, Q4_1, Q5_0, Q8_0, IQ4_NL, MXFP4, F16 ...),\n"
     "else the nearest.\n";
 
-enum { OPT_QUANT = 300, OPT_SKIP, OPT_QUALITY, OPT_CALIBRATION, OPT_SYNTHETIC, OPT_THREADS, OPT_KERNELS, OPT_TENSORS, OPT_JSON, OPT_PLAN, OPT_MODE };
+enum { OPT_QUANT = 300, OPT_SKIP, OPT_QUALITY, OPT_CALIBRATION, OPT_SYNTHETIC, OPT_THREADS, OPT_KERNELS, OPT_TENSORS, OPT_JSON, OPT_PLAN, OPT_MODE, OPT_TERNARY };
 static const struct option options[] = {
     { "output", required_argument, NULL, 'o' }, { "quantize", required_argument, NULL, 'q' }, { "group-size", required_argument, NULL, 'g' },
-    { "quant", required_argument, NULL, OPT_QUANT }, { "skip", required_argument, NULL, OPT_SKIP }, { "target-memory", required_argument, NULL, 'm' },
+    { "quant", required_argument, NULL, OPT_QUANT }, { "ternary", required_argument, NULL, OPT_TERNARY }, { "skip", required_argument, NULL, OPT_SKIP }, { "target-memory", required_argument, NULL, 'm' },
     { "quality", required_argument, NULL, OPT_QUALITY }, { "calibration", required_argument, NULL, OPT_CALIBRATION },
     { "synthetic", required_argument, NULL, OPT_SYNTHETIC },
     { "threads", required_argument, NULL, OPT_THREADS }, { "kernels", required_argument, NULL, OPT_KERNELS }, { "dry-run", no_argument, NULL, 'n' },
@@ -62,7 +63,7 @@ static const struct option options[] = {
 struct arguments {
     struct convert_options o;
     const char **skip; int n_skip;      /* point into argv's strings, cut at commas */
-    int type_given, json, tensors, dry_run, plan;
+    int type_given, ternary_given, json, tensors, dry_run, plan;
     struct planned_mode mode;
     char *found;                        /* SRC, as a path; owned */
 };
@@ -121,6 +122,17 @@ static int parse_quality(struct arguments *a, const char *text)
     return cli_wrong(prog, "--quality: '%s' is not fast, good or best", text);
 }
 
+static int parse_ternary(struct arguments *a, const char *text)
+{
+    for (int i = 0; i < N_TERNARY; i++)
+        if (strcmp(text, ternary_name((enum ternary_fit)i)) == 0) {
+            a->o.ternary = (enum ternary_fit)i;
+            a->ternary_given = 1;
+            return 0;
+        }
+    return cli_wrong(prog, "--ternary: '%s' is not fit, absmean, rms, adaptive, threshold or sign", text);
+}
+
 static int take(struct arguments *a, int c, char *arg)
 {
     struct err e;
@@ -136,6 +148,7 @@ static int take(struct arguments *a, int c, char *arg)
     case OPT_SKIP:        return add_globs(a, arg);
     case 'm':             return cli_parse_size(prog, "--target-memory", arg, &a->o.target_bytes);
     case OPT_QUALITY:     return parse_quality(a, arg);
+    case OPT_TERNARY:     return parse_ternary(a, arg);
     case OPT_CALIBRATION: a->o.calibration = arg; return 0;
     case OPT_SYNTHETIC:   a->o.synthetic = arg; return 0;
     case OPT_THREADS:
@@ -154,6 +167,16 @@ static int take(struct arguments *a, int c, char *arg)
     }
 }
 
+static int is_ternary(struct convert_type t) { return t.kind == CONVERT_TYPE && (t.qtype == QT_T2 || t.qtype == QT_T3); }
+
+static int wants_ternary(const struct convert_options *o)
+{
+    int some = is_ternary(o->type);
+    for (int i = 0; i < N_PARTS; i++)
+        some |= o->part[i].set && is_ternary(o->part[i].type);
+    return some;
+}
+
 static int check(struct arguments *a, int argc, char **argv)
 {
     if (argc - optind != (a->o.synthetic ? 0 : 1))
@@ -167,6 +190,8 @@ static int check(struct arguments *a, int argc, char **argv)
         return cli_wrong(prog, "--plan writes nothing and compares types: neither -o, -n, -q, --tensors nor --synthetic");
     if (a->plan)
         return 0;
+    if (a->ternary_given && !wants_ternary(&a->o))
+        return cli_wrong(prog, "--ternary goes with a ternary type, for all (-q ternary) or some (--quant)");
     if (!a->o.output && !a->dry_run)
         return cli_wrong(prog, "-o OUT.zse is needed: where to write");
     if (a->dry_run)

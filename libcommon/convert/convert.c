@@ -223,7 +223,7 @@ static void fill_report(struct job *j)
         t->act_group = p->make == MAKE_VECTOR ? 0 : p->m.act_group;
         t->bytes = p->m.size;
         int s = p->source->type;
-        r->n_requantized += p->make == MAKE_QUANT && !plan_is_float(s);
+        r->n_requantized += (p->make == MAKE_QUANT || p->make == MAKE_TERNARY) && !plan_is_float(s);
         r->n_inexact += p->make == MAKE_NEAR && !t->exact;
     }
 }

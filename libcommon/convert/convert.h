@@ -22,6 +22,7 @@
 #include "libcommon/base/err.h"
 #include "libcommon/base/progress.h"
 #include "libcommon/quant/qtype.h"
+#include "libcommon/quant/ternary.h"
 
 /* What to make of a matrix: a number format, or a rule. */
 enum convert_kind {
@@ -31,7 +32,7 @@ enum convert_kind {
     CONVERT_FIT,            /* the finest single type that fits the target size */
 };
 struct convert_type { enum convert_kind kind; enum qtype qtype; };
-/* "nl4" "int4" "int8" "nf4" "mixed" "f16" "fp16" "bf16" "f32" "keep"; 0 or -1 with *e listing them. */
+/* "nl4" "int4" "int8" "nf4" "ternary" "mixed" "f16" "fp16" "bf16" "f32" "keep" ...; 0 or -1 with *e listing them. */
 int convert_parse_type(struct convert_type *t, const char *name, struct err *e);
 
 enum convert_effort { CONVERT_FAST, CONVERT_GOOD, CONVERT_BEST };
@@ -51,6 +52,7 @@ struct convert_options {
     const char *const *skip; int n_skip;        /* globs on the names of tensors (ours or the source's): kept as stored */
     struct { int set; struct convert_type type; } part[N_PARTS];        /* other types for parts of the model */
     uint64_t target_bytes;              /* 0: none; bytes of weights */
+    enum ternary_fit ternary;           /* how weights that were not trained to be ternary become it; all but TERNARY_FIT without a model run */
     enum convert_effort effort;
     const char *calibration;            /* a text file; NULL: the built-in text */
     int n_threads;                      /* 0: all processors */

@@ -83,17 +83,20 @@ static json_t *quantization(const struct job *j)
     const struct convert_report *r = j->report;
     const char *type = r->type.kind == CONVERT_KEEP ? "keep" : r->type.kind == CONVERT_MIXED ? "mixed" : plan_type_name(r->type);
     json_t *q = json_pack("{s:s,s:I}", "type", type, "weight_bytes", (json_int_t)r->weight_bytes), *types = json_object();
-    int rounded = 0, folded = 0;
+    int rounded = 0, ruled = 0, folded = 0;
     for (int i = 0; i < j->n_plans; i++) {
         const struct plan *p = &j->plans[i];
         const char *name = qtype_info(p->m.type)->name;
         rounded |= p->make == MAKE_QUANT;
+        ruled |= p->make == MAKE_TERNARY;
         folded |= j->calib && p->input >= 0 && j->calib[p->spec->layer].scale[p->input];
         json_object_set_new(types, name, json_integer(json_integer_value(json_object_get(types, name)) + (json_int_t)p->m.size));
     }
     json_object_set_new(q, "bytes_by_type", types);
     if (rounded && !j->o->synthetic)
         json_object_set_new(q, "quality", json_string(efforts[j->effort]));
+    if (ruled)
+        json_object_set_new(q, "ternary", json_string(ternary_name(j->o->ternary)));
     if (r->n_calibration_tokens) {
         json_object_set_new(q, "calibration", j->o->calibration ? json_base_name(j->o->calibration) : json_string("built-in"));
         json_object_set_new(q, "calibration_tokens", json_integer(r->n_calibration_tokens));

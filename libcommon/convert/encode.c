@@ -113,7 +113,7 @@ static void one_scale(const struct mat *m, const float *x, float scale, struct q
 }
 
 /* Values that are a scale, its negative or 0. */
-static void near_t2(const struct mat *m, const float *x, struct qrow *q)
+static void near_ternary(const struct mat *m, const float *x, struct qrow *q)
 {
     float amax = 0;
     for (int k = 0; k < m->cols; k++)
@@ -175,10 +175,12 @@ static int encode_row(struct encoder *c, struct worker *w, uint8_t *tile, int64_
     } else if (p->make == MAKE_NEAR) {
         if (m->type == QT_I4M)
             near_i4m(m, w->x, &w->q);
-        else if (m->type == QT_T2)
-            near_t2(m, w->x, &w->q);
+        else if (m->type == QT_T2 || m->type == QT_T3)
+            near_ternary(m, w->x, &w->q);
         else
             near_i8(m, w->x, &w->q);
+    } else if (p->make == MAKE_TERNARY) {
+        ternary_row(m, w->x, c->j->o->ternary, &w->q);
     } else if (p->make == MAKE_ABSMEAN) {
         one_scale(m, w->x, c->absmean, &w->q);
     } else {
@@ -186,6 +188,9 @@ static int encode_row(struct encoder *c, struct worker *w, uint8_t *tile, int64_
         quantize_row(m, w->x, c->importance, QUANT_SEARCH, &w->q);
     }
     qrow_decode(m, &w->q, w->decoded);
+    for (int i = 0; m->type == QT_MXFP4 && i < m->cols; i++)
+        if (!isfinite(w->decoded[i]))
+            return err_set(e, ERR_FORMAT, "tensor %s: row %" PRId64 ", column %d: the scale of its block is 255, which is no number", p->source->name, row, i);
     tile_put(m, tile, r, &w->q);
     add_row(s, w->x, w->decoded, m->cols);
     return 0;

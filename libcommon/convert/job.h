@@ -16,6 +16,7 @@ enum make {
     MAKE_COPY,              /* codes and scales of the source, no rounding */
     MAKE_NEAR,              /* a linear grid laid over the source's grid: exact or next to it */
     MAKE_QUANT,             /* rounded */
+    MAKE_TERNARY,           /* by one of the rules of quant/ternary.h */
     MAKE_ABSMEAN,           /* ternary, one scale for the tensor: the mean of its magnitudes, as BitNet was trained */
 };
 

@@ -10,11 +10,12 @@
 static const struct { const char *name; struct convert_type type; } names[] = {
     { "nl4", { CONVERT_TYPE, QT_NL4 } },   { "int4", { CONVERT_TYPE, QT_I4 } },   { "int8", { CONVERT_TYPE, QT_I8 } },
     { "nf4", { CONVERT_TYPE, QT_NF4 } },   { "mixed", { CONVERT_MIXED, 0 } },     { "f16", { CONVERT_TYPE, QT_F16 } },
-    { "ternary", { CONVERT_TYPE, QT_T2 } },
+    { "ternary", { CONVERT_TYPE, QT_T3 } },
     { "bf16", { CONVERT_TYPE, QT_BF16 } }, { "f32", { CONVERT_TYPE, QT_F32 } },   { "keep", { CONVERT_KEEP, 0 } },
     /* other spellings, and types that only make sense for parts of a model */
     { "fp16", { CONVERT_TYPE, QT_F16 } },  { "fp32", { CONVERT_TYPE, QT_F32 } },  { "int4m", { CONVERT_TYPE, QT_I4M } },
     { "int4z", { CONVERT_TYPE, QT_I4Z } }, { "m2", { CONVERT_TYPE, QT_M2 } },     { "m3", { CONVERT_TYPE, QT_M3 } },
+    { "t2", { CONVERT_TYPE, QT_T2 } },     { "t3", { CONVERT_TYPE, QT_T3 } },     { "mxfp4", { CONVERT_TYPE, QT_MXFP4 } },
     { "m5", { CONVERT_TYPE, QT_M5 } },     { "m6", { CONVERT_TYPE, QT_M6 } },     { "fit", { CONVERT_FIT, 0 } },
 };
 
@@ -26,7 +27,7 @@ int convert_parse_type(struct convert_type *t, const char *name, struct err *e)
             return 0;
         }
     return err_set(e, ERR_UNSUPPORTED, "'%s' is no type to convert to: nl4, int4, int8, nf4, ternary, mixed, f16, bf16, f32, keep "
-                                       "(or, for experiments, int4m, int4z, m2, m3, m5, m6)", name);
+                                       "(or, to choose more finely, t2, t3, mxfp4, int4m, int4z, m2, m3, m5, m6)", name);
 }
 
 const char *plan_type_name(struct convert_type t)
@@ -83,7 +84,6 @@ enum qtype convert_keep_type(int source_type, int *group_size, int *exact)
     switch (source_type) {
     case GGML_F64:  return QT_F32;
     case GGML_Q4_K: return QT_I4M;          /* 16 steps above a minimum, as here; its scale is a product that f16 has to round */
-    case GGML_MXFP4: *exact = 1; return QT_I8;      /* twice its values are whole numbers; checked group by group */
     default:        return QT_I8;
     }
 }
@@ -106,19 +106,38 @@ static void find_exact(struct plan *p)
         p->exact = -1;
 }
 
+static int is_ternary(enum qtype type) { return type == QT_T2 || type == QT_T3; }
+
+/* t3 pads columns to whole groups of 256: t2 where that takes as many bytes. */
+static int set_ternary(struct plan *p, enum qtype type, int group_size, struct err *e)
+{
+    const struct weight_spec *s = p->spec;
+    struct mat t2;
+    if (mat_init(&t2, QT_T2, group_size ? group_size : 128, 128, s->rows, s->cols, e))
+        return -1;
+    if (type == QT_T3 && !group_size && mat_init(&p->m, QT_T3, 256, 128, s->rows, s->cols, e))
+        return -1;
+    if (type != QT_T3 || group_size || p->m.size >= t2.size)
+        p->m = t2;
+    return 0;
+}
+
 /* Codes and scales as they are.  The channels of a GGUF's 128 are even enough for one activation scale; those of a checkpoint nobody scaled. */
 static int set_copy(struct plan *p, struct err *e)
 {
     p->make = MAKE_COPY;
+    if (p->exact == QT_T2)
+        return set_ternary(p, QT_T3, 0, e);
     return mat_init(&p->m, (enum qtype)p->exact, p->exact_group, p->exact_group < 128 || p->source->packed ? 32 : 128, p->spec->rows, p->spec->cols, e);
 }
 
 static int default_group(enum qtype type)
 {
-    return type == QT_T2 ? 128 : type == QT_I8 || type == QT_NF4 ? 64 : 32;
+    return type == QT_I8 || type == QT_NF4 ? 64 : 32;
 }
 
-int plan_set(struct plan *p, enum qtype type, int group_size, struct err *e)
+/* (Re)plan one tensor as a number format; rule: how to make it ternary. */
+static int set_quant(struct plan *p, enum qtype type, int group_size, enum ternary_fit rule, struct err *e)
 {
     const struct weight_spec *s = p->spec;
     const struct qtype_info *t = qtype_info(type);
@@ -132,11 +151,15 @@ int plan_set(struct plan *p, enum qtype type, int group_size, struct err *e)
     if (p->exact >= 0 && !plan_is_float(p->source->type) && (!user || group_size == p->exact_group) &&
         (p->exact == (int)type || (type == QT_I4 && (p->exact == QT_I4M || p->exact == QT_I4Z))))
         return set_copy(p, e);
-    p->make = MAKE_QUANT;
+    p->make = is_ternary(type) && rule != TERNARY_FIT ? MAKE_TERNARY : MAKE_QUANT;
+    if (is_ternary(type))
+        return set_ternary(p, type, user && group_size > 0 ? group_size : 0, e);
     if (!user || (t->group_sizes & (t->group_sizes - 1)) == 0 || type == QT_I8R)
         group_size = type == QT_I8R ? 32 : default_group(type);
     return mat_init(&p->m, type, group_size, 32, s->rows, s->cols, e);
 }
+
+int plan_set(struct plan *p, enum qtype type, int group_size, struct err *e) { return set_quant(p, type, group_size, TERNARY_FIT, e); }
 
 static int set_keep(struct plan *p, struct err *e)
 {
@@ -151,16 +174,16 @@ static int set_keep(struct plan *p, struct err *e)
         return mat_init(&p->m, type, 32, 0, s->rows, s->cols, e);
     }
     p->make = MAKE_NEAR;
+    if (type == QT_MXFP4)                   /* rows that are no whole blocks: twice its values are whole numbers */
+        type = QT_I8;
     return mat_init(&p->m, type, group, group < 128 ? 32 : 128, s->rows, s->cols, e);
 }
 
 /* A matrix that was trained to be ternary: codes as in the packed checkpoint, or those of the floats that were trained. */
-static int set_bitnet(struct plan *p, struct err *e)
+static int set_bitnet(struct plan *p, enum qtype type, struct err *e)
 {
-    if (p->exact >= 0 && p->source->packed)
-        return set_copy(p, e);
-    p->make = p->source->packed ? MAKE_NEAR : MAKE_ABSMEAN;
-    return mat_init(&p->m, QT_T2, 128, 32, p->spec->rows, p->spec->cols, e);
+    p->make = !p->source->packed ? MAKE_ABSMEAN : p->exact >= 0 ? MAKE_COPY : MAKE_NEAR;
+    return set_ternary(p, type, 0, e);
 }
 
 static int matches(const struct convert_options *o, const struct plan *p)
@@ -183,7 +206,7 @@ static int set_type(struct job *j, struct plan *p, struct convert_type type, str
     if (type.kind == CONVERT_KEEP)
         return set_keep(p, e);
     /* mixed begins with 8 bits everywhere; mixed_assign goes from there */
-    return plan_set(p, type.kind == CONVERT_MIXED ? QT_I8 : type.qtype, j->o->group_size, e);
+    return set_quant(p, type.kind == CONVERT_MIXED ? QT_I8 : type.qtype, j->o->group_size, j->o->ternary, e);
 }
 
 /* The type of one tensor under `type` for the whole model. */
@@ -216,10 +239,10 @@ static int plan_tensor(struct job *j, struct plan *p, struct convert_type type, 
         p->fixed = o->part[part].type.kind != CONVERT_MIXED;
         return set_type(j, p, o->part[part].type, e);
     }
-    if (bitnet && (o->keep_grid || (type.kind == CONVERT_KEEP && j->source->quantization) || (type.kind == CONVERT_TYPE && type.qtype == QT_T2)))
-        return set_bitnet(p, e);
+    if (bitnet && (o->keep_grid || (type.kind == CONVERT_KEEP && j->source->quantization) || (type.kind == CONVERT_TYPE && is_ternary(type.qtype))))
+        return set_bitnet(p, type.kind == CONVERT_TYPE && type.qtype == QT_T2 ? QT_T2 : QT_T3, e);
     if (o->keep_grid && p->source->packed && p->exact >= 0 && qtype_info((enum qtype)p->exact)->bits <= p->source->packed->bits + 2)
-        return set_keep(p, e);              /* not MXFP4, which our 8 bits would hold */
+        return set_keep(p, e);
     const int compressed = p->spec->role == ROLE_K_B || p->spec->role == ROLE_V_B;      /* read by every head of every token: 8 bits */
     int ends = part == PART_EMBEDDINGS || part == PART_LM_HEAD || compressed;
     if (ends && type.kind == CONVERT_TYPE && qtype_info(type.qtype)->bits < 8)      /* 8 bits, or the source's own grid where a type holds it */
@@ -373,7 +396,7 @@ int plan_activations(struct job *j, struct err *e)
         const int down = p->spec->role == ROLE_EXPERT_DOWN;
         const struct layer_calib *l = j->calib && p->spec->layer >= 0 ? &j->calib[p->spec->layer] : NULL;
         int scaled = j->o->synthetic ? j->o->effort != CONVERT_FAST : !l ? 0 : down ? l->experts && l->experts[p->spec->expert].scale : p->input >= 0 && l->scale[p->input];
-        if (p->make != MAKE_QUANT || (p->input < 0 && !down) || !scaled)
+        if (p->make != MAKE_QUANT || is_ternary(p->m.type) || (p->input < 0 && !down) || !scaled)        /* ternary ones have 128 */
             continue;
         int act = p->m.cols % 128 == 0 ? 128 : p->m.cols % 64 == 0 ? 64 : 32;
         if (mat_init(&p->m, p->m.type, p->m.group_size, act, p->spec->rows, p->spec->cols, e))

@@ -116,11 +116,11 @@ size_t packed_bytes(const struct packed *p)
 
 /* ---- straight to our codes ---- */
 
-static int scales_fit_f16(const struct packed *p, float factor)
+static int scales_fit_f16(const struct packed *p)
 {
     int64_t n = (int64_t)(p->scale.size / (size_t)ggml_type_info(p->scale.type)->block_bytes);
     for (int64_t i = 0; i < n; i++) {
-        float s = number(&p->scale, i) * factor;
+        float s = number(&p->scale, i);
         if (!isfinite(s) || f16_to_f32(f32_to_f16(s)) != s)
             return 0;
     }
@@ -155,10 +155,12 @@ int packed_exact(const struct packed *p, int *group_size)
     if (p->order.data || p->divide || !group || p->layout == PACKED_F8)
         return -1;
     *group_size = group;
-    if (p->layout == PACKED_MXFP4)                          /* the scale is of halves */
-        return scales_fit_f16(p, 0.5f) ? QT_I8 : -1;
+    if (p->layout == PACKED_MXFP4) {
+        *group_size = 32;
+        return p->col_group == 32 ? QT_MXFP4 : -1;
+    }
     if (p->layout == PACKED_TERNARY)
-        return scales_fit_f16(p, 1) ? QT_T2 : -1;
+        return scales_fit_f16(p) ? QT_T2 : -1;
     int middle = zero_in_the_middle(p);
     if (p->bits > 4 && !middle)
         return -1;                                          /* differences of 9 bits */
@@ -166,7 +168,7 @@ int packed_exact(const struct packed *p, int *group_size)
         *group_size = 32;
         return QT_I8R;
     }
-    if (!scales_fit_f16(p, 1))
+    if (!scales_fit_f16(p))
         return -1;
     return p->bits > 4 ? QT_I8 : middle ? QT_I4 : QT_I4Z;
 }
@@ -180,7 +182,7 @@ void packed_row(const struct packed *p, const struct mat *m, int64_t row, struct
     for (int g = 0; g < m->n_groups; g++) {
         int64_t k = (int64_t)g * m->group_size;
         float s = k < p->cols ? scale_at(p, row, k / p->col_group) : 0;
-        q->scale[g] = m->type == QT_I8R ? 1 : p->layout == PACKED_MXFP4 ? 0.5f * s : s;
+        q->scale[g] = m->type == QT_I8R ? 1 : s;
         if (q->extra)
             q->extra[g] = k < p->cols ? (float)zero_at(p, row, k / p->col_group) : 0;
     }
@@ -190,10 +192,10 @@ void packed_row(const struct packed *p, const struct mat *m, int64_t row, struct
             zero = zero_at(p, row, group);
         }
         if (p->layout == PACKED_MXFP4)
-            q->code[k] = (uint8_t)e2m1_twice[mxfp4_code(p, row, k)];
+            q->code[k] = (uint8_t)mxfp4_code(p, row, k);
         else if (m->type == QT_I4Z)
             q->code[k] = (uint8_t)(int)code_at(p, row, k);
         else
-            q->code[k] = (uint8_t)((int)code_at(p, row, k) - zero + (m->type == QT_I4 ? 8 : m->type == QT_T2 ? 1 : 0));
+            q->code[k] = (uint8_t)((int)code_at(p, row, k) - zero + (m->type == QT_I4 ? 8 : m->type == QT_T2 || m->type == QT_T3 ? 1 : 0));
     }
 }

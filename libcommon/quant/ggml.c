@@ -367,6 +367,7 @@ int ggml_exact_type(int type, int *group_size)
     case GGML_Q4_0: return QT_I4;
     case GGML_Q4_1: return QT_I4M;
     case GGML_TQ1_0: case GGML_TQ2_0: return QT_I4;
+    case GGML_MXFP4: return QT_MXFP4;
     case GGML_Q5_0: case GGML_Q8_0: case GGML_Q8_1: case GGML_IQ4_NL: return QT_I8;
     default: return -1;
     }
@@ -376,9 +377,9 @@ int ggml_exact_type(int type, int *group_size)
 static void block32(int type, const uint8_t *b, uint8_t *code)
 {
     switch (type) {
-    case GGML_Q4_0: case GGML_Q4_1: case GGML_IQ4_NL:
+    case GGML_Q4_0: case GGML_Q4_1: case GGML_IQ4_NL: case GGML_MXFP4:
         for (int j = 0; j < QK; j++) {
-            uint8_t byte = b[(type == GGML_Q4_1 ? 4 : 2) + j % 16], c = j < 16 ? byte & 15 : byte >> 4;
+            uint8_t byte = b[(type == GGML_Q4_1 ? 4 : type == GGML_MXFP4 ? 1 : 2) + j % 16], c = j < 16 ? byte & 15 : byte >> 4;
             code[j] = type == GGML_IQ4_NL ? (uint8_t)iq4_value[c] : c;
         }
         break;
@@ -409,7 +410,7 @@ void ggml_to_qrow(int type, const void *src, const struct mat *m, struct qrow *q
         uint8_t *code = q->code + (size_t)g * (size_t)group_size;
         if (t->block == QK) {
             block32(type, b, code);
-            q->scale[g] = half(b);
+            q->scale[g] = type == GGML_MXFP4 ? f32_from_bits(b[0] ? (uint32_t)b[0] << 23 : 0x00400000) : half(b);
             if (q->extra)
                 q->extra[g] = half(b + 2);
             continue;

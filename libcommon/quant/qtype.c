@@ -40,7 +40,7 @@ static const float m6_float[64] = { RUN16(float, -32), RUN16(float, -16), RUN16(
 
 /* e2m1 of the OCP Microscaling Formats specification 1.0, section 5.3.3, times 2 so that all are integers. */
 static const int8_t mxfp4_i8[16] = { 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12 };
-static const float mxfp4_float[16] = { 0, .5f, 1, 1.5f, 2, 3, 4, 6, -0.f, -.5f, -1, -1.5f, -2, -3, -4, -6 };
+static const float mxfp4_float[16] = { 0, .5f, 1, 1.5f, 2, 3, 4, 6, 0, -.5f, -1, -1.5f, -2, -3, -4, -6 };
 
 static const int8_t t2_i8[4] = { -1, 0, 1, 2 };
 static const float t2_float[4] = { -1, 0, 1, 2 };

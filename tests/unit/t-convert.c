@@ -184,7 +184,7 @@ static void kept_exactly(void **state)
     (void)state;
     static const struct { const char *file; int type; enum qtype to; } files[] = {
         { "F32", GGML_F32, QT_F32 }, { "F16", GGML_F16, QT_F16 }, { "BF16", GGML_BF16, QT_BF16 }, { "Q4_0", GGML_Q4_0, QT_I4 }, { "Q4_1", GGML_Q4_1, QT_I4M },
-        { "Q5_0", GGML_Q5_0, QT_I8 }, { "Q8_0", GGML_Q8_0, QT_I8 }, { "IQ4_NL", GGML_IQ4_NL, QT_I8 }, { "MXFP4", GGML_MXFP4, QT_I8 },
+        { "Q5_0", GGML_Q5_0, QT_I8 }, { "Q8_0", GGML_Q8_0, QT_I8 }, { "IQ4_NL", GGML_IQ4_NL, QT_I8 }, { "MXFP4", GGML_MXFP4, QT_MXFP4 },
         { "TQ1_0", GGML_TQ1_0, QT_I4 }, { "TQ2_0", GGML_TQ2_0, QT_I4 },
     };
     if (access(oracle("gguf"), R_OK)) {

@@ -231,6 +231,34 @@ static void compressed_by_hand(void **state)
 }
 
 /* One expert of two outputs: nibbles from the low one up; scales 2^0 and 2^-2. */
+/* Experts stay on their grid: row r of expert e holds what column r of the plain tensor's e-th matrix does. */
+static void keeps_rows(const struct source *s, const char *name)
+{
+    const struct source_tensor *t = source_find(s, name);
+    const int rows = (int)t->dim[2], cols = (int)t->dim[1];
+    struct mat m;
+    struct qrow q;
+    struct err e;
+    int group = 0;
+    assert_int_equal(packed_exact(t->packed, &group), QT_MXFP4);
+    assert_int_equal(group, 32);
+    assert_int_equal(mat_init(&m, QT_MXFP4, 32, 32, rows, cols, &e), 0);
+    assert_int_equal(qrow_init(&q, &m, &e), 0);
+    float *got = malloc((size_t)cols * sizeof *got), *want = malloc((size_t)(cols * rows) * sizeof *want);
+    for (int x = 0; x < t->dim[0]; x++) {
+        assert_int_equal(source_read(s, t, (int64_t)x * cols, cols, want, 1, &e), 0);
+        for (int r = 0; r < rows; r++) {
+            packed_row(t->packed, &m, (int64_t)x * rows + r, &q);
+            qrow_decode(&m, &q, got);
+            for (int k = 0; k < cols; k++)
+                assert_true(got[k] == want[k * rows + r]);
+        }
+    }
+    free(got);
+    free(want);
+    qrow_release(&q);
+}
+
 static void mxfp4_by_hand(void **state)
 {
     (void)state;
@@ -256,6 +284,7 @@ static void mxfp4_by_hand(void **state)
     struct err e;
     assert_int_equal(source_read(s, t, 31, 3, part, 1, &e), 0);         /* over the border of two experts */
     assert_memory_equal(part, want + 62, sizeof part);
+    keeps_rows(s, "mlp.down_proj");
     source_close(s);
     scales[3] = 255;
     s = opens("{\"quant_method\": \"mxfp4\"}");

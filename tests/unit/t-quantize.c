@@ -14,6 +14,7 @@
 #include "libcommon/base/rng.h"
 #include "libcommon/quant/half.h"
 #include "libcommon/quant/quantize.h"
+#include "libcommon/quant/ternary.h"
 
 static const enum qtype types[] = { QT_I8, QT_I8R, QT_I4, QT_I4M, QT_I4Z, QT_NL4, QT_NF4, QT_M2, QT_M3, QT_M5, QT_M6, QT_T2, QT_T3, QT_MXFP4 };
 enum { N_TYPES = sizeof types / sizeof *types, COLS = 576 };
@@ -167,6 +168,56 @@ static void errors(void **state)
     }
     /* the codebook earns its place: at the same bits of a code it leaves an eighth less error than the linear grid */
     assert_true(mse[5][1] < 0.875 * mse[2][1]);
+}
+
+/* The rules of ternary.h on normal numbers: the cosines that it promises; zeros and padding. */
+static void ternary_rules(void **state)
+{
+    (void)state;
+    static const double promised[N_TERNARY] = { .909, .886, .896, .897, .880, .798 };
+    enum { ROWS = 400, N = 256 };
+    for (int fit = 0; fit < N_TERNARY; fit++) {
+        struct rng r = { 77 };
+        struct mat m;
+        struct qrow q;
+        struct err e;
+        double xy = 0, xx = 0, yy = 0;
+        float x[N], y[N];
+        assert_int_equal(mat_init(&m, QT_T2, 128, 128, 1, N, &e), 0);
+        assert_int_equal(qrow_init(&q, &m, &e), 0);
+        for (int n = 0; n < ROWS; n++) {
+            normal_row(&r, x, N);
+            if (fit == TERNARY_FIT)
+                quantize_row(&m, x, NULL, QUANT_SEARCH, &q);
+            else
+                ternary_row(&m, x, (enum ternary_fit)fit, &q);
+            qrow_decode(&m, &q, y);
+            for (int k = 0; k < N; k++) {
+                assert_true(q.code[k] <= 2 && (fit != TERNARY_SIGN || q.code[k] != 1));
+                xy += (double)x[k] * (double)y[k];
+                xx += (double)x[k] * (double)x[k];
+                yy += (double)y[k] * (double)y[k];
+            }
+        }
+        const double cosine = xy / sqrt(xx * yy);
+        if (fabs(cosine - promised[fit]) > .0015)
+            fail_msg("%s: cosine %.4f, promised %.3f", ternary_name((enum ternary_fit)fit), cosine, promised[fit]);
+        qrow_release(&q);
+    }
+    assert_null(ternary_name(N_TERNARY));
+    struct mat m;
+    struct qrow q;
+    float zeros[300] = { 0 }, out[300];
+    assert_int_equal(mat_init(&m, QT_T3, 256, 128, 1, 300, NULL), 0);
+    assert_int_equal(qrow_init(&q, &m, NULL), 0);
+    for (int fit = 1; fit < N_TERNARY; fit++) {         /* nothing to divide by, and columns that are not there */
+        ternary_row(&m, zeros, (enum ternary_fit)fit, &q);
+        qrow_decode(&m, &q, out);
+        assert_memory_equal(out, zeros, sizeof zeros);
+        for (int k = 300; k < m.cols_padded; k++)
+            assert_int_equal(q.code[k], 1);
+    }
+    qrow_release(&q);
 }
 
 /* Importance: columns that matter more come out better, by the measure it defines. */
@@ -330,7 +381,7 @@ static void same_bits(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(nearest), cmocka_unit_test(errors), cmocka_unit_test(importance_counts),
+        cmocka_unit_test(nearest), cmocka_unit_test(errors), cmocka_unit_test(ternary_rules), cmocka_unit_test(importance_counts),
         cmocka_unit_test(zero_and_constant), cmocka_unit_test(extremes), cmocka_unit_test(outlier), cmocka_unit_test(same_bits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
