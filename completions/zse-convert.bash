@@ -6,6 +6,7 @@ _zse_convert() {
     -q|--quantize) COMPREPLY=($(compgen -W "nl4 int4 int8 nf4 ternary mixed f16 bf16 f32 keep" -- "$cur")); return ;;
     -g|--group-size) COMPREPLY=(); return ;;
     --quant) COMPREPLY=(); return ;;
+    --ternary) COMPREPLY=(); return ;;
     --skip) COMPREPLY=(); return ;;
     -m|--target-memory) COMPREPLY=(); return ;;
     --quality) COMPREPLY=($(compgen -W "fast good best" -- "$cur")); return ;;
@@ -16,7 +17,7 @@ _zse_convert() {
     --mode) COMPREPLY=(); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--output --quantize --group-size --quant --skip --target-memory --quality --calibration --synthetic --threads --kernels --dry-run --plan --mode --tensors --json --force --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--output --quantize --group-size --quant --ternary --skip --target-memory --quality --calibration --synthetic --threads --kernels --dry-run --plan --mode --tensors --json --force --help --version" -- "$cur")) ;;
     *) COMPREPLY=($(compgen -f -- "$cur"))
        ;;
   esac
