@@ -1,4 +1,4 @@
-/* info_hub.c - zse-info models search and check. */
+/* info_hub.c - zse-info models search, check and fetch. */
 #include "cmd/info_models.h"
 
 #include <getopt.h>
@@ -406,4 +406,49 @@ int info_models_check(int argc, char **argv)
     if (argc - optind != 1)
         return cli_usage(check_usage);
     return check(argv[optind], json);
+}
+
+/* ---- fetch ---- */
+
+static const char fetch_usage[] =
+    "usage: zse-info models fetch [OPTIONS] MODEL\n"
+    "Get what a conversion of MODEL, org/name on the hub, needs into the cache of the Python tools, and print where it lies.\n"
+    "\n"
+    "  -j, --json                 a JSON object instead of text\n"
+    "  -h, --help                 show this help\n"
+    "  -V, --version              show the version\n";
+
+int info_models_fetch(int argc, char **argv)
+{
+    static const char prog[] = "zse-info models fetch";
+    struct err e;
+    char *path;
+    int c, json = 0;
+    optind = 0;
+    while ((c = getopt_long(argc, argv, "jhV", check_options, NULL)) != -1) {
+        switch (c) {
+        case 'j': json = 1; break;
+        case 'h': return cli_help(fetch_usage);
+        case 'V': return cli_version("zse-info");
+        default: return cli_usage(fetch_usage);
+        }
+    }
+    if (argc - optind != 1)
+        return cli_usage(fetch_usage);
+    if (hub_model_path(prog, argv[optind], 1, NULL, &path, &e) != 0)
+        return cli_fail(prog, &e);
+    if (access(path, F_OK) != 0) {          /* what is no name of the hub comes back as it is */
+        err_sys(&e, "%s", path);
+        free(path);
+        return cli_fail(prog, &e);
+    }
+    if (json) {
+        json_t *j = json_pack("{s:o, s:o}", "model", js_text(argv[optind]), "path", js_text(path));
+        cli_json(j);
+        json_decref(j);
+    } else {
+        printf("%s\n", path);
+    }
+    free(path);
+    return cli_finish(prog);
 }

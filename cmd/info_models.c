@@ -9,14 +9,16 @@ static const char usage[] =
     "       zse-info models info NAME\n"
     "       zse-info models search WORDS\n"
     "       zse-info models check MODEL\n"
+    "       zse-info models fetch MODEL\n"
     "  list     models that people run, from a list that is part of the program; filters combine\n"
     "  info     one of them\n"
     "  search   models on the hub whose name contains WORDS\n"
     "  check    does MODEL (org/name on the hub, a folder or a file) run here, and how large is it?\n"
+    "  fetch    download MODEL, org/name on the hub, into the cache, and print where it lies\n"
     "--help of each lists its options.\n";
 
 static const struct { const char *name; int (*run)(int argc, char **argv); } commands[] = {
-    { "list", info_models_list }, { "info", info_models_info }, { "search", info_models_search }, { "check", info_models_check },
+    { "list", info_models_list }, { "info", info_models_info }, { "search", info_models_search }, { "check", info_models_check }, { "fetch", info_models_fetch },
 };
 
 int info_models(int argc, char **argv)

@@ -11,5 +11,6 @@ int info_models_info(int argc, char **argv);
 /* info_hub.c; argv[0] is the subcommand's name. */
 int info_models_search(int argc, char **argv);
 int info_models_check(int argc, char **argv);
+int info_models_fetch(int argc, char **argv);
 
 #endif

@@ -35,7 +35,7 @@ long_options() { grep -oE '^ +(-[A-Za-z], )?--[a-z0-9-]+' | grep -oE -- '--[a-z0
 }
 
 @test "the man page of zse-info names the options of its commands" {
-  for c in tokenize detokenize render models 'models search' 'models check'; do
+  for c in tokenize detokenize render models 'models search' 'models check' 'models fetch'; do
     for option in $(zse-info $c --help | long_options); do
       grep -qE "Fl $(sed 's/^-//' <<<"$option")( |$)" man/zse-info.1 || { echo "$c $option"; return 1; }
     done

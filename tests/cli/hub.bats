@@ -19,7 +19,7 @@ setup_file() {
   echo '# nothing' >"$T/empty/README.md"
   mkfifo "$T/hub.pipe"
   python3 -B tests/hub/server.py test/tiny="$T/tiny" private/model="$T/tiny" gated/model="$T/tiny" test/bare="$T/bare" test/shards="$T/shards" \
-    test/strange="$T/strange" test/empty="$T/empty" test/quants="$T/quants" test/both="$T/both" solo="$T/tiny" >"$T/hub.pipe" 2>"$T/hub.err" 3>&- &
+    test/strange="$T/strange" test/empty="$T/empty" test/quants="$T/quants" test/both="$T/both" solo="$T/tiny" HuggingFaceTB/SmolLM2-135M-Instruct="$T/tiny" >"$T/hub.pipe" 2>"$T/hub.err" 3>&- &
   echo $! >"$T/hub.pid"
   read -r HUB CDN <"$T/hub.pipe"
   export HUB CDN
@@ -199,6 +199,41 @@ complete() {
   curl -s "$HUB/_reset" -d ''
   answers test/both
   [ -z "$(requests)" ]
+}
+
+@test "names of files that lead elsewhere are no files; a list without end is refused" {
+  fault '{"file":"api","kind":"siblings","names":["../../x.json","/etc/passwd.json","a/../../LICENSE.md","additional_chat_templates/../../../../x.jinja","additional_chat_templates/..","tokenizer.json\u000a","C:\\LICENSE"]}'
+  convert
+  [ "$status" = 0 ] && complete
+  never_asked 'x\.j|passwd|%2F|%5C|LICENSE'
+  [ -z "$(find "$BATS_TEST_TMPDIR" -name 'x.j*' -o -name passwd.json -o -name 'LICENSE*' ! -path '*/.no_exist/*')" ]
+  fault '{"file":"api","kind":"endless"}'
+  rm -rf "$HF_HOME"
+  convert
+  [ "$status" = 1 ] && [[ $stderr == *"more than 67108864 bytes"* ]] || { echo "$stderr"; return 1; }
+}
+
+@test "a link in the cache that leads to another's file: the blob takes its place, the file stays" {
+  mkdir -p "$REPO/snapshots/$COMMIT" "$REPO/blobs"
+  echo precious >"$BATS_TEST_TMPDIR/precious"
+  ln -s /nowhere/config.json "$REPO/snapshots/$COMMIT/config.json"
+  ln -s "$BATS_TEST_TMPDIR/precious" "$REPO/snapshots/$COMMIT/.hidden"
+  convert
+  [ "$status" = 0 ] && complete && [ "$(cat "$BATS_TEST_TMPDIR/precious")" = precious ]
+}
+
+@test "models fetch, and scripts/fetch-model that uses it" {
+  run --separate-stderr zse-info models fetch test/tiny
+  [ "$status" = 0 ] && [ "$output" = "$REPO/snapshots/$COMMIT" ] && complete
+  [ "$(zse-info models fetch test/tiny --json | jq -r .path)" = "$output" ]
+  run --separate-stderr zse-info models fetch nothing/there
+  [ "$status" = 1 ] && [ -z "$output" ] && [[ $stderr == *404* ]]
+  run --separate-stderr zse-info models fetch
+  [ "$status" = 2 ]
+  run --separate-stderr scripts/fetch-model --hub-only
+  [ "$status" = 0 ] && cmp "$output/model.safetensors" "$T/tiny/model.safetensors"
+  HF_ENDPOINT=http://127.0.0.1:9 HF_HOME=$BATS_TEST_TMPDIR/other run --separate-stderr scripts/fetch-model --hub-only
+  [ "$status" = 1 ] && [ -z "$output" ] && [[ $stderr == *"neither the hub nor"* ]]
 }
 
 @test "sizes: not said, endless, too large" {

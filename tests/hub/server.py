@@ -12,6 +12,7 @@ POST /_fault {"file": NAME, "kind": KIND, "times": N, ...} breaks the next N ans
   short   {"bytes": N}                        Content-Length and body are N bytes less
   unsized {"after": BYTES, "endless": BOOL}   without Content-Length; after: with bytes that are not the file's behind it, cut there
   hold                                        after half of the body, until the next POST /_release
+  siblings {"names": [...]}, endless          (of the file "api") the list of files has these, too; the answer has no end
   elsewhere {"to": URL}                       redirect to another origin, also small files
 cut and wrong with "whole": true ignore Range as well; "size": N is what X-Linked-Size says instead.
 GET /_log: one line a request: method, path, range, whether a token came, the host asked."""
@@ -163,6 +164,7 @@ class Handler(BaseHTTPRequestHandler):
                 if is_lfs(name, data):
                     entry['lfs'] = {'sha256': hashlib.sha256(data).hexdigest(), 'size': len(data), 'pointerSize': 130}
             out.append(entry)
+        out += [{'rfilename': n} for n in getattr(self, 'more', [])]
         config = json.loads(content(repos[repo], 'config.json')) if 'config.json' in files(repos[repo]) else {}
         return {'id': repo, 'config': {k: config[k] for k in ('model_type', 'architectures') if k in config}, 'modelId': repo, 'sha': COMMIT, 'private': False, 'gated': False, 'downloads': 1234, 'likes': 5, 'lastModified': '2025-01-02T03:04:05.000Z',
                 'pipeline_tag': 'text-generation', 'library_name': 'transformers', 'tags': ['safetensors', 'license:apache-2.0'], 'siblings': out}
@@ -210,6 +212,9 @@ class Handler(BaseHTTPRequestHandler):
             return self.cdn(url.path)
         if url.path.startswith('/api/'):
             f = self.fault('api', 'api')
+            if f['kind'] == 'endless':
+                return self.unsized(b'{"a": [', {}, {'endless': True})
+            self.more = f.get('names', []) if f['kind'] == 'siblings' else []
             return None if self.status_fault(f) else self.api(url.path, urllib.parse.parse_qs(url.query))
         self.resolve(url.path)
 

@@ -391,6 +391,17 @@ static void modes(void **state)
     }
     c[0].decode = 30, c[1].decode = 20, c[2].decode = 10;                           /* where speeds are known they decide */
     assert_int_equal(plan_choose(c, 3, PLAN_MAX_SPEED, (uint64_t)(24 * GB)), 0);
+    c[0].prefill = 40, c[1].prefill = 60, c[2].prefill = 100;
+    c[0].decode = 3, c[1].decode = 5.6, c[2].decode = 10;                           /* an exchange: 55.5, 31.4, 17.9 s */
+    near("exchange", plan_exchange(&c[2]), 512 / 100.0 + 128 / 10.0, 1e-9);
+    assert_int_equal(plan_choose(c, 3, PLAN_AUTO, (uint64_t)(24 * GB)), 1);         /* the finest that takes at most twice as long as the fastest */
+    assert_int_equal(plan_choose(c, 3, PLAN_MAX_SPEED, (uint64_t)(24 * GB)), 2);
+    assert_int_equal(plan_choose(c, 3, PLAN_FOR_VRAM, (uint64_t)(24 * GB)), 0);
+    c[0].decode = 9;                                                                /* bf16 that is nearly as fast goes before */
+    assert_int_equal(plan_choose(c, 3, PLAN_AUTO, (uint64_t)(24 * GB)), 0);
+    c[0].decode = 1, c[1].decode = 1;
+    assert_int_equal(plan_choose(c, 3, PLAN_AUTO, (uint64_t)(24 * GB)), 2);
+    assert_int_equal(plan_choose(c, 3, PLAN_AUTO, (uint64_t)(9 * GB)), 2);
     assert_true(plan_mode_find("memory") == PLAN_MIN_MEMORY && plan_mode_find("min_memory") == PLAN_MIN_MEMORY && plan_mode_find("speed") == PLAN_MAX_SPEED &&
                 plan_mode_find("fast") < 0);
 }
@@ -476,6 +487,53 @@ static void speed(void **state)
     assert_true(plan_decode(s, &w, &r, KV_F16, 0) < d);
 }
 
+/* Three shapes as nl4 on one machine (2 cores with AMX): the rates that zse-chat --plan measured, what it predicted of them for a prompt of 512 tokens, and what
+ * zse-bench -p 512 measured next (scripts/plan-check prints such pairs).  The roofline must give these predictions, within 15 % of what was measured. */
+static void predictions(void **state)
+{
+    static const struct {
+        const char *name;
+        double memory, f32, loop, read[3], multiply[3];         /* nl4, m5, m6 */
+        double prefill, decode, measured_prefill, measured_decode;
+    } all[] = {
+        { "SmolLM2-135M", 26889497700, 275277730000, 4.8142e-7, { 19176247000, 13867876600, 14864677400 }, { 789769220000, 860618425000, 876740158000 },
+          1953.48905, 129.111477, 2161.29803, 145.506262 },
+        { "SmolLM2-360M", 26697601200, 276492534000, 3.7138e-7, { 19243411400, 12399865900, 13723677400 }, { 754097966000, 792019725000, 715259981000 },
+          742.928873, 53.2257099, 756.747598, 49.6040053 },
+        { "Qwen2.5-0.5B", 34214236300, 276652292000, 4.3826e-7, { 22343363100, 16296631200, 17960831200 }, { 1046663220000, 985471614000, 1004257730000 },
+          897.19984, 43.4945304, 1033.83087, 42.9912361 },
+    };
+    static const enum qtype types[3] = { QT_NL4, QT_M5, QT_M6 };
+    (void)state;
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        const struct plan_shape *s = shape_of(all[i].name);
+        struct plan_rates r = { .n_threads = 2, .memory = all[i].memory, .f32 = all[i].f32, .sync_s = all[i].loop };
+        struct plan_weights w = { 0 };
+        struct convert_options o;
+        struct convert_report report;
+        struct err e;
+        convert_defaults(&o);
+        o.synthetic = all[i].name;
+        o.n_threads = 1;
+        if (convert_run(&o, &report, &e) != 0)
+            fail_msg("%s", e.msg);
+        for (int k = 0; k < report.n_tensors; k++) {
+            const struct convert_tensor *t = &report.tensors[k];
+            plan_add_tensor(&w, t->name, t->type, (uint64_t)t->rows * (uint64_t)t->cols, t->bytes, 1, s->tied, s->n_layers);
+        }
+        convert_report_release(&report);
+        for (int k = 0; k < 3; k++) {
+            r.read[types[k]] = all[i].read[k];
+            r.multiply[types[k]] = all[i].multiply[k];
+        }
+        const double prefill = plan_prefill(s, &w, &r, 512), decode = plan_decode(s, &w, &r, KV_F16, 512);
+        near(all[i].name, prefill, all[i].prefill, 1e-3);
+        near(all[i].name, decode, all[i].decode, 1e-3);
+        near(all[i].name, prefill, all[i].measured_prefill, 0.15);
+        near(all[i].name, decode, all[i].measured_decode, 0.15);
+    }
+}
+
 static void bad_configs(void **state)
 {
     static const char *const all[][2] = {
@@ -510,7 +568,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(parameters), cmocka_unit_test(registry_is_whole), cmocka_unit_test(sizes_are_the_writers), cmocka_unit_test(rough_sizes),
         cmocka_unit_test(keys_and_values), cmocka_unit_test(same_as_the_engine), cmocka_unit_test(states), cmocka_unit_test(expert_buffers), cmocka_unit_test(ranks), cmocka_unit_test(modes), cmocka_unit_test(capacity),
-        cmocka_unit_test(placement), cmocka_unit_test(preflight), cmocka_unit_test(speed), cmocka_unit_test(bad_configs),
+        cmocka_unit_test(placement), cmocka_unit_test(preflight), cmocka_unit_test(speed), cmocka_unit_test(predictions), cmocka_unit_test(bad_configs),
     };
     return cmocka_run_group_tests(tests, load, unload);
 }
