@@ -103,6 +103,19 @@ uint64_t preflight_kv_room(const struct opened_model *o, const struct engine_opt
 
 /* ---- */
 
+/* A mixture of experts that does not fit: so many of its experts as there is room for; 1 if that is done. */
+static int stream_experts(const char *prog, const struct opened_model *o, const struct need *n, struct engine_options *eo)
+{
+    const uint64_t least = n->most < n->now ? n->most : n->now, rest = n->kv + n->states + n->workspace, usable = least / 10 * 9;
+    if (!o->model->config.moe.n_experts || eo->backend || eo->max_weights || usable <= rest)
+        return 0;
+    char all[CLI_BYTES], some[CLI_BYTES];
+    eo->max_weights = (size_t)(usable - rest);
+    cli_note(prog, "%s: %s of weights, but there is memory for %s: experts are read from the file as they are chosen", o->name,
+             cli_bytes(all, n->weights), cli_bytes(some, eo->max_weights));
+    return 1;
+}
+
 int preflight_check(const char *prog, const struct opened_model *o, const struct run_options *r, struct engine_options *eo, struct err *e)
 {
     struct need n;
@@ -124,6 +137,8 @@ int preflight_check(const char *prog, const struct opened_model *o, const struct
         cli_note(prog, "%s (--force: trying)", why.msg);
         return 0;
     }
+    if (stream_experts(prog, o, &n, eo))
+        return 0;
     return err_set(e, ERR_LIMIT, "%s; a smaller type (-q nl4), --ctx, --kv i8 or --max-memory take less, --force tries it", why.msg);
 }
 

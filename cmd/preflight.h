@@ -7,6 +7,7 @@
 
 /* Refused (with all the numbers, and what helps) where weights, keys and values and workspace of an engine with these options (of r, see run_engine_options) do not
  * fit in what this process, or the GPU, may have.  With --force, and where memory is only tight, a note; a GPU's memory is never tried.
+ * A mixture of experts is not refused: eo->max_weights becomes what there is room for, with a note.
  * Settles what is the GPU's: with --gpu-layers auto as many layers as fit; with --device auto the processor takes what the GPU cannot have.  Where *eo does not say
  * how large the keys and values are (kv_bytes 0), nothing is changed about that: there must be room for all sequences. */
 int preflight_check(const char *prog, const struct opened_model *o, const struct run_options *r, struct engine_options *eo, struct err *e);

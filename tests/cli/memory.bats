@@ -155,6 +155,12 @@ END
   jq -e '.rows[0].file | .experts_max_bytes > 5e6 and .experts_max_bytes < 25e6 and .there >= 0 and .there < 1 and .bytes_per_step > 0' <<<"$output" || { echo "$output"; return 1; }
   run zse-bench moe "$d/moe.zse" -b 1 -r 1 -p 32 --json
   jq -e '.rows[0].file == null' <<<"$output"
+  # by itself where memory is short: 52 MB of weights, a workspace of 35 and keys and values do not fit
+  mkdir -p "$d/root/proc/self"
+  printf 'MemTotal: 80000 kB\nMemFree: 80000 kB\nMemAvailable: 80000 kB\n' >"$d/root/proc/meminfo"
+  ZSE_SYSROOT=$d/root run --separate-stderr zse-bench "$d/moe.zse" -p 16 -n 4 -r 1 -w 0 --ctx 64
+  [ "$status" = 0 ]
+  [[ "$stderr" == *"of weights, but there is memory for "*": experts are read from the file as they are chosen"* ]] || { echo "$stderr"; return 1; }
   # neither the mapping nor private memory hold more
   MODEL=$d/moe.zse watch "0 < most < 20e6" zse-bench "$d/moe.zse" -p 100 -n 8 -b 3 -r 1 -w 0 --max-memory 20MB
 }
