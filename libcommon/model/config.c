@@ -221,6 +221,10 @@ static void check(struct parse *p, const struct config *c)
         parse_fail(p, ERR_SHAPE, "num_attention_heads %d is not a multiple of num_key_value_heads %d", c->n_heads, c->n_kv_heads);
     if ((int64_t)c->n_heads * c->head_dim > MAX_WIDTH)
         parse_fail(p, ERR_SHAPE, "num_attention_heads %d of head_dim %d, expected a product of at most %d", c->n_heads, c->head_dim, MAX_WIDTH);
+    const struct mla *a = &c->mla;
+    if ((int64_t)c->n_heads * ((int64_t)a->nope_dim + a->rope_dim) > MAX_WIDTH || (int64_t)c->n_heads * a->v_dim > MAX_WIDTH)
+        parse_fail(p, ERR_SHAPE, "num_attention_heads %d of qk_nope_head_dim %d, qk_rope_head_dim %d, v_head_dim %d, expected a width of at most %d", c->n_heads, a->nope_dim,
+                   a->rope_dim, a->v_dim, MAX_WIDTH);
     const struct moe *m = &c->moe;
     if (m->top_k > m->n_experts)
         parse_fail(p, ERR_SHAPE, "num_experts_per_tok %d of %d experts", m->top_k, m->n_experts);

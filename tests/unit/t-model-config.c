@@ -154,6 +154,8 @@ static void test_refused(void **state)
         { "{\"model_type\": \"granitemoehybrid\", \"mamba_expand\": 1e300}", "mamba_expand 1e+300 makes layers" },
         { "{\"model_type\": \"granitemoehybrid\", \"mamba_expand\": 0.001}", "128 heads of 0 in" },
         { "{\"model_type\": \"deepseek_v3\", \"topk_group\": 9}", "does not fit" },
+        { "{\"model_type\": \"deepseek_v3\", \"v_head_dim\": 16777216}", "v_head_dim 16777216, expected a width of at most" },
+        { "{\"model_type\": \"deepseek_v3\", \"qk_nope_head_dim\": 16777216}", "qk_nope_head_dim 16777216, " },
         { "{\"model_type\": \"deepseek_v3\", \"kv_lora_rank\": 500}", "kv_lora_rank 500" },
         { "{\"model_type\": \"deepseek_v3\", \"scoring_func\": \"softmax\"}", "scoring_func \"softmax\" is not supported" },
         { "{\"model_type\": \"deepseek_v3\", \"index_topk\": 2048}", "index_topk: 2048 is not understood" },
