@@ -55,10 +55,7 @@ int bench_matmul(const struct bench_options *o)
         return cli_fail(prog, &e);
     if (type.kind != CONVERT_TYPE)
         return cli_wrong(prog, "matmul: -q %s: expected one type, like nl4, int4, int8 or bf16", o->run.type);
-    const struct qtype_info *t = qtype_info(type.qtype);
-    /* groups as large as the type has them, but 64 for int8: what the default conversions make */
-    const int group = t->group_sizes & 128 && t->bits < 8 ? 128 : t->group_sizes & 64 ? 64 : 32;
-    int rc = mat_init(&m, type.qtype, group, t->is_float ? 0 : group > 32 ? group : 128, o->rows, o->cols, &e);
+    int rc = matmul_time_mat(&m, type.qtype, o->rows, o->cols, &e);
     if (rc == 0 && (!(kernels = kernels_pick(o->run.kernels, &e)) || !(pool = pool_open(o->run.threads, &e))))
         rc = -1;
     for (int i = 0; i < o->tokens.n; i++) {

@@ -58,11 +58,20 @@ double matmul_time_run(struct matmul_time *b, int n)
     return (double)(now - start) * 1e-9 / times;
 }
 
-/* Random codes; scales in f16 must be numbers. */
+int matmul_time_mat(struct mat *m, enum qtype type, int rows, int cols, struct err *e)
+{
+    const struct qtype_info *t = qtype_info(type);
+    /* groups as large as the type has them, but 64 for int8 */
+    const int group = t->group_sizes & 256 ? 256 : t->group_sizes & 128 && t->bits < 8 ? 128 : t->group_sizes & 64 ? 64 : 32;
+    return mat_init(m, type, group, t->is_float ? 0 : group == 64 ? 64 : 128, rows, cols, e);
+}
+
+/* Random codes; scales in f16 and powers of two must be numbers of a usual size. */
 static int fill(struct matmul_time *b, struct err *e)
 {
     const struct qtype_info *t = qtype_info(b->m.type);
-    const uint64_t mask = t->is_float || t->scale == SCALE_F16 ? 0x3bff3bff3bff3bff : UINT64_MAX;
+    const uint64_t mask = t->is_float || t->scale == SCALE_F16 ? 0x3bff3bff3bff3bff : t->scale == SCALE_E8M0 ? 0x7f7f7f7f7f7f7f7f : UINT64_MAX;
+    const uint64_t set = t->scale == SCALE_E8M0 ? 0x4040404040404040 : 0;
     struct rng rng = { 1 };
     struct memory memory;
     struct err ignored;
@@ -79,7 +88,7 @@ static int fill(struct matmul_time *b, struct err *e)
     }
     madvise(b->data, total, MADV_HUGEPAGE);
     for (size_t i = 0; i < b->m.size; i += 8) {
-        const uint64_t v = rng_u64(&rng) & mask;
+        const uint64_t v = (rng_u64(&rng) & mask) | set;
         memcpy(b->data + i, &v, 8);
     }
     for (int i = 1; i < b->n_copies; i++)

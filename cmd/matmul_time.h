@@ -6,6 +6,8 @@
 #include "libcommon/kernels/kernels.h"
 
 struct matmul_time;
+/* mat_init with groups as the default conversions make them, activations scaled (128). */
+int matmul_time_mat(struct mat *m, enum qtype type, int rows, int cols, struct err *e);
 /* m: type and shape, mat_init done; float types are multiplied exactly.  most: tokens at most.  pool is borrowed. */
 struct matmul_time *matmul_time_open(const struct mat *m, const struct kernels *k, struct pool *pool, int most, struct err *e);
 void matmul_time_close(struct matmul_time *t);      /* NULL is fine */

@@ -13,7 +13,7 @@
 static const char prog[] = "zse-bench";
 static const char usage[] =
     "usage: zse-bench [OPTIONS] [MODEL]\n"
-    "       zse-bench limits|matmul [OPTIONS]\n"
+    "       zse-bench limits|matmul|ternary [OPTIONS]\n"
     "       zse-bench serve [OPTIONS] URL\n"
     "       zse-bench batch|kv|moe|threads|coldstart|logits [OPTIONS] [MODEL]\n"
     "       zse-bench perplexity|quality [REFERENCE] MODEL TEXTFILE [OPTIONS]\n"
@@ -26,6 +26,7 @@ static const char usage[] =
     "  moe                        which experts are read: a step with 1, 2, 4 ... sequences, up to -b (default: 8), at context -p (default: 128)\n"
     "  threads                    prefill of -p tokens and decode after it with 1 to --threads threads\n"
     "  matmul                     one matrix of random weights against activations of several numbers of tokens\n"
+    "  ternary                    the same of nl4 and the ternary layouts t2 and t3, in turn\n"
     "  coldstart                  from exec to the first token in fresh processes, page cache warm and dropped, by phases\n"
     "  serve                      load on an OpenAI server: time to first token and between tokens, tokens a second, failures\n"
     "  logits                     the logits after every token of --ids\n"
@@ -41,8 +42,8 @@ static const char usage[] =
     "\n"
     "      --file FILE            limits: the file whose disk and page cache are read; its own pages are dropped first\n"
     "      --contexts LIST        kv: tokens in the cache, like 128,4096,8192 (the default, as far as the model goes)\n"
-    "      --shape ROWSxCOLS      matmul: output and input features (default: 8960x1536); the type is that of -q, else nl4\n"
-    "      --tokens LIST          matmul: numbers of tokens (default: 1,2,4,8,16,64,512)\n"
+    "      --shape ROWSxCOLS      matmul, ternary: output and input features (default: 8960x1536); the type is that of -q, else nl4\n"
+    "      --tokens LIST          matmul, ternary: numbers of tokens (default: 1,2,4,8,16,64,512)\n"
     "      --peer LLAMA-CLI       coldstart: this program of llama.cpp beside ours, in turn\n"
     "      --peer-model GGUF      coldstart: its model (default: MODEL, if that is a GGUF file)\n"
     "      --requests N           serve: measured requests (default: 4 for each of -b, at least 16)\n"
@@ -85,10 +86,10 @@ static const struct option options[] = {
 };
 
 /* The commands, how many arguments they take, and which options mean something to them. */
-enum command { SPEED, LIMITS, BATCH, KV, MOE, THREADS, MATMUL, COLDSTART, SERVE, LOGITS, PERPLEXITY, QUALITY, N_COMMANDS };
+enum command { SPEED, LIMITS, BATCH, KV, MOE, THREADS, MATMUL, TERNARY, COLDSTART, SERVE, LOGITS, PERPLEXITY, QUALITY, N_COMMANDS };
 static const struct { const char *name; int least, most; const char *letters; } commands[N_COMMANDS] = {
     [SPEED] = { NULL, 0, 1, "pnbrw" }, [LIMITS] = { "limits", 0, 0, "f" }, [BATCH] = { "batch", 0, 1, "pbr" }, [KV] = { "kv", 0, 1, "rc" }, [MOE] = { "moe", 0, 1, "pbr" },
-    [THREADS] = { "threads", 0, 1, "pr" }, [MATMUL] = { "matmul", 0, 0, "rst" }, [COLDSTART] = { "coldstart", 0, 1, "prPM" },
+    [THREADS] = { "threads", 0, 1, "pr" }, [MATMUL] = { "matmul", 0, 0, "rst" }, [TERNARY] = { "ternary", 0, 0, "rst" }, [COLDSTART] = { "coldstart", 0, 1, "prPM" },
     [SERVE] = { "serve", 1, 1, "pnbwS" }, [LOGITS] = { "logits", 1, 1, "ioW" }, [PERPLEXITY] = { "perplexity", 2, 2, "WN" }, [QUALITY] = { "quality", 3, 3, "WN" },
 };
 /* Options that not every command takes. */
@@ -228,7 +229,7 @@ static int run(struct bench_options *o, unsigned given, int n, char **args)
         if (given >> i & 1 && !strchr(commands[c].letters, special[i].letter))
             return cli_wrong(prog, "%s does not belong to %s%s", special[i].name, c == SPEED ? "the measurement of speed" : "zse-bench ", c == SPEED ? "" : commands[c].name);
     const char *model = n ? args[0] : NULL;
-    if (o->run.gpu && (c == LIMITS || c == BATCH || c == KV || c == MOE || c == THREADS || c == MATMUL)) {
+    if (o->run.gpu && (c == LIMITS || c == BATCH || c == KV || c == MOE || c == THREADS || c == MATMUL || c == TERNARY)) {
         if (o->run.device)
             return cli_wrong(prog, "%s measures the processor: --device has no meaning", commands[c].name);
         o->run.gpu = 0;                 /* a GPU that is there by chance, or named for other programs */
@@ -247,6 +248,7 @@ static int run(struct bench_options *o, unsigned given, int n, char **args)
     case KV: return o->run.kv_given ? cli_wrong(prog, "kv: measures f16 and i8, --kv has no meaning") : bench_kv(o, model);
     case THREADS: return bench_threads(o, model);
     case MATMUL: return bench_matmul(o);
+    case TERNARY: return bench_ternary(o);
     case COLDSTART: return bench_coldstart(o, model);
     case SERVE: return (rc = check_serve(o)) ? rc : bench_serve(o, args[0]);
     case LOGITS: return (rc = check_logits(o)) ? rc : bench_logits(o, args[0]);

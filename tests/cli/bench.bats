@@ -114,12 +114,22 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
 }
 
 @test "matmul: types, shapes and numbers of tokens" {
-  for type in nl4 int4 int8 nf4 bf16; do
+  for type in nl4 int4 int8 nf4 bf16 ternary mxfp4; do
     run --separate-stderr zse-bench matmul -q "$type" --shape 100x70 --tokens 1,5 -r 1 --json
     [ "$status" = 0 ]
     check '[r["tokens"] for r in j["rows"]] == [1, 5] and j["out_features"] == 100 and j["in_features"] == 70' <<<"$output"
     check 'all(r["share"] > 0 and r["read_share"] > 0 and abs(r["op_per_s"] * r["seconds"] / (2 * 7000 * r["tokens"]) - 1) < 1e-6 for r in j["rows"])' <<<"$output"
   done
+}
+
+@test "ternary: both layouts against nl4" {
+  run --separate-stderr zse-bench ternary --shape 100x512 --tokens 1,3 -r 1 --json
+  [ "$status" = 0 ]
+  check '[(r["tokens"], r["type"]) for r in j["rows"]] == [(n, t) for n in (1, 3) for t in ("nl4", "t2", "t3")]' <<<"$output"
+  check 'all(r["seconds"] > 0 and r["read_share"] > 0 for r in j["rows"]) and [r["speedup"] for r in j["rows"] if r["type"] == "nl4"] == [1, 1]' <<<"$output"
+  check '[r["bytes"] for r in j["rows"]][:3] == [4 * (128 + 4 * (128 + 4 * 512)), 4 * 2 * (128 + 2 * 1024), 4 * 2 * (64 + 13 * 128)]' <<<"$output"
+  run zse-bench ternary -q nl4
+  [ "$status" = 2 ]
 }
 
 @test "coldstart: the phases fill the time, and a peer starts in turn" {
