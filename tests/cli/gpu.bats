@@ -93,3 +93,11 @@ setup_file() {
   kill -TERM $pid
   wait $pid
 }
+
+@test "gpu-check says what it needs" {
+  run -2 scripts/gpu-check --device tpu
+  run -2 scripts/gpu-check --unknown
+  command -v nvidia-smi >/dev/null && skip "this machine has a GPU"
+  run -1 scripts/gpu-check
+  [[ "$output" == *nvidia-smi* ]]
+}
