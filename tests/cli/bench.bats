@@ -38,6 +38,7 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
   [[ "$output" == *decode* ]]
 }
 
+# bats test_tags=plain
 @test "speed: many sequences get their whole prompts while others decode" {
   run --separate-stderr zse-bench "$MODEL" -p 40 -n 2 -r 1 -w 0 -b 500 --json
   [ "$status" = 0 ]
@@ -57,6 +58,7 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
   check '(j["amx"] is not None) == ("amx_int8" in open("/proc/cpuinfo").read())' <<<"$output"
 }
 
+# bats test_tags=plain
 @test "limits --file: the disk is measured, or it says why not; nothing is left behind" {
   head -c 5000000 /dev/urandom >"$BATS_TEST_TMPDIR/file"
   sync "$BATS_TEST_TMPDIR/file"
@@ -71,6 +73,7 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
   [ -z "$(ls "$BATS_TEST_TMPDIR/tmp")" ]
 }
 
+# bats test_tags=plain
 @test "speed: shares of the limits" {
   run --separate-stderr zse-bench "$MODEL" -p 32 -n 8 -r 1 --json
   # speed times work per token, by the limit: of 0.7 million parameters, and the bytes of them (how large a share is, only a quiet machine shows)
@@ -82,6 +85,7 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
   check 'j["share"]["prefill"] > 0 and "decode" not in j["share"] and j["limits"]["f32_flop_per_s"] > 1e6' <<<"$output"
 }
 
+# bats test_tags=plain
 @test "batch: powers of two up to -b" {
   run --separate-stderr zse-bench batch "$MODEL" -b 6 -p 40 -r 2 --json
   [ "$status" = 0 ]
@@ -92,6 +96,7 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
   [[ "$output" == *"ratio to 1"*"context 128"* ]]
 }
 
+# bats test_tags=plain
 @test "kv: both types at every context, as far as the model goes" {
   run --separate-stderr zse-bench kv "$MODEL" --contexts 16,200 -r 2 --json
   [ "$status" = 0 ]
@@ -105,6 +110,7 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
   [[ "$stderr" == *"at most the model's 2048"* ]]
 }
 
+# bats test_tags=plain
 @test "threads: 1 to N" {
   run --separate-stderr zse-bench threads "$MODEL" --threads 3 -p 64 -r 2 --json
   [ "$status" = 0 ]
@@ -132,6 +138,7 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
   [ "$status" = 2 ]
 }
 
+# bats test_tags=plain
 @test "coldstart: the phases fill the time, and a peer starts in turn" {
   printf '#!/bin/sh\necho "$@" >>%s\necho x\n' "$BATS_TEST_TMPDIR/peer.log" >"$BATS_TEST_TMPDIR/peer"
   chmod +x "$BATS_TEST_TMPDIR/peer"
@@ -191,6 +198,7 @@ assert abs(nll / 31 - p['mean_nll'][0]) < 1e-6, (nll / 31, p)
 END
 }
 
+# bats test_tags=plain
 @test "quality: nothing lost against itself, little with int8, the same twice" {
   run --separate-stderr zse-bench quality "$MODEL" "$MODEL" "$TEXT" --window 64 --exact
   check 'abs(j["kl_mean"]) < 1e-12 and j["top1_agreement"] == 1 and j["perplexity"] == j["reference_perplexity"] and j["positions"] == j["windows"] * 31' <<<"$output"
@@ -252,6 +260,7 @@ END
 }
 
 # Stand-ins that answer as llama.cpp's programs do, so that every row is there without a build of it.
+# bats test_tags=plain
 @test "bench-vs: every row, with programs that answer as llama.cpp's" {
   command -v python3 >/dev/null || skip "no python3"
   d=$BATS_TEST_TMPDIR/peer
@@ -271,6 +280,7 @@ END
   grep -q -- "-t 1 .*-n 32 -d 128" "$d/log"
 }
 
+# bats test_tags=plain
 @test "bench-vs says when there is no peer" {
   command -v python3 >/dev/null || skip "no python3"
   B=$ZSE_BIN LLAMACPP=$BATS_TEST_TMPDIR run --separate-stderr scripts/bench-vs
@@ -351,6 +361,7 @@ END
   done
 }
 
+# bats test_tags=plain
 @test "bench-vs serve: every row, with our own server in the place of llama.cpp's" {
   command -v python3 >/dev/null || skip "no python3"
   d=$BATS_TEST_TMPDIR/peer

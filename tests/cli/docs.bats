@@ -20,6 +20,7 @@ long_options() { grep -oE '^ +(-[A-Za-z], )?--[a-z0-9-]+' | grep -oE -- '--[a-z0
   done
 }
 
+# bats test_tags=plain
 @test "every program has a man page that mandoc finds nothing wrong with" {
   for p in $(programs); do
     [ -f "man/$p.1" ] || { echo "no man/$p.1"; return 1; }
@@ -28,12 +29,14 @@ long_options() { grep -oE '^ +(-[A-Za-z], )?--[a-z0-9-]+' | grep -oE -- '--[a-z0
   [ -z "$output" ] || { echo "$output"; return 1; }
 }
 
+# bats test_tags=plain
 @test "--help and the man page list the same long options" {
   for p in $(programs); do
     diff <("$p" --help | long_options) <(grep -E '^\.It Fl' "man/$p.1" | grep -oE 'Fl -[a-z0-9-]+' | sed 's/^Fl -/--/' | sort -u) || { echo "$p differs"; return 1; }
   done
 }
 
+# bats test_tags=plain
 @test "the man page of zse-info names the options of its commands" {
   for c in tokenize detokenize render models 'models search' 'models check' 'models fetch'; do
     for option in $(zse-info $c --help | long_options); do
@@ -42,6 +45,7 @@ long_options() { grep -oE '^ +(-[A-Za-z], )?--[a-z0-9-]+' | grep -oE -- '--[a-z0
   done
 }
 
+# bats test_tags=plain
 @test "the completions are what make-completions writes from --help" {
   for p in $(programs); do
     scripts/make-completions "$(command -v "$p")" "$BATS_TEST_TMPDIR"
@@ -51,6 +55,7 @@ long_options() { grep -oE '^ +(-[A-Za-z], )?--[a-z0-9-]+' | grep -oE -- '--[a-z0
   done
 }
 
+# bats test_tags=plain
 @test "the completions load in their shells" {
   for p in $(programs); do
     bash -n "completions/$p.bash"
@@ -60,6 +65,7 @@ long_options() { grep -oE '^ +(-[A-Za-z], )?--[a-z0-9-]+' | grep -oE -- '--[a-z0
   done
 }
 
+# bats test_tags=plain
 @test "make install and uninstall leave nothing behind" {
   make -s B="$ZSE_BIN" install DESTDIR="$BATS_TEST_TMPDIR/root" PREFIX=/usr
   for p in $(programs); do

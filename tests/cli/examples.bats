@@ -1,5 +1,6 @@
 # examples.bats - the examples of the man pages do what they say: each `$ command` that a page shows is run as it is printed.
 bats_require_minimum_version 1.5.0
+# bats file_tags=plain
 
 setup_file() {
   export ZSE_HOME=$BATS_FILE_TMPDIR/home

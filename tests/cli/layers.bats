@@ -1,4 +1,5 @@
 # layers.bats - the includes of the library follow libcommon/LAYERS.
+# bats file_tags=plain
 
 @test "every folder of the library is listed in LAYERS" {
   for dir in libcommon/*/ gpu/; do
