@@ -16,6 +16,7 @@
 #include "cmd/cli.h"
 #include "cmd/guard.h"
 #include "cmd/hub.h"
+#include "cmd/memory_note.h"
 #include "cmd/preflight.h"
 #include "gpu/gpu.h"
 #include "libcommon/base/clock.h"
@@ -103,6 +104,7 @@ int run_option(const char *prog, int c, const char *arg, struct run_options *r)
     case OPT_GPU_LAYERS: return parse_layers(prog, arg, r);
     case OPT_STRICT: r->strict = 1; return 0;
     case OPT_FORCE: r->force = 1; return 0;
+    case OPT_VERBOSE: r->verbose = 1; return 0;
     case OPT_RUN_MODE: return planned_mode_parse(prog, arg, &r->mode);
     case OPT_MAX_MEMORY:
         if (cli_parse_size(prog, "--max-memory", arg, &r->max_memory) != 0)
@@ -502,6 +504,8 @@ static void end_warm_up(struct opened_model *o)
 int open_model(const char *prog, const char *path, const struct run_options *r, struct opened_model *o, struct err *e)
 {
     guard_start(prog);
+    if (r->verbose)
+        memory_note(prog, "start");
     memset(o, 0, sizeof *o);
     o->bounded = r->max_memory != 0 && !r->gpu;
     o->prog = prog;
@@ -528,6 +532,8 @@ int open_model(const char *prog, const char *path, const struct run_options *r, 
         rc = err_set(e, ERR_LIMIT, "--ctx %d: %s was made for at most %d tokens", r->ctx, path, o->model->config.max_len);
     if (rc != 0)
         close_model(o);
+    else if (r->verbose)
+        memory_note(prog, "model open");
     return rc;
 }
 
@@ -564,5 +570,8 @@ struct engine *open_engine(const struct opened_model *o, const struct run_option
         eo.max_tokens = max_tokens;
     if (preflight_check(o->prog, o, r, &eo, e) != 0)
         return NULL;
-    return engine_open(o->model, o->tokenizer, &eo, e);
+    struct engine *g = engine_open(o->model, o->tokenizer, &eo, e);
+    if (g)
+        preflight_compare(o->prog, o, r, &eo, g);
+    return g;
 }

@@ -27,6 +27,7 @@ struct run_options {
     int no_prefix_cache;            /* no option: zse-bench computes every prompt */
     const char *device;             /* --device; NULL: $ZSE_DEVICE, else auto */
     int force;                      /* --force: open a model although memory does not suffice */
+    int verbose;                    /* --verbose: say what memory each step takes */
     struct planned_mode mode;       /* --mode: the type by memory, instead of -q */
     int max_seqs; uint64_t kv_most; /* no options: with --mode, sequences and keys and values to be planned for; 0: one sequence */
     int gpu_layers, gpu_layers_given;       /* --gpu-layers: GPU_LAYERS_AUTO, or how many */
@@ -34,12 +35,12 @@ struct run_options {
     int gpu, gpu_index, gpu_auto;   /* what run_options_check made of it: on a GPU, which, and only because there is one */
 };
 enum { GPU_LAYERS_AUTO = -1 };
-enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, OPT_FORCE, OPT_MAX_MEMORY, OPT_RUN_MODE, OPT_GPU_LAYERS, OPT_STRICT };
+enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, OPT_FORCE, OPT_MAX_MEMORY, OPT_RUN_MODE, OPT_VERBOSE, OPT_GPU_LAYERS, OPT_STRICT };
 #define RUN_LONG_OPTIONS \
     { "quantize", required_argument, NULL, 'q' }, { "mode", required_argument, NULL, OPT_RUN_MODE }, { "threads", required_argument, NULL, OPT_THREADS }, { "ctx", required_argument, NULL, OPT_CTX }, \
     { "kv", required_argument, NULL, OPT_KV }, { "kernels", required_argument, NULL, OPT_KERNELS }, { "device", required_argument, NULL, OPT_DEVICE }, \
     { "gpu-layers", required_argument, NULL, OPT_GPU_LAYERS }, { "strict", no_argument, NULL, OPT_STRICT }, \
-    { "exact", no_argument, NULL, OPT_EXACT }, { "force", no_argument, NULL, OPT_FORCE }
+    { "exact", no_argument, NULL, OPT_EXACT }, { "force", no_argument, NULL, OPT_FORCE }, { "verbose", no_argument, NULL, OPT_VERBOSE }
 #define RUN_HELP \
     "  -q, --quantize TYPE        type for a GGUF file or folder: nl4, int4, int8, nf4, bf16 ... (default: keep)\n" \
     "      --mode MODE            instead of -q, the type by this machine's memory: auto (the finest that is not much slower than the fastest),\n" \
@@ -52,7 +53,8 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, 
     "      --device DEVICE        where to compute: auto, cpu, cuda, cuda:N (default: auto)\n" \
     "      --gpu-layers N|auto    the last N layers on the GPU, the others on the processor; auto: as many as fit (default: all)\n" \
     "      --strict               no answer depends on chunks, reused prefixes or batches, on a GPU either (there it is slower)\n" \
-    "      --force                open a model although there is too little memory for it\n"
+    "      --force                open a model although there is too little memory for it\n" \
+    "      --verbose              say what memory is in use as the model opens, and how far that is from what was planned\n"
 /* Of programs with one model; zse-serve bounds all of its models together. */
 #define MEMORY_LONG_OPTION { "max-memory", required_argument, NULL, OPT_MAX_MEMORY }
 #define MEMORY_HELP "      --max-memory SIZE      keep at most SIZE of the weights in memory, like 4GB; of a GPU's memory: take at most SIZE (default: all)\n"

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "cmd/cli.h"
+#include "cmd/memory_note.h"
 #include "cmd/planning.h"
 #include "libcommon/base/json.h"
 #include "libcommon/engine/cpu.h"
@@ -140,6 +141,23 @@ int preflight_check(const char *prog, const struct opened_model *o, const struct
     if (stream_experts(prog, o, &n, eo))
         return 0;
     return err_set(e, ERR_LIMIT, "%s; a smaller type (-q nl4), --ctx, --kv i8 or --max-memory take less, --force tries it", why.msg);
+}
+
+void preflight_compare(const char *prog, const struct opened_model *o, const struct run_options *r, const struct engine_options *eo, const struct engine *g)
+{
+    struct need n;
+    struct err ignored;
+    struct engine_stats es;
+    char planned[CLI_BYTES], taken[CLI_BYTES];
+    if (eo->backend || sum_up(&n, o, r, eo, NULL, &ignored) != 0)        /* a GPU's memory is counted by its backend */
+        return;
+    engine_stats(g, &es);
+    const uint64_t plan = n.kv + n.states + n.workspace, real = es.private_bytes;         /* keys and values are part of it */
+    const int more = (double)real > 1.1 * (double)plan;
+    if (more || r->verbose)
+        cli_note(prog, "%s%s: %s planned beside the weights, %s taken", more ? "warning: " : "", o->name, cli_bytes(planned, plan), cli_bytes(taken, real));
+    if (r->verbose)
+        memory_note(prog, "engine open");
 }
 
 /* What the prediction rests on. */

@@ -13,6 +13,9 @@
 int preflight_check(const char *prog, const struct opened_model *o, const struct run_options *r, struct engine_options *eo, struct err *e);
 /* Bytes of keys and values for which there is room on the GPU beside the rest, for an engine with these options; 0: that cannot be told. */
 uint64_t preflight_kv_room(const struct opened_model *o, const struct engine_options *eo);
+/* After engine_open: what the engine took on this machine beside what was planned for it.  With --verbose both are said; more than a tenth above the plan is a
+ * warning in any case. */
+void preflight_compare(const char *prog, const struct opened_model *o, const struct run_options *r, const struct engine_options *eo, const struct engine *g);
 /* --plan: the same as a table or JSON, with predicted speeds (measured rates, about a second).  Returns an exit code: 1 if it does not fit. */
 int preflight_plan(const char *prog, const struct opened_model *o, const struct run_options *r, struct engine_options *eo, int json);
 

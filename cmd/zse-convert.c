@@ -10,6 +10,7 @@
 #include "cmd/guard.h"
 #include "cmd/convert.h"
 #include "cmd/hub.h"
+#include "cmd/memory_note.h"
 #include "cmd/planning.h"
 #include "cmd/preflight_convert.h"
 #include "libcommon/hw/memory.h"
@@ -41,6 +42,7 @@ static const char usage[] =
     "                             min_memory, balanced (int8), max_speed, for_vram=SIZE (the finest that fits; default with --plan: auto)\n"
     "      --tensors              list every tensor\n"
     "      --json                 a JSON object instead of text\n"
+    "      --verbose              say what memory is in use, every five layers\n"
     "  -f, --force                replace OUT even if it is no .zse, convert although disk or memory seem too small\n"
     "  -h, --help                 show this help\n"
     "  -V, --version              show the version\n"
@@ -48,7 +50,7 @@ static const char usage[] =
     "norms and biases are always f32.  keep: the source's own grid where a type holds it exactly (Q4_0, Q4_1, Q5_0, Q8_0, IQ4_NL, MXFP4, F16 ...),\n"
     "else the nearest.\n";
 
-enum { OPT_QUANT = 300, OPT_SKIP, OPT_QUALITY, OPT_CALIBRATION, OPT_SYNTHETIC, OPT_THREADS, OPT_KERNELS, OPT_TENSORS, OPT_JSON, OPT_PLAN, OPT_MODE, OPT_TERNARY };
+enum { OPT_QUANT = 300, OPT_SKIP, OPT_QUALITY, OPT_CALIBRATION, OPT_SYNTHETIC, OPT_THREADS, OPT_KERNELS, OPT_TENSORS, OPT_JSON, OPT_PLAN, OPT_MODE, OPT_TERNARY, OPT_VERBOSE };
 static const struct option options[] = {
     { "output", required_argument, NULL, 'o' }, { "quantize", required_argument, NULL, 'q' }, { "group-size", required_argument, NULL, 'g' },
     { "quant", required_argument, NULL, OPT_QUANT }, { "ternary", required_argument, NULL, OPT_TERNARY }, { "skip", required_argument, NULL, OPT_SKIP }, { "target-memory", required_argument, NULL, 'm' },
@@ -56,14 +58,14 @@ static const struct option options[] = {
     { "synthetic", required_argument, NULL, OPT_SYNTHETIC },
     { "threads", required_argument, NULL, OPT_THREADS }, { "kernels", required_argument, NULL, OPT_KERNELS }, { "dry-run", no_argument, NULL, 'n' },
     { "plan", no_argument, NULL, OPT_PLAN }, { "mode", required_argument, NULL, OPT_MODE },
-    { "tensors", no_argument, NULL, OPT_TENSORS }, { "json", no_argument, NULL, OPT_JSON }, { "force", no_argument, NULL, 'f' },
+    { "tensors", no_argument, NULL, OPT_TENSORS }, { "json", no_argument, NULL, OPT_JSON }, { "verbose", no_argument, NULL, OPT_VERBOSE }, { "force", no_argument, NULL, 'f' },
     { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
 };
 
 struct arguments {
     struct convert_options o;
     const char **skip; int n_skip;      /* point into argv's strings, cut at commas */
-    int type_given, ternary_given, json, tensors, dry_run, plan;
+    int type_given, ternary_given, json, tensors, dry_run, plan, verbose;
     struct planned_mode mode;
     char *found;                        /* SRC, as a path; owned */
 };
@@ -162,6 +164,7 @@ static int take(struct arguments *a, int c, char *arg)
     case OPT_PLAN:    a->plan = 1; return 0;
     case OPT_MODE:    return planned_mode_parse(prog, arg, &a->mode);
     case OPT_JSON:    a->json = 1; return 0;
+    case OPT_VERBOSE: a->verbose = 1; return 0;
     case 'f':         a->o.overwrite = 1; return 0;
     default:          return CLI_USAGE;
     }
@@ -280,6 +283,16 @@ static int choose_type(struct arguments *a, struct err *e)
     return rc;
 }
 
+static void say_memory(void *user, int layer)
+{
+    char what[40];
+    if (layer % 5)
+        return;
+    snprintf(what, sizeof what, "layer %d", layer);
+    cli_progress_clear(user);
+    memory_note(prog, what);
+}
+
 static int run(struct arguments *a)
 {
     struct cli_progress progress;
@@ -303,8 +316,15 @@ static int run(struct arguments *a)
     a->o.progress = &progress.progress;
     a->o.note = note;
     a->o.note_user = &progress;
+    if (a->verbose) {
+        a->o.layer = say_memory;
+        a->o.layer_user = &progress;
+        memory_note(prog, "start");
+    }
     int rc = to_stdout ? convert_to_stdout(a, &r, &e) : convert_run(&a->o, &r, &e);
     cli_progress_clear(&progress);
+    if (a->verbose && rc == 0)
+        memory_note(prog, "end");
     if (rc) {
         convert_report_release(&r);
         if (e.code == ERR_CANCELLED)

@@ -1,6 +1,7 @@
 /* zse-hardware - what this machine has, what would make it faster, and which models it can run. */
 #include <getopt.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "cmd/cli.h"
@@ -117,6 +118,23 @@ static int take(struct hardware_options *o, int c, const char *arg)
     }
 }
 
+/* budget: figures as variables, for scripts that cannot change a command line; options win. */
+static int take_variables(struct hardware_options *o, const unsigned char *given)
+{
+    static const struct { const char *name; int option; } variables[] = {
+        { "ZSE_CTX_SIZE_OVERRIDE", OPT_CONTEXT }, { "ZSE_MEM_FRACTION_OVERRIDE", OPT_FRACTION }, { "ZSE_MAX_TOTAL_TOKENS_OVERRIDE", OPT_MAX_TOKENS },
+    };
+    for (size_t i = 0; i < sizeof variables / sizeof *variables; i++) {
+        const char *v = getenv(variables[i].name);
+        const int rc = v && *v && !given[variables[i].option - OPT_JSON] ? take(o, variables[i].option, v) : 0;
+        if (rc != 0) {
+            cli_note(prog, "that was %s", variables[i].name);
+            return rc;
+        }
+    }
+    return 0;
+}
+
 /* An option that this command does not know: its name, else NULL. */
 static const char *misplaced(const unsigned char *given, const char *command)
 {
@@ -153,6 +171,8 @@ int main(int argc, char **argv)
     const char *command = optind < argc ? argv[optind++] : "", *wrong = misplaced(given, command);
     o.names = (const char *const *)argv + optind;
     o.n_names = argc - optind;
+    if (strcmp(command, "budget") == 0 && (rc = take_variables(&o, given)) != 0)
+        return rc;
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
         if (strcmp(commands[i].name, command) != 0)
             continue;

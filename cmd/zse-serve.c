@@ -61,8 +61,10 @@ static int open_served(void *user, const char *path, struct served_model *m, str
     const json_t *type = js_get(js_get(opened->json, "quantization"), "type");
     *m = (struct served_model){ .model = opened->model, .tokenizer = opened->tokenizer, .json = opened->json, .max_len = max_len,
                                 .quantization = json_string_value(type), .file_bytes = opened->model->weight_bytes, .handle = opened };
-    if (preflight_check(prog, opened, &o->run, &eo, e) == 0 && (m->engine = engine_open(opened->model, opened->tokenizer, &eo, e)))
+    if (preflight_check(prog, opened, &o->run, &eo, e) == 0 && (m->engine = engine_open(opened->model, opened->tokenizer, &eo, e))) {
+        preflight_compare(prog, opened, &o->run, &eo, m->engine);
         return 0;
+    }
     close_model(opened);
     free(opened);
     return -1;

@@ -37,6 +37,7 @@ complete -c zse-bench -l device -x -d 'where to compute auto, cpu, cuda, cudaN (
 complete -c zse-bench -l gpu-layers -x -a 'N auto' -d 'the last N layers on the GPU, the others on the processor; auto as many as fit (default all)'
 complete -c zse-bench -l strict -d 'no answer depends on chunks, reused prefixes or batches, on a GPU either (there it is slower)'
 complete -c zse-bench -l force -d 'open a model although there is too little memory for it'
+complete -c zse-bench -l verbose -d 'say what memory is in use as the model opens, and how far that is from what was planned'
 complete -c zse-bench -l max-memory -x -d 'keep at most SIZE of the weights in memory, like 4GB; of a GPUs memory take at most SIZE (default all)'
 complete -c zse-bench -l help -s h -d 'show this help'
 complete -c zse-bench -l version -s V -d 'show the version'

@@ -39,6 +39,7 @@ complete -c zse-chat -l device -x -d 'where to compute auto, cpu, cuda, cudaN (d
 complete -c zse-chat -l gpu-layers -x -a 'N auto' -d 'the last N layers on the GPU, the others on the processor; auto as many as fit (default all)'
 complete -c zse-chat -l strict -d 'no answer depends on chunks, reused prefixes or batches, on a GPU either (there it is slower)'
 complete -c zse-chat -l force -d 'open a model although there is too little memory for it'
+complete -c zse-chat -l verbose -d 'say what memory is in use as the model opens, and how far that is from what was planned'
 complete -c zse-chat -l max-memory -x -d 'keep at most SIZE of the weights in memory, like 4GB; of a GPUs memory take at most SIZE (default all)'
 complete -c zse-chat -l plan -d 'say what memory it would take and how fast it would be, and end; 1 if it does not fit'
 complete -c zse-chat -l help -s h -d 'show this help'

@@ -17,7 +17,7 @@ _zse_convert() {
     --mode) COMPREPLY=(); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--output --quantize --group-size --quant --ternary --skip --target-memory --quality --calibration --synthetic --threads --kernels --dry-run --plan --mode --tensors --json --force --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--output --quantize --group-size --quant --ternary --skip --target-memory --quality --calibration --synthetic --threads --kernels --dry-run --plan --mode --tensors --json --verbose --force --help --version" -- "$cur")) ;;
     *) COMPREPLY=($(compgen -f -- "$cur"))
        ;;
   esac

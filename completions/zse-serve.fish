@@ -38,6 +38,7 @@ complete -c zse-serve -l device -x -d 'where to compute auto, cpu, cuda, cudaN (
 complete -c zse-serve -l gpu-layers -x -a 'N auto' -d 'the last N layers on the GPU, the others on the processor; auto as many as fit (default all)'
 complete -c zse-serve -l strict -d 'no answer depends on chunks, reused prefixes or batches, on a GPU either (there it is slower)'
 complete -c zse-serve -l force -d 'open a model although there is too little memory for it'
+complete -c zse-serve -l verbose -d 'say what memory is in use as the model opens, and how far that is from what was planned'
 complete -c zse-serve -l plan -d 'say what memory each MODEL would take and how fast it would be, and end; 1 if one does not fit'
 complete -c zse-serve -l help -s h -d 'show this help'
 complete -c zse-serve -l version -s V -d 'show the version'

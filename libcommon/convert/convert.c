@@ -266,6 +266,8 @@ static int write_tensors(struct job *j, struct zwriter *w, struct calibration *c
                 return -1;
             if (zwriter_group(w, layer >= 0 ? "layer" : seen_layers ? "head" : "embed", layer, e))
                 return -1;
+            if (layer >= 0 && j->o->layer)
+                j->o->layer(j->o->layer_user, layer);
             group = layer;
             seen_layers |= layer >= 0;
         }

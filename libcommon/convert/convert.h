@@ -64,6 +64,8 @@ struct convert_options {
     /* May be NULL.  What will be written is known (weight_bytes, private_bytes), nothing is done yet: -1 with *e refuses. */
     int (*before)(void *user, const struct convert_report *r, struct err *e);
     void *before_user;
+    void (*layer)(void *user, int layer);               /* may be NULL; this layer is about to be written, all before it are */
+    void *layer_user;
 };
 /* nl4, good, grids kept, everything else as a zeroed struct. */
 void convert_defaults(struct convert_options *o);

@@ -180,6 +180,14 @@ J
     .max_total_tokens < 951000 and .mem_fraction_static > 0.4 and .mem_fraction_static < 0.6' <<<"$output"
   run --separate-stderr zse-hardware budget "$T/config.json" --pp 3 --vram-mb 16384 --quiet --max-total-tokens 5000
   [ "$status" = 0 ] && [ -z "$stderr" ] && jq -e '(.ranks | map(.layers)) == [21, 20, 20] and .context_length == 5000' <<<"$output"
+  ZSE_MAX_TOTAL_TOKENS_OVERRIDE=6000 ZSE_CTX_SIZE_OVERRIDE=400 run --separate-stderr zse-hardware budget "$T/config.json" --pp 3 --vram-mb 16384 --quiet
+  [ "$status" = 0 ] && jq -e '.context_length == 400 and .max_total_tokens == 6000' <<<"$output"
+  ZSE_MEM_FRACTION_OVERRIDE=0.5 run --separate-stderr zse-hardware budget "$T/config.json" --pp 3 --vram-mb 16384 --quiet
+  [ "$status" = 0 ] && jq -e '.vram_mb == 8192' <<<"$output"
+  ZSE_CTX_SIZE_OVERRIDE=400 run --separate-stderr zse-hardware budget "$T/config.json" --pp 3 --vram-mb 16384 --quiet --context 300
+  [ "$status" = 0 ] && jq -e '.context_length == 300' <<<"$output"
+  ZSE_CTX_SIZE_OVERRIDE=x run --separate-stderr zse-hardware budget "$T/config.json" --pp 3 --vram-mb 16384
+  [ "$status" = 2 ] && [ -z "$output" ] && [[ "$stderr" == *"ZSE_CTX_SIZE_OVERRIDE"* ]]
   run --separate-stderr zse-hardware budget "$T/config.json" --pp 61 --vram-mb 16384 --quiet
   jq -e '.ranks | map(.layers) | length == 61 and all(. == 1)' <<<"$output"
   run --separate-stderr zse-hardware budget DeepSeek-V2-Lite --experts int4 --divisor 2 --vram-mb 16384 --quiet

@@ -167,3 +167,12 @@ J
   run --separate-stderr zse-convert models/tiny -o "$T/y.zse" --quality fast
   [ "$status" = 1 ] && [ ! -e "$T/y.zse" ] && [[ "$stderr" == *"there are 0.02 GB, 0.01 of them available"* ]]
 }
+
+@test "--verbose: memory step by step, and what was planned beside what is taken" {
+  run --separate-stderr zse-chat "$Z" -p 'What is 2+2?' --temp 0 --verbose
+  [ "$status" = 0 ] && [ "$output" = '2 + 2 = 4' ]
+  [[ "$stderr" == *"memory: start: "*" resident ("*" private), "*" mapped; "*" available, "*" page cache"*"memory: model open: "*"planned beside the weights, "*" taken"*"memory: engine open: "* ]]
+  [[ "$stderr" != *warning* ]]
+  run --separate-stderr zse-convert --synthetic SmolLM2-135M -q nl4 -o "$T/v.zse" --verbose --json
+  [ "$status" = 0 ] && [ "$(grep -c 'memory: layer' <<<"$stderr")" = 6 ] && [[ "$stderr" == *"memory: layer 25: "*"memory: end: "* ]]
+}
