@@ -113,6 +113,19 @@ static int grow_step(struct gpu_backend *b, size_t n_tables, struct err *e)
     return 0;
 }
 
+/* How the token after logits' row is drawn: d, or not at all. */
+static void put_draw(struct gpu_backend *b, int row, const struct draw *d)
+{
+    struct gpu_draw *to = (struct gpu_draw *)(b->hstep + draws_at(b)) + row;
+    if (row >= MAX_DRAWS)
+        return;
+    b->hstep[ids_at(b) + (size_t)row] = -1;
+    *to = (struct gpu_draw){ .top_k = -1 };
+    if (d)
+        *to = (struct gpu_draw){ .temperature = d->temperature, .top_p = d->top_p, .min_p = d->min_p, .top_k = d->top_k, .seed = { (uint32_t)d->seed, (uint32_t)(d->seed >> 32) },
+                                 .n = { (uint32_t)d->n, (uint32_t)(d->n >> 32) } };
+}
+
 /* The arrays of a step. Returns the words to upload; *n_logits rows of logits are wanted. */
 static size_t fill_step(struct gpu_backend *b, const struct batch *batch, int *n_logits)
 {
@@ -135,8 +148,10 @@ static size_t fill_step(struct gpu_backend *b, const struct batch *batch, int *n
             table_of[n] = at;
             if (!tiled)
                 decode[b->n_decode++] = n;
-            if (t >= it->n_tokens - it->n_logits)
+            if (t >= it->n_tokens - it->n_logits) {
+                put_draw(b, *n_logits, it->n_logits == 1 ? it->draw : NULL);
                 logit[(*n_logits)++] = n;
+            }
         }
         if (!tiled && len > longest)
             longest = len;
@@ -169,14 +184,37 @@ static int pad_decode(struct gpu_backend *b, int n_logits, int *splits_bit)
         host_array(b, A_TABLE)[b->n] = 0;
         host_array(b, A_DECODE)[b->n] = b->n;
         host_array(b, A_LOGIT)[b->n] = b->n;
+        put_draw(b, b->n, NULL);
     }
     b->n_decode = b->n;
     b->splits = 1 << *splits_bit;
     return bucket;
 }
 
-static int download_logits(struct gpu_backend *b, int n, float *logits, struct err *e)
+/* Rows [first, first + n) of logits, and the tokens drawn from them. */
+static int run_logits(struct gpu_backend *b, int first, int n, struct err *e)
 {
+    if (layers_logits(b, first, n, e) < 0)
+        return -1;
+    if (first + n > MAX_DRAWS)
+        return 0;
+    return gpu_sample(b->g, b->logits, (const struct gpu_draw *)(b->step + draws_at(b)) + first, n, b->m->config.vocab_size, b->step + ids_at(b) + first, e);
+}
+
+/* To the host: the tokens, and the logits unless every row has its token. */
+static int download_logits(struct gpu_backend *b, int first, int n, float *logits, struct err *e)
+{
+    const struct gpu_draw *draw = (const struct gpu_draw *)(b->hstep + draws_at(b)) + first;
+    int32_t *id = b->hstep + ids_at(b) + first;
+    int n_wanted = 0, n_drawn = 0;
+    for (int i = 0; first + n <= MAX_DRAWS && i < n; i++)
+        n_wanted += draw[i].top_k >= 0;
+    if (n_wanted && (gpu_download(b->g, GPU_COMPUTE, id, b->step + ids_at(b) + first, (size_t)n * sizeof *id, e) < 0 || gpu_sync(b->g, GPU_COMPUTE, e) < 0))
+        return -1;
+    for (int i = 0; n_wanted && i < n; i++)
+        n_drawn += id[i] >= 0;
+    if (n_wanted && n_drawn == n)
+        return 0;
     const size_t bytes = (size_t)n * (size_t)b->m->config.vocab_size * sizeof *logits;
     if (gpu_download(b->g, GPU_COMPUTE, b->hlogits, b->logits, bytes, e) < 0 || gpu_sync(b->g, GPU_COMPUTE, e) < 0)
         return -1;
@@ -194,11 +232,11 @@ static int run_decode(struct gpu_backend *b, int bucket, int splits_bit, struct 
     if (*graph)
         return gpu_graph_launch(b->g, *graph, e);
     if (!complete || b->seen[bucket][splits_bit]++ == 0)
-        return layers_run(b, e) < 0 ? -1 : layers_logits(b, 0, b->n, e);
+        return layers_run(b, e) < 0 ? -1 : run_logits(b, 0, b->n, e);
     struct err ignored;
     if (gpu_graph_begin(b->g, e) < 0)
         return -1;
-    const int rc = layers_run(b, e) < 0 ? -1 : layers_logits(b, 0, b->n, e);
+    const int rc = layers_run(b, e) < 0 ? -1 : run_logits(b, 0, b->n, e);
     *graph = gpu_graph_end(b->g, rc < 0 ? &ignored : e);
     return rc < 0 || !*graph ? -1 : gpu_graph_launch(b->g, *graph, e);
 }
@@ -236,6 +274,15 @@ static int run_host(struct gpu_backend *b, const struct batch *batch, struct err
     return gpu_upload(b->g, GPU_COMPUTE, b->x, b->hx, n, e);
 }
 
+/* The tokens drawn, to those who asked for them. */
+static int take_tokens(const struct gpu_backend *b, const struct batch *batch)
+{
+    for (int i = 0, row = 0; i < batch->n_items; row += batch->items[i++].n_logits)
+        if (batch->items[i].draw && batch->items[i].n_logits == 1 && row < MAX_DRAWS)
+            batch->items[i].draw->id = b->hstep[ids_at(b) + (size_t)row];
+    return 0;
+}
+
 static int backend_forward(void *backend, const struct batch *batch, float *logits, struct err *e)
 {
     struct gpu_backend *b = backend;
@@ -254,15 +301,15 @@ static int backend_forward(void *backend, const struct batch *batch, float *logi
     if (gpu_upload(b->g, GPU_COMPUTE, b->step, b->hstep, words * 4, e) < 0)
         return -1;
     if (bucket >= 0)
-        return run_decode(b, bucket, splits_bit, e) < 0 ? -1 : download_logits(b, wanted, logits, e);
+        return run_decode(b, bucket, splits_bit, e) < 0 || download_logits(b, 0, wanted, logits, e) < 0 ? -1 : take_tokens(b, batch);
     if (layers_run(b, e) < 0 || (any = download_hidden(b, batch, e)) < 0)
         return -1;
     for (int i = 0, n; i < n_logits; i += n) {
         n = n_logits - i < b->logit_rows ? n_logits - i : b->logit_rows;
-        if (layers_logits(b, i, n, e) < 0 || download_logits(b, n, logits + (size_t)i * (size_t)b->m->config.vocab_size, e) < 0)
+        if (run_logits(b, i, n, e) < 0 || download_logits(b, i, n, logits + (size_t)i * (size_t)b->m->config.vocab_size, e) < 0)
             return -1;
     }
-    return n_logits || any ? 0 : gpu_sync(b->g, GPU_COMPUTE, e);        /* the pinned step is written again by the next */
+    return n_logits || any ? take_tokens(b, batch) : gpu_sync(b->g, GPU_COMPUTE, e);        /* the pinned step is written again by the next */
 }
 
 static int backend_copy_block(void *backend, int32_t from, int32_t to, struct err *e)

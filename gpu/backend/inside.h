@@ -11,6 +11,7 @@ enum {
     TILE_TOKENS = 16,           /* from so many tokens of a sequence on, attention by tiles */
     MAX_GRAPH_TOKENS = 64, N_BUCKETS = 7, MAX_SPLIT_BITS = 16,
     STEP_ARRAYS = 6,
+    MAX_DRAWS = 4 * LOGIT_ROWS, DRAW_WORDS = sizeof(struct gpu_draw) / 4,        /* rows of a step whose tokens may be drawn here */
 };
 
 struct gpu_backend {
@@ -41,13 +42,15 @@ struct gpu_backend {
     char name[224];
 };
 
-/* Arrays of a step, one after the other; then tiles, then tables. */
+/* Arrays of a step, one after the other; then tiles, how tokens are drawn, the tokens drawn, and tables. */
 enum { A_TOKEN, A_POS, A_LONG, A_TABLE, A_DECODE, A_LOGIT };
 static inline size_t array_size(const struct gpu_backend *b) { return (size_t)(b->o.max_tokens + MAX_GRAPH_TOKENS); }
 static inline int32_t *host_array(struct gpu_backend *b, int i) { return b->hstep + (size_t)i * array_size(b); }
 static inline int32_t *array(const struct gpu_backend *b, int i) { return b->step + (size_t)i * array_size(b); }
 static inline size_t tiles_at(const struct gpu_backend *b) { return STEP_ARRAYS * array_size(b); }
-static inline size_t tables_at(const struct gpu_backend *b) { return tiles_at(b) + 2 * (size_t)(b->o.max_tokens / TILE_TOKENS + 1); }
+static inline size_t draws_at(const struct gpu_backend *b) { return tiles_at(b) + 2 * (size_t)(b->o.max_tokens / TILE_TOKENS + 1); }
+static inline size_t ids_at(const struct gpu_backend *b) { return draws_at(b) + MAX_DRAWS * DRAW_WORDS; }
+static inline size_t tables_at(const struct gpu_backend *b) { return ids_at(b) + MAX_DRAWS; }
 
 /* ---- memory.c ---- */
 /* b has m, o and g: everything else that it needs, or nothing, with the numbers. */

@@ -137,8 +137,14 @@ int gpu_attn_decode(struct gpu *g, const struct gpu_attention *o, struct err *e)
 enum { GPU_ATTN_TILE = 64, GPU_ATTN_MAX_DIM = 256 };
 int gpu_attn_prefill(struct gpu *g, const struct gpu_attention *o, struct err *e);
 
-/* id[i] = the lowest index of the largest of logits [n][vocab]; -1 if one is NaN or none is above -inf. */
-int gpu_argmax(struct gpu *g, const float *logits, int n, int vocab, int32_t *id, struct err *e);
+/* How a token is drawn from a row of logits: struct draw (libcommon/engine/draw.h) for kernels. */
+struct gpu_draw {
+    float temperature, top_p, min_p;
+    int32_t top_k;                      /* -1: none is wanted */
+    uint32_t seed[2], n[2];             /* low word first */
+};
+/* id[i] = a token drawn from logits [n][vocab]; -1 if none is wanted, one is NaN or +inf, or none is above -inf. */
+int gpu_sample(struct gpu *g, const float *logits, const struct gpu_draw *draws, int n, int vocab, int32_t *id, struct err *e);
 
 #ifdef __cplusplus
 }

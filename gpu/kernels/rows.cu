@@ -1,4 +1,4 @@
-/* rows.cu - what is done to rows: norms, activation functions, the rounding of activations to f16, argmax.
+/* rows.cu - what is done to rows: norms, activation functions, the rounding of activations to f16.
  *
  * tile     one row a block of 256 threads; row lengths are a few thousand, so the second read of a row hits L1
  * moves    each operand once
@@ -93,35 +93,4 @@ extern "C" int gpu_act_mul(struct gpu *g, const float *gate, const float *up, in
 extern "C" int gpu_act_pack(struct gpu *g, const float *x, int n, int cols, uint16_t *act, int act_stride, struct err *e)
 {
     return launch(g, "act_pack", act_mul_kernel, rows_grid(n, cols), BLOCK, 0, e, x, (const float *)nullptr, cols, -1, (float *)nullptr, act, act_stride);
-}
-
-/* The lowest index of the largest value; NaN wins over all and answers -1. */
-__global__ __launch_bounds__(BLOCK) void argmax_kernel(const float *logits, int vocab, int32_t *id)
-{
-    SHARED(float, best);                /* [BLOCK], then their indexes */
-    int *index = reinterpret_cast<int *>(best + BLOCK);
-    const float *x = logits + (size_t)blockIdx.x * vocab;
-    float most = -INFINITY;
-    int at = -1, bad = 0;
-    for (int k = threadIdx.x; k < vocab; k += BLOCK) {
-        bad |= x[k] != x[k];
-        if (x[k] > most)
-            most = x[k], at = k;
-    }
-    best[threadIdx.x] = bad ? NAN : most;
-    index[threadIdx.x] = at;
-    __syncthreads();
-    if (threadIdx.x)
-        return;
-    for (int i = 1; i < BLOCK; i++) {
-        bad |= best[i] != best[i];
-        if (best[i] > most || (best[i] == most && index[i] >= 0 && (at < 0 || index[i] < at)))
-            most = best[i], at = index[i];
-    }
-    id[blockIdx.x] = bad ? -1 : at;
-}
-
-extern "C" int gpu_argmax(struct gpu *g, const float *logits, int n, int vocab, int32_t *id, struct err *e)
-{
-    return launch(g, "argmax", argmax_kernel, dim3((unsigned)n), BLOCK, BLOCK * (sizeof(float) + sizeof(int)), e, logits, vocab, id);
 }

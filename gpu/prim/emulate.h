@@ -108,7 +108,9 @@ static inline uint32_t __ballot_sync(uint32_t, int p)
 static inline float rsqrtf(float x) { return 1 / sqrtf(x); }
 static inline int min(int a, int b) { return a < b ? a : b; }
 static inline int max(int a, int b) { return a > b ? a : b; }
-static inline int atomicAdd(int *p, int v) { int old = *p; *p += v; return old; }
+/* Ordered among themselves; not with other accesses, which need a barrier. */
+unsigned atomicAdd(unsigned *p, unsigned v);
+unsigned long long atomicAdd(unsigned long long *p, unsigned long long v);
 
 int emulate_launch(struct gpu *g, const char *name, dim3 grid, int threads, size_t shared, std::function<void()> kernel, struct err *e);
 

@@ -62,6 +62,17 @@ DEVICE uint32_t prmt(uint32_t a, uint32_t b, uint32_t s)
 #endif
 }
 
+/* The upper half of a product. */
+DEVICE uint64_t multiply_high(uint64_t a, uint64_t b)
+{
+#ifdef __CUDACC__
+    return __umul64hi(a, b);
+#else
+    const uint64_t a0 = (uint32_t)a, a1 = a >> 32, b0 = (uint32_t)b, b1 = b >> 32, middle = a1 * b0 + (a0 * b0 >> 32);
+    return a1 * b1 + (middle >> 32) + ((a0 * b1 + (uint32_t)middle) >> 32);
+#endif
+}
+
 /* ---- memory ---- */
 
 /* Weights are read once a step: past L1, and first to leave L2's lines for what is read again. */

@@ -249,6 +249,26 @@ static void check_shared(size_t at, size_t n, bool write)
     }
 }
 
+/* Atomics do not disturb each other, but what others do to the same bytes without a barrier is a race. */
+enum { ATOMIC = 0x7fe0 };               /* as the writer: a thread of no warp */
+
+static void check_atomic(const void *address, size_t n)
+{
+    const uint8_t *p = (const uint8_t *)address;
+    if (!m.self || !m.gpu->debug_sync || p < m.shared || p >= m.shared + MAX_SHARED)
+        return;
+    const size_t at = (size_t)(p - m.shared);
+    if (at + n > m.shared_size)
+        return complain("atomic of %zu bytes at %zu of %zu bytes of shared memory", n, at, m.shared_size);
+    for (size_t i = at / 4; i <= (at + n - 1) / 4; i++) {
+        if (shadows[i].writer != ATOMIC || shadows[i].write_block != m.generation)
+            check_shared(4 * i, 4, false), check_shared(4 * i, 4, true);
+        shadows[i].writer = ATOMIC;
+        shadows[i].write_block = m.generation;
+        shadows[i].write_warp = 0;
+    }
+}
+
 static void check_access(const void *address, size_t n, bool write)
 {
     if (!m.self || !m.gpu->debug_sync)
@@ -279,6 +299,16 @@ static void check_access(const void *address, size_t n, bool write)
         return;
     }
 }
+
+template <class T> static T add(T *p, T v)
+{
+    check_atomic(p, sizeof *p);
+    const T old = *p;
+    *p += v;
+    return old;
+}
+unsigned atomicAdd(unsigned *p, unsigned v) { return add(p, v); }
+unsigned long long atomicAdd(unsigned long long *p, unsigned long long v) { return add(p, v); }
 
 /* Copies happen as late as they may, so that a missing wait shows. */
 void emulated_copy(void *to, const void *from, int n) { m.copies.push_back({ m.self, m.self->n_groups, to, from, n }); }

@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "libcommon/base/err.h"
+#include "libcommon/engine/draw.h"
 #include "libcommon/model/model.h"
 #include "libcommon/quant/kvtype.h"
 
@@ -21,6 +22,7 @@ struct batch_item {
     const int32_t *table;                   /* KV block numbers: position p lies in block table[p / KV_BLOCK] */
     int state;                              /* of models with recurrent layers: which of the n_states holds what [0, pos) left behind, and gets what these tokens
                                              * leave; at pos 0 it begins anew, whatever was there.  No two items of a batch have the same */
+    struct draw *draw;                      /* NULL, or with n_logits 1 how to choose the next token: a backend that can needs no logits (draw.h) */
     int n_logits;                           /* logits wanted for the last n_logits tokens, 0..n_tokens */
     int seq_len;                            /* tokens of the whole sequence, as far as known; 0: pos + n_tokens.  LongRoPE chooses its factors by it:
                                              * a sequence that comes to config_long_from() is computed again from position 0 */

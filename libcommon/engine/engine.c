@@ -102,13 +102,14 @@ struct engine *engine_open(const struct model *m, const struct tokenizer *t, con
     g->running = calloc((size_t)g->max_seqs, sizeof(struct request *));
     g->batched = calloc((size_t)g->max_seqs, sizeof(struct request *));
     g->items = calloc((size_t)g->max_seqs, sizeof *g->items);
+    g->draws = calloc((size_t)g->max_seqs, sizeof *g->draws);
     g->n_rows = g->max_seqs;
     g->logits = malloc(((size_t)g->n_rows + PROMPT_ROWS) * (size_t)g->vocab_size * sizeof *g->logits);    /* pages come with their first use */
     g->row = malloc((size_t)(g->vocab_size > c->hidden_size ? g->vocab_size : c->hidden_size) * sizeof *g->row);
     g->pace.alone_ns = calloc((size_t)g->max_seqs + 1, sizeof *g->pace.alone_ns);
     if (!(g->scratch = sampler_scratch_open(e)))
         goto fail;
-    if (!g->running || !g->batched || !g->items || !g->logits || !g->row || !g->pace.alone_ns) {
+    if (!g->running || !g->batched || !g->items || !g->draws || !g->logits || !g->row || !g->pace.alone_ns) {
         err_nomem(e, "engine");
         goto fail;
     }
@@ -152,6 +153,7 @@ void engine_close(struct engine *g)
     free(g->running);
     free(g->batched);
     free(g->items);
+    free(g->draws);
     free(g->logits);
     free(g->row);
     free(g->hidden);
@@ -210,7 +212,7 @@ int engine_step(struct engine *g, struct err *e)
 void engine_stats(const struct engine *g, struct engine_stats *s)
 {
     const size_t vocab = (size_t)g->vocab_size * sizeof(float), hidden = (size_t)g->m->config.hidden_size * sizeof(float);
-    const size_t mine = (size_t)(g->n_rows + 1) * vocab + (size_t)g->max_seqs * (sizeof *g->items + 2 * sizeof *g->running + sizeof(float)) +
+    const size_t mine = (size_t)(g->n_rows + 1) * vocab + (size_t)g->max_seqs * (sizeof *g->items + sizeof *g->draws + 2 * sizeof *g->running + sizeof(float)) +
                         (g->hidden ? (size_t)g->max_tokens * hidden : 0) + kv_pool_bytes(g->pool) + (g->states ? state_pool_bytes(g->states) : 0);
     *s = g->count;
     s->kv_bytes = g->backend->kv_bytes(g->b);

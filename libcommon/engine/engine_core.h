@@ -72,6 +72,7 @@ struct engine {
     int n_pending, n_holding;
     struct request **batched;           /* [max_seqs] whose item is items[i] */
     struct batch_item *items;           /* [max_seqs] */
+    struct draw *draws;                 /* [max_seqs] of items */
     float *logits;                      /* [max_seqs + PROMPT_ROWS, vocab_size] */
     float *row;                         /* [vocab_size] one of them, for a sibling to change */
     float *hidden;                      /* [max_tokens, hidden_size] once a request asked for embed */

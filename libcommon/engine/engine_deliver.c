@@ -88,8 +88,8 @@ static void add_forced(struct engine *g, struct request *r)
             return;
 }
 
-/* The next token from its logits, which are changed. */
-static void choose(struct engine *g, struct request *r, float *logits)
+/* The next token from its logits, which are changed; drawn: the backend's choice, or -1. */
+static void choose(struct engine *g, struct request *r, float *logits, int32_t drawn)
 {
     struct allowed allowed = { .n = g->n_allowed };
     struct logprobs lp = { .n_top = r->n_logprobs };
@@ -101,8 +101,10 @@ static void choose(struct engine *g, struct request *r, float *logits)
         g->count.prompt_tokens += (uint64_t)r->n_prompt;
         g->count.cached_tokens += (uint64_t)r->n_cached;
     }
-    int rc;
-    if (r->at_forced < r->n_forced) {
+    int rc = 0;
+    if (drawn >= 0) {
+        id = drawn;
+    } else if (r->at_forced < r->n_forced) {
         id = r->forced[r->at_forced++];         /* no random number is spent, as where it needs no logits */
         rc = logprobs_of(logits, g->vocab_size, id, &lp, &e);
     } else {
@@ -133,7 +135,7 @@ static void start_siblings(struct engine *g, struct request *r, const float *log
             continue;
         memcpy(g->row, logits, (size_t)g->vocab_size * sizeof *logits);
         if (g->states && (r->slot < 0 || (s->slot = state_take(g->states, g->pool)) < 0)) {     /* none is free: it computes the prompt again */
-            choose(g, s, g->row);
+            choose(g, s, g->row, -1);
             continue;
         }
         if (g->states)
@@ -142,7 +144,7 @@ static void start_siblings(struct engine *g, struct request *r, const float *log
         s->holds = 1;
         g->n_holding++;
         s->n_cached = s->n_prompt;
-        choose(g, s, g->row);
+        choose(g, s, g->row, -1);
     }
 }
 
@@ -169,7 +171,7 @@ static void tell_prompt(struct request *r, const struct logprobs *lp)
 }
 
 /* Logits of the n tokens that end at `end`: the last may be for the answer. */
-static void deliver_logits(struct engine *g, struct request *r, float *logits, int n, int end)
+static void deliver_logits(struct engine *g, struct request *r, float *logits, int n, int end, int32_t drawn)
 {
     for (int i = 0; i < n && !r->cancelled; i++, logits += g->vocab_size) {
         const int next = end - n + i + 1;       /* the token that these logits foretell */
@@ -186,7 +188,7 @@ static void deliver_logits(struct engine *g, struct request *r, float *logits, i
         } else {
             start_siblings(g, r, logits);
             if (!r->cancelled)
-                choose(g, r, logits);
+                choose(g, r, logits, drawn);
             return;                             /* r may be gone */
         }
     }
@@ -253,7 +255,7 @@ void deliver_step(struct engine *g, int n_items)
         else if (r->embed)
             deliver_hidden(g, r, item->hidden, item->n_hidden, end);
         else
-            deliver_logits(g, r, logits, item->n_logits, end);
+            deliver_logits(g, r, logits, item->n_logits, end, item->draw ? item->draw->id : -1);
         logits += (size_t)item->n_logits * (size_t)g->vocab_size;
     }
 }

@@ -379,6 +379,13 @@ void plan_step(struct engine *g)
     }
 }
 
+/* May the backend choose r's next token?  Not where a constraint, log probabilities or siblings want to see the logits. */
+static int can_draw(const struct request *r, const struct batch_item *item, struct draw *d)
+{
+    return item->n_logits == 1 && !r->constrained && r->n_logprobs < 0 && !r->siblings && item->pos + item->n_tokens == r->n_ids &&
+           sampler_draw(r->sampler, r->n_ids - r->n_prompt, d);
+}
+
 int plan_batch(struct engine *g)
 {
     int n = 0, n_hidden = 0;
@@ -399,6 +406,8 @@ int plan_batch(struct engine *g)
                 item->hidden = g->hidden + (size_t)n_hidden * (size_t)g->m->config.hidden_size;
             n_hidden += item->n_hidden;
             *(decoding ? &g->pace.n_decoding : &g->pace.n_prompt) += decoding ? 1 : r->planned;
+            if (can_draw(r, item, &g->draws[n]))
+                item->draw = &g->draws[n];
             g->batched[n++] = r;
         }
     }

@@ -515,6 +515,15 @@ static int forbid(float *logits, int n, const struct allowed *a, int32_t *best, 
     return 0;
 }
 
+int sampler_draw(const struct sampler *s, int n, struct draw *d)
+{
+    if (s->s.n_bias || s->history || (s->s.typical_p < 1 && !greedy(&s->s)))
+        return 0;
+    *d = (struct draw){ .temperature = greedy(&s->s) ? 0 : s->s.temperature, .top_k = s->s.top_k, .top_p = s->s.top_p, .min_p = s->s.min_p, .seed = s->s.seed, .n = (uint64_t)n,
+                        .id = -1 };
+    return 1;
+}
+
 int sampler_pick(struct sampler *s, float *logits, const struct allowed *allowed, int32_t *id, struct logprobs *lp, struct err *e)
 {
     int32_t best;

@@ -9,6 +9,7 @@
 #include <jansson.h>
 
 #include "libcommon/base/err.h"
+#include "libcommon/engine/draw.h"
 
 struct logit_bias { int32_t id; float bias; };
 struct top_logprob { int32_t id; float logprob; };
@@ -40,6 +41,9 @@ struct sampler;
 struct sampler *sampler_open(const struct sampling *s, int vocab_size, int max_len, struct sampler_scratch *scratch, struct err *e);
 void sampler_close(struct sampler *s);
 void sampler_accept(struct sampler *s, int32_t id, int generated);      /* every token of the prompt (0) and of the answer (1) */
+
+/* Can the token after n of the answer be chosen by a backend? 1: *d says how. */
+int sampler_draw(const struct sampler *s, int n, struct draw *d);
 
 struct allowed { const uint32_t *bits; int n; };        /* id is bit id % 32 of word id / 32; ids from n on are not allowed */
 

@@ -276,6 +276,19 @@ static void batches(void **state)
         for (int s = 0; s < N; s++)
             if (memcmp(got + (size_t)s * vocab, alone[s] + (size_t)i * vocab, vocab * sizeof *got) != 0)
                 fail_msg("sequence %d, position %d: other bits in a batch than alone", s, i);
+        struct draw draw[2][N];                         /* tokens from the device: of all but the last sequence, so that logits come too; of all, so that none do */
+        for (int all = 0; all < 2; all++) {
+            for (int s = 0; s < N; s++) {
+                draw[all][s] = (struct draw){ .temperature = s == 1 ? 0.8f : 0, .top_p = 1, .seed = 4, .n = (uint64_t)i, .id = -1 };
+                item[s].draw = all || s < N - 1 ? &draw[all][s] : NULL;
+            }
+            got[0] = 1234;
+            OK(backend_gpu.forward(b, &(struct batch){ item, N }, got, &why));
+            for (int s = 0; s < N; s += 2)
+                assert_int_equal(draw[all][s].id, item[s].draw ? argmax(alone[s] + (size_t)i * vocab, (int)vocab) : -1);
+            assert_true(draw[all][1].id >= 0 && draw[all][1].id < (int)vocab && draw[all][1].id == draw[0][1].id);
+            assert_true(all ? got[0] == 1234 : memcmp(got + 2 * vocab, alone[2] + (size_t)i * vocab, vocab * sizeof *got) == 0);
+        }
     }
     /* a prompt in tiles beside sequences that decode, no logits for one of them */
     const struct batch_item mixed[N] = { { .tokens = &id[0][LEN - 1], .n_tokens = 1, .pos = LEN - 1, .table = table[0], .n_logits = 1 },
@@ -288,9 +301,14 @@ static void batches(void **state)
     const int32_t copies[4] = { 20, 21, 22, 0 };
     for (int i = 0; i < 2; i++)
         OK(backend_gpu.copy_block(b, table[0][i], copies[i], &why));
-    const struct batch_item again = { .tokens = &id[0][LEN - 1], .n_tokens = 1, .pos = LEN - 1, .table = copies, .n_logits = 1 };
+    struct batch_item again = { .tokens = &id[0][LEN - 1], .n_tokens = 1, .pos = LEN - 1, .table = copies, .n_logits = 1 };
     OK(backend_gpu.forward(b, &(struct batch){ &again, 1 }, got, &why));
     assert_true(error_of(got, alone[0] + (LEN - 1) * vocab, vocab) < 1e-2);
+    struct draw largest = { .top_p = 1, .id = -1 };
+    const int32_t want = argmax(got, (int)vocab);
+    again = (struct batch_item){ .tokens = id[0], .n_tokens = LEN, .table = copies, .n_logits = 1, .draw = &largest };  /* after a prompt: no graph */
+    OK(backend_gpu.forward(b, &(struct batch){ &again, 1 }, got, &why));
+    assert_int_equal(largest.id, want);
     backend_gpu.close(b);
     for (int s = 0; s < N; s++)
         free(alone[s]);

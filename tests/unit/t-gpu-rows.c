@@ -1,4 +1,4 @@
-/* t-gpu-rows.c - norms, activation functions, rounding and argmax on the device against kernels_ref. */
+/* t-gpu-rows.c - norms, activation functions, and rounding on the device against kernels_ref. */
 #include "tests/lib/gpu.h"
 
 static float act_value(const uint16_t *act, int k) { return 16 * f16_to_f32(act[(k & ~7) | (k & 3) << 1 | (k >> 2 & 1)]); }
@@ -103,28 +103,6 @@ static void functions(void **state)
         assert_true(fabsf(act_value(act + i / COLS * STRIDE, i % COLS) - gate[i]) <= 5e-4f * fabsf(gate[i]) + 1e-6f);
 }
 
-static void largest(void **state)
-{
-    (void)state;
-    enum { N = 5, V = 1000 };
-    struct rng r = { 9 };
-    float *x = malloc(N * V * sizeof *x);
-    for (int i = 0; i < N * V; i++)
-        x[i] = uniform(&r, -9, 9);
-    x[0 * V + 999] = 10;
-    x[1 * V + 700] = x[1 * V + 44] = 10;        /* the lower index */
-    x[2 * V + 500] = NAN;
-    for (int i = 0; i < V; i++)
-        x[3 * V + i] = -INFINITY;
-    x[4 * V] = INFINITY;
-    int32_t id[N], *did = on_device(sizeof id);
-    OK(gpu_argmax(device, to_device(x, N * V * sizeof *x), N, V, did, &why));
-    from_device(id, did, sizeof id);
-    const int32_t want[N] = { 999, 44, -1, -1, 0 };
-    assert_memory_equal(id, want, sizeof id);
-    free(x);
-}
-
 /* Positions where an f32 sine is off, and LongRoPE's second set. */
 static void angles(void **state)
 {
@@ -147,6 +125,6 @@ static void angles(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(norms), cmocka_unit_test(functions), cmocka_unit_test(largest), cmocka_unit_test(angles) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(norms), cmocka_unit_test(functions), cmocka_unit_test(angles) };
     return device_open() ? cmocka_run_group_tests(tests, NULL, NULL) : 0;
 }

@@ -1,0 +1,238 @@
+/* sample.cu - from logits to tokens: libcommon/engine/sampler.h without what needs a history or a mask.
+ *
+ * tile     a row a block: 1024 threads (128 where the vocabulary is small)
+ * moves    the row from L2, where the head has just put it: once for its largest; once more to draw; up to three times for each of top_k and top_p
+ * limit    one SM's share of L2: 32 KB in flight at about 600 ns, so 4 * vocab bytes take 11 us at a vocabulary of 152 thousand (calculated); a copy of
+ *          the row to the host takes as long at 55 GB/s, and the processor's sampler comes after it
+ * checked  tests/unit/t-gpu-sample.c: kept sets and frequencies against libcommon/engine/sampler.c
+ *
+ * Integers, so that no order of threads changes a result: a token's key is how far its tempered logit lies below the largest in units of 2^-26, equal keys count as
+ * equal logits; its mass is 2^40 * exp(-key), rounded.  Below exp(-28.4) that is 0, less than what f32 sums of a vocabulary lose. */
+#include <float.h>
+
+#include "gpu/kernels/kernels.h"
+#include "gpu/prim/prim.cuh"
+#include "gpu/rt/launch.cuh"
+#include "libcommon/base/philox.h"
+
+enum { THREADS = 1024, FEW_THREADS = 128, FEW = 8192, MAX_WARPS = THREADS / 32, BINS = 2048, LANE_BINS = BINS / 32, LEVELS = 3 };
+#define NO_KEY 0xffffffffu
+#define UNIT 67108864.0f                /* 2^26 keys are 1 */
+
+struct sample_room {
+    unsigned long long amount[BINS], lane_amount[32], warp_mass[MAX_WARPS], before, total;
+    unsigned count[BINS], warp_ties[MAX_WARPS], bin;
+    float most[MAX_WARPS];
+    int at[MAX_WARPS], bad[MAX_WARPS];
+};
+
+struct sample_row { const float *x; int n; float most, temperature, min_p; };
+
+/* Keys below `key` are kept, and the first `ties`, in order of ids, of those equal to it. */
+struct sample_cut { uint32_t key; unsigned long long ties; };
+
+DEVICE uint32_t key_of(const sample_row &r, int i)
+{
+    const float d = (r.most - r.x[i]) / r.temperature;
+    return d < 28.4f ? (uint32_t)(d * UNIT) : NO_KEY;
+}
+DEVICE float weight_of(uint32_t key) { return expf((float)key * (-1 / UNIT)); }
+DEVICE unsigned long long mass_of(uint32_t key)
+{
+    const float m = rintf(weight_of(key) * 1099511627776.0f);
+    return m < 1 ? 1 : (unsigned long long)m;
+}
+
+DEVICE unsigned long long warp_sum64(unsigned long long x)
+{
+    for (int i = 16; i; i /= 2) {
+        const uint32_t low = __shfl_xor_sync(FULL_WARP, (uint32_t)x, i), high = __shfl_xor_sync(FULL_WARP, (uint32_t)(x >> 32), i);
+        x += (unsigned long long)high << 32 | low;
+    }
+    return x;
+}
+
+/* The lowest index of the largest logit, and that; -1 if one is NaN or +inf, or none is above -inf.  All threads get it. */
+DEVICE int find_largest(sample_room *room, const float *x, int n, float *largest)
+{
+    const int warp = threadIdx.x / 32, n_warps = blockDim.x / 32;
+    float most = -INFINITY;
+    int at = -1, bad = 0;
+#pragma unroll 8
+    for (int i = threadIdx.x; i < n; i += blockDim.x) {
+        const float v = x[i];
+        bad |= !(v <= FLT_MAX);
+        if (v > most)
+            most = v, at = i;
+    }
+    for (int i = 16; i; i /= 2) {
+        const float m = __shfl_xor_sync(FULL_WARP, most, i);
+        const int a = __shfl_xor_sync(FULL_WARP, at, i);
+        if (m > most || (m == most && a >= 0 && (at < 0 || a < at)))
+            most = m, at = a;
+    }
+    bad = __ballot_sync(FULL_WARP, bad) != 0;
+    if (threadIdx.x % 32 == 0) {
+        room->most[warp] = most;
+        room->at[warp] = at;
+        room->bad[warp] = bad;
+    }
+    __syncthreads();
+    for (int i = 0; i < n_warps; i++) {
+        const float m = room->most[i];
+        const int a = room->at[i];
+        bad |= room->bad[i];
+        if (m > most || (m == most && a >= 0 && (at < 0 || a < at)))
+            most = m, at = a;
+    }
+    *largest = most;
+    return bad ? -1 : at;
+}
+
+/* The bin in which the sum of amounts reaches what is wanted, by one warp: room->bin, and the sum before it.  At the first level `fraction` of all is wanted, if it is
+ * above 0. */
+DEVICE void find_bin(sample_room *room, unsigned long long wanted, double fraction)
+{
+    const int lane = threadIdx.x, first = lane * LANE_BINS;
+    unsigned long long mine = 0, before = 0, all = 0;
+    for (int i = 0; i < LANE_BINS; i++)
+        mine += room->amount[first + i];
+    room->lane_amount[lane] = mine;
+    __syncwarp();
+    for (int i = 0; i < 32; i++) {
+        before += i < lane ? room->lane_amount[i] : 0;
+        all += room->lane_amount[i];
+    }
+    if (fraction > 0)
+        wanted = (unsigned long long)ceil(fraction * (double)all);
+    wanted = wanted < 1 ? 1 : wanted > all ? all : wanted;
+    if (before < wanted && wanted <= before + mine) {
+        int i = first;
+        for (; before + room->amount[i] < wanted; i++)
+            before += room->amount[i];
+        room->bin = i;
+        room->before = before;
+        room->total = wanted;
+    }
+}
+
+/* The cut that leaves the fewest tokens with the wanted amount, of those that `within` keeps: their number, or with fraction > 0 that share of their mass.
+ * Digit by digit of the keys; it ends early where a bin has one token, which comes in whole. */
+DEVICE sample_cut select(sample_room *room, const sample_row &r, const sample_cut &within, unsigned long long wanted, double fraction)
+{
+    uint32_t prefix = 0, bin = 0;
+    unsigned long long before = 0;
+    for (int level = 0, shift = 32; level < LEVELS; level++) {
+        const int above = shift;
+        shift = level == 0 ? 21 : level == 1 ? 11 : 0;
+        const uint32_t mask = level == 2 ? 2047 : 1023;
+        for (int i = threadIdx.x; i < BINS; i += blockDim.x)
+            room->amount[i] = 0, room->count[i] = 0;
+        __syncthreads();
+#pragma unroll 8
+        for (int i = threadIdx.x; i < r.n; i += blockDim.x) {
+            const uint32_t key = key_of(r, i);
+            if (key >= within.key || (level && key >> above != prefix))
+                continue;
+            atomicAdd(&room->amount[key >> shift & mask], fraction > 0 ? mass_of(key) : 1);
+            atomicAdd(&room->count[key >> shift & mask], 1u);
+        }
+        __syncthreads();
+        if (threadIdx.x == 0 && within.ties && (!level || within.key >> above == prefix)) {
+            room->amount[within.key >> shift & mask] += within.ties * (fraction > 0 ? mass_of(within.key) : 1);
+            room->count[within.key >> shift & mask] += (unsigned)within.ties;
+        }
+        __syncthreads();
+        if (threadIdx.x < 32)
+            find_bin(room, wanted - before, level ? 0 : fraction);
+        __syncthreads();
+        bin = room->bin;
+        wanted = level ? wanted : room->total;
+        before += room->before;
+        prefix = level == 0 ? bin : level == 1 ? prefix << 10 | bin : prefix << 11 | bin;
+        const unsigned count = room->count[bin];
+        __syncthreads();                /* the room is read */
+        if (level < 2 && count == 1 && (prefix + 1) << shift <= within.key) {
+            const sample_cut cut = { (prefix + 1) << shift, 0 };
+            return cut;
+        }
+    }
+    const unsigned long long each = fraction > 0 ? mass_of(prefix) : 1;
+    const sample_cut cut = { prefix, (wanted - before + each - 1) / each };
+    return cut;
+}
+
+/* The token at which the sum of masses, in order of ids, passes random / 2^64 of the whole: each warp adds up a piece of the row, the piece that it falls into is
+ * divided again. */
+DEVICE int draw(sample_room *room, const sample_row &r, const sample_cut &cut, uint64_t random)
+{
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, n_warps = blockDim.x / 32;
+    const unsigned long long tie_mass = cut.key != NO_KEY && weight_of(cut.key) >= r.min_p ? mass_of(cut.key) : 0;
+    unsigned long long ties = cut.ties, target = 0;
+    for (int begin = 0, end = r.n, first = 1;; first = 0) {
+        const int piece = (end - begin + n_warps - 1) / n_warps, from = begin + warp * piece, to = min(from + piece, end);
+        unsigned long long mass = 0;
+        unsigned equal = 0;
+#pragma unroll 4
+        for (int i = from + lane; i < to; i += 32) {
+            const uint32_t key = key_of(r, i);
+            mass += key < cut.key && weight_of(key) >= r.min_p ? mass_of(key) : 0;
+            equal += key == cut.key && key != NO_KEY;
+        }
+        mass = warp_sum64(mass);
+        equal = (unsigned)warp_sum64(equal);
+        if (lane == 0) {
+            room->warp_mass[warp] = mass;
+            room->warp_ties[warp] = equal;
+        }
+        __syncthreads();
+        if (first) {
+            unsigned long long all = 0, left = ties;
+            for (int i = 0; i < n_warps; i++) {
+                const unsigned long long kept = room->warp_ties[i] < left ? room->warp_ties[i] : left;
+                all += room->warp_mass[i] + kept * tie_mass;
+                left -= kept;
+            }
+            target = multiply_high(random, all);
+        }
+        int i = 0;
+        for (;; i++) {
+            const unsigned long long kept = room->warp_ties[i] < ties ? room->warp_ties[i] : ties, all = room->warp_mass[i] + kept * tie_mass;
+            if (target < all || i == n_warps - 1)
+                break;
+            target -= all;
+            ties -= kept;
+        }
+        __syncthreads();                /* the room is read */
+        begin += i * piece;
+        end = min(begin + piece, end);
+        if (end - begin <= 1)
+            return begin;
+    }
+}
+
+__global__ __launch_bounds__(THREADS) void sample_kernel(const float *logits, const gpu_draw *draws, int vocab, int32_t *id)
+{
+    SHARED(sample_room, room);
+    const gpu_draw d = draws[blockIdx.x];
+    int token = -1;
+    if (d.top_k >= 0) {
+        sample_row r = { logits + (size_t)blockIdx.x * vocab, vocab, 0, d.temperature, d.min_p };
+        token = find_largest(room, r.x, vocab, &r.most);
+        if (token >= 0 && d.temperature > 0) {
+            sample_cut cut = { NO_KEY, 0 };
+            if (d.top_k > 0 && d.top_k < vocab)
+                cut = select(room, r, cut, d.top_k, 0);
+            if (d.top_p < 1)
+                cut = select(room, r, cut, 0, d.top_p);
+            token = draw(room, r, cut, philox_u64((uint64_t)d.seed[1] << 32 | d.seed[0], (uint64_t)d.n[1] << 32 | d.n[0]));
+        }
+    }
+    if (threadIdx.x == 0)
+        id[blockIdx.x] = token;
+}
+
+extern "C" int gpu_sample(struct gpu *g, const float *logits, const struct gpu_draw *draws, int n, int vocab, int32_t *id, struct err *e)
+{
+    return launch(g, "sample", sample_kernel, dim3((unsigned)n), vocab < FEW ? FEW_THREADS : THREADS, sizeof(sample_room), e, logits, draws, vocab, id);
+}
