@@ -14,7 +14,7 @@ enum which { BY_TURN, BY_DEADLINE };
 
 enum {
     PROMPT_ROWS = 32,                   /* logits of prompt tokens that a step makes for prompt_logprobs */
-    PACE_STEPS = 128,
+    PACE_STEPS = 32,
     FORCED_AT_ONCE = 64,                /* tokens that a constraint is asked for */
 };
 
@@ -51,9 +51,8 @@ struct queue { struct request **r; int n, room; enum which which; };
 struct pace {
     float *alone_ns;                    /* [max_seqs + 1] of a step in which so many requests decode and nothing else happens; 0: not known */
     float ratio[PACE_STEPS], sorted[PACE_STEPS]; int at;    /* how many times as long the last steps were as without prompts; by size; the oldest */
-    float credit;                       /* long steps that may come */
-    float token_ns[2];                  /* what a token of a prompt adds to a step, to a long one; 0: not known */
-    int is_long, chunk;                 /* this step; tokens of prompts that it might have */
+    float token_ns;                     /* what a token of a prompt adds to a step; 0: not known */
+    int chunk;                          /* tokens of prompts that this step might have */
     int n_decoding, n_prompt;           /* of this step */
 };
 

@@ -5,10 +5,10 @@
  * wait, then the running request whose turn is last goes back to waiting and computes again what is no longer in the tree: its sampler and its
  * ids stay, so its answer is the same.  The pool holds at least one sequence of full length: the first in turn always gets on.
  *
- * Pace: beside decoding requests a step takes so many prompt tokens that it lasts about STRETCH times as long as steps did in the median of the last ones.  While
+ * Pace: beside decoding requests a step takes so many prompt tokens that it lasts about STRETCH times as long as steps did in the median of the last PACE_STEPS.  While
  * prompts come now and then, that is the time without them; while they come all the time the median grows, up to MOST_STRETCH times the time without
- * them: a larger share for prompts then makes everybody faster.  One step of CREDIT_STEPS may take LONG_NS, so that a prompt that comes now and then is
- * soon answered: fewer than one gap of a hundred between tokens is a long one. */
+ * them: a larger share for prompts then makes everybody faster, and gaps between tokens are long, but alike.  (Single steps of 100 ms, fewer than one of a
+ * hundred, were tried: the first token of prompts of 512 that follow each other did not come earlier, and one gap in a hundred was three times the median.) */
 #include <assert.h>
 #include <string.h>
 
@@ -16,9 +16,7 @@
 #include "libcommon/engine/engine_core.h"
 
 enum { LEAST_CHUNK = 8, FIRST_CHUNK = 32, FORCED = 16 };        /* FORCED: an answer may go on by so many given tokens and still be decoding */
-enum { CREDIT_STEPS = 125, MOST_CREDIT = 3, LONG_PROMPT = 4 };                /* LONG_PROMPT: so many usual steps of work, or it is not worth a long one */
 static const float STRETCH = 1.8f, MOST_STRETCH = 4;           /* noise has room below 2 */
-static const float LONG = 16, LONG_NS = 100e6f;
 
 /* ---- pace ---- */
 
@@ -35,29 +33,21 @@ static float alone_ns(const struct engine *g, int n)
 }
 
 /* So many tokens of prompts make a step last `stretch` times as long as without them. */
-static int stretched(const struct engine *g, float alone, float stretch, int is_long)
+static int stretched(const struct engine *g, float alone, float stretch)
 {
-    const float *t = g->pace.token_ns, each = t[is_long] > 0 ? t[is_long] : t[!is_long];
-    const float n = alone > 0 && each > 0 ? (stretch - 1) * alone / each : FIRST_CHUNK;
+    const float each = g->pace.token_ns, n = alone > 0 && each > 0 ? (stretch - 1) * alone / each : FIRST_CHUNK;
     return n < LEAST_CHUNK ? LEAST_CHUNK : n > (float)g->max_tokens ? g->max_tokens : (int)n;
 }
 
-/* Beside n_decoding requests, of n_prompt tokens that wait. */
-static int chunk_tokens(struct engine *g, int n_decoding, int n_prompt)
+/* Beside n_decoding requests. */
+static int chunk_tokens(const struct engine *g, int n_decoding)
 {
-    struct pace *p = &g->pace;
-    p->is_long = 0;
     if (n_decoding == 0)
         return g->max_tokens;
     if (g->limits.chunk)
         return g->limits.chunk;
-    const float alone = alone_ns(g, n_decoding), usual = STRETCH * p->sorted[PACE_STEPS / 2];
-    const int chunk = stretched(g, alone, usual < MOST_STRETCH ? usual : MOST_STRETCH, 0);
-    if (p->credit < 1 || alone == 0 || n_prompt < LONG_PROMPT * chunk)
-        return chunk;
-    const int more = stretched(g, alone, LONG * alone < LONG_NS ? LONG : LONG_NS / alone, 1);
-    p->is_long = more > chunk;
-    return more > chunk ? more : chunk;
+    const float usual = STRETCH * g->pace.sorted[PACE_STEPS / 2];
+    return stretched(g, alone_ns(g, n_decoding), usual < MOST_STRETCH ? usual : MOST_STRETCH);
 }
 
 /* Towards what was measured; a step that somebody else held up counts little. */
@@ -92,18 +82,16 @@ void pace_learn(struct engine *g, uint64_t step_ns)
     if (g->limits.chunk)
         return;
     if (p->n_decoding == 0) {           /* a first guess: the weights are read for it, too */
-        if (p->token_ns[1] == 0 && p->n_prompt >= FIRST_CHUNK)
-            p->token_ns[1] = ns / (float)p->n_prompt;
+        if (p->token_ns == 0 && p->n_prompt >= FIRST_CHUNK)
+            p->token_ns = ns / (float)p->n_prompt;
         return;
     }
     const float alone = alone_ns(g, p->n_decoding), ratio = alone > 0 ? ns / alone : 1;
-    p->credit += p->is_long ? -1 : 1.0f / CREDIT_STEPS;
-    p->credit = p->credit < 0 ? 0 : p->credit > MOST_CREDIT ? MOST_CREDIT : p->credit;
     note_ratio(p, ratio > 1 ? ratio : 1);
     if (p->n_prompt == 0)
         follow(&p->alone_ns[p->n_decoding], ns, 1 / 8.0f);
     else if (alone > 0 && p->n_prompt >= p->chunk / 2)        /* fewer tokens cost more each */
-        follow(&p->token_ns[p->is_long], ns > alone ? (ns - alone) / (float)p->n_prompt : p->token_ns[p->is_long] / 2, 1 / 4.0f);
+        follow(&p->token_ns, ns > alone ? (ns - alone) / (float)p->n_prompt : p->token_ns / 2, 1 / 4.0f);
 }
 
 /* ---- prefixes ---- */
@@ -349,16 +337,13 @@ static int least(int a, int b) { return a < b ? a : b; }
 void plan_step(struct engine *g)
 {
     admit(g);
-    int n_decoding = 0, n_prompt = 0, rows = PROMPT_ROWS;
+    int n_decoding = 0, rows = PROMPT_ROWS;
     for (int i = 0; i < g->n_running; i++) {
         struct request *r = g->running[i];
         r->planned = 0;
-        if (decodes(r))
-            n_decoding++;
-        else
-            n_prompt += r->n_ids - r->kv.n_tokens;
+        n_decoding += decodes(r);
     }
-    int total = g->max_tokens - n_decoding, chunk = g->pace.chunk = chunk_tokens(g, n_decoding, n_prompt);
+    int total = g->max_tokens - n_decoding, chunk = g->pace.chunk = chunk_tokens(g, n_decoding);
     for (int i = 0; i < g->n_running; i++) {
         struct request *r = g->running[i];
         const int decoding = decodes(r);
