@@ -95,8 +95,6 @@ static int run_one(const struct chat_options *o, const struct opened_model *m, s
     } else if (rc == 0 && a.nomem) {
         rc = err_nomem(e, "answer");
     }
-    if (rc == 0 && o->grammar && a.finish == FINISH_LENGTH)
-        cli_note(prog, "the answer was cut off at %d tokens: it is not complete", a.stats.n_generated);
     if (rc == 0 && o->json)
         chat_print_json(answer_json(&a, o, marks));
     else if (rc == 0 && o->ids)
@@ -104,6 +102,8 @@ static int run_one(const struct chat_options *o, const struct opened_model *m, s
     else if (a.size == 0 || a.text[a.size - 1] != '\n')
         putchar('\n');
     cli_flush();                     /* before memory is given back, which takes time; cli_finish says what failed */
+    if (rc == 0 && o->grammar && a.finish == FINISH_LENGTH)
+        rc = err_set(e, ERR_LIMIT, "the answer was cut off at %d tokens: it is not complete", a.stats.n_generated);
 done:
     engine_close(g);
     answer_release(&a);
@@ -154,8 +154,8 @@ void chat_print_escaped(const char *text, size_t size)
     putchar('\n');
 }
 
-/* An answer, or why there is none: one bad prompt does not spoil the others. */
-static void print_line(struct line *l, const struct chat_options *o, int number, const struct chat_marks *marks)
+/* An answer, or why there is none: one bad prompt does not spoil the others.  0: there is none that is whole. */
+static int print_line(struct line *l, const struct chat_options *o, int number, const struct chat_marks *marks)
 {
     struct answer *a = &l->answer;
     if (a->finish == FINISH_ERROR)
@@ -174,10 +174,12 @@ static void print_line(struct line *l, const struct chat_options *o, int number,
         print_ids(a);
     else
         chat_print_escaped(a->text, a->size);
-    if (o->grammar && a->finish == FINISH_LENGTH)
-        cli_note(prog, "an answer was cut off at %d tokens: it is not complete", a->stats.n_generated);
+    const int cut = o->grammar && l->refused.code == ERR_NONE && a->finish == FINISH_LENGTH;
+    if (cut)
+        cli_note(prog, "%s: line %d: the answer was cut off at %d tokens: it is not complete", o->batch, number, a->stats.n_generated);
     cli_flush();
     answer_release(a);
+    return l->refused.code == ERR_NONE && !cut;
 }
 
 /* Each line of text to ids. */
@@ -202,7 +204,7 @@ static struct line *read_lines(const struct chat_options *o, const struct prompt
 
 static int run_batch(const struct chat_options *o, const struct opened_model *m, const struct chat_marks *marks, struct line *lines, int n, struct err *e)
 {
-    int context = context_len(m, &o->run), parallel = n < o->parallel ? n : o->parallel, len = 2, rc = 0, started = 0, printed = 0, n_refused = 0;
+    int context = context_len(m, &o->run), parallel = n < o->parallel ? n : o->parallel, len = 2, rc = 0, started = 0, printed = 0, n_failed = 0;
     for (int i = 0; i < n; i++) {
         if (lines[i].n >= context)
             err_set(&lines[i].refused, ERR_LIMIT, "the prompt has %d tokens: with a context of %d no room is left for an answer", lines[i].n, context);
@@ -224,14 +226,12 @@ static int run_batch(const struct chat_options *o, const struct opened_model *m,
         }
         if (engine_step(g, e) < 0)
             rc = -1;
-        for (; rc == 0 && printed < started && (lines[printed].refused.code != ERR_NONE || lines[printed].answer.finish != FINISH_NONE); printed++) {
-            print_line(&lines[printed], o, printed + 1, marks);
-            n_refused += lines[printed].refused.code != ERR_NONE;
-        }
+        for (; rc == 0 && printed < started && (lines[printed].refused.code != ERR_NONE || lines[printed].answer.finish != FINISH_NONE); printed++)
+            n_failed += !print_line(&lines[printed], o, printed + 1, marks);
     }
     engine_close(g);
-    if (rc == 0 && n_refused)
-        rc = err_set(e, ERR_LIMIT, "%s: %d of %d prompts have no answer", o->batch, n_refused, n);
+    if (rc == 0 && n_failed)
+        rc = err_set(e, ERR_LIMIT, "%s: %d of %d prompts have no %sanswer", o->batch, n_failed, n, o->grammar ? "complete " : "");
     return rc;
 }
 

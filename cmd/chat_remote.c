@@ -568,11 +568,7 @@ static json_t *reply_json(const struct remote *r, const struct answer *a)
     return j;
 }
 
-static void note_cut(const struct chat_options *o, const struct answer *a)
-{
-    if ((o->schema_file || o->grammar_file || o->regex) && a->finish == FINISH_LENGTH)
-        cli_note(prog, "the answer was cut off: it is not complete");
-}
+static int has_form(const struct chat_options *o) { return o->schema_file || o->grammar_file || o->regex; }
 
 static int once(struct remote *r, const struct chat_options *o, struct err *e)
 {
@@ -585,8 +581,8 @@ static int once(struct remote *r, const struct chat_options *o, struct err *e)
         chat_print_json(reply_json(r, &a));
     else if (!o->json && prompt && (rc == 0 || a.size) && (a.size == 0 || a.text[a.size - 1] != '\n'))
         putchar('\n');
-    if (rc == 0)
-        note_cut(o, &a);
+    if (rc == 0 && has_form(o) && a.finish == FINISH_LENGTH)
+        rc = err_set(e, ERR_LIMIT, "the answer was cut off: it is not complete");
     answer_release(&a);
     json_decref(prompt);
     free(text);
@@ -595,7 +591,8 @@ static int once(struct remote *r, const struct chat_options *o, struct err *e)
 
 struct line { struct exchange x; struct answer answer; json_t *prompt; struct err refused; int started; };
 
-static void print_line(const struct remote *r, const struct chat_options *o, struct line *l, int number)
+/* 0: there is no answer that is whole. */
+static int print_line(const struct remote *r, const struct chat_options *o, struct line *l, int number)
 {
     if (l->refused.code == ERR_NONE && l->x.error.code != ERR_NONE)
         l->refused = l->x.error;
@@ -612,17 +609,19 @@ static void print_line(const struct remote *r, const struct chat_options *o, str
     } else {
         chat_print_escaped(l->answer.text ? l->answer.text : "", l->answer.size);
     }
-    if (l->refused.code == ERR_NONE)
-        note_cut(o, &l->answer);
+    const int cut = has_form(o) && l->refused.code == ERR_NONE && l->answer.finish == FINISH_LENGTH;
+    if (cut)
+        cli_note(prog, "%s: line %d: the answer was cut off: it is not complete", o->batch, number);
     cli_flush();
     answer_release(&l->answer);
+    return l->refused.code == ERR_NONE && !cut;
 }
 
 /* --parallel requests at once; answers in the order of the lines. */
 static int run_lines(struct remote *r, const struct chat_options *o, struct line *lines, int n, struct err *e)
 {
     CURLM *multi = r->net.multi_init();
-    int started = 0, printed = 0, active = 0, n_refused = 0, running;
+    int started = 0, printed = 0, active = 0, n_failed = 0, running;
     struct sigaction before;
     if (!multi)
         return err_nomem(e, "connections");
@@ -640,10 +639,8 @@ static int run_lines(struct remote *r, const struct chat_options *o, struct line
         active = 0;
         for (int i = printed; i < started; i++)
             active += lines[i].x.is_open;
-        for (; printed < started && !lines[printed].x.is_open; printed++) {
-            print_line(r, o, &lines[printed], printed + 1);
-            n_refused += lines[printed].refused.code != ERR_NONE;
-        }
+        for (; printed < started && !lines[printed].x.is_open; printed++)
+            n_failed += !print_line(r, o, &lines[printed], printed + 1);
         if (active)
             r->net.multi_poll(multi, NULL, 0, 200, NULL);
     }
@@ -652,7 +649,7 @@ static int run_lines(struct remote *r, const struct chat_options *o, struct line
             exchange_close(&lines[i].x, multi);
     r->net.multi_cleanup(multi);
     cli_restore_pipe(&before);
-    return n_refused ? err_set(e, ERR_LIMIT, "%s: %d of %d prompts have no answer", o->batch, n_refused, n) : 0;
+    return n_failed ? err_set(e, ERR_LIMIT, "%s: %d of %d prompts have no %sanswer", o->batch, n_failed, n, has_form(o) ? "complete " : "") : 0;
 }
 
 static int batch(struct remote *r, const struct chat_options *o, struct err *e)

@@ -5,6 +5,7 @@
  *   think ::= <think> [^<]* </think>         # special tokens of the vocabulary, by text or as <[id]>
  *
  * A rule that does not contain itself becomes part of a regular expression; only the others use the stack. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,7 +14,7 @@
 
 enum { MAX_DEPTH = 200, MAX_COUNT = 1000000, MAX_TEXT = 4 << 20 };
 
-struct name { const char *p; size_t n; int32_t rule; size_t used_at; int defined; };
+struct name { const char *p; size_t n; int32_t rule; size_t used_at, defined_at; int defined; };
 
 struct parser {
     struct grammar *g;
@@ -35,6 +36,13 @@ static int bad(struct parser *p, size_t at, enum err_code code, const char *what
         err_set(p->e, code, "grammar: line %zu, column %zu: %s", line, utf8_count(p->text + from, at - from) + 1, what);
     p->failed = 1;
     return -1;
+}
+
+static int bad_rule(struct parser *p, size_t at, enum err_code code, const char *what, const struct name *x)
+{
+    char text[200];
+    snprintf(text, sizeof text, "%s %.*s", what, x->n > 64 ? 64 : (int)x->n, x->p);
+    return bad(p, at, code, text);
 }
 
 static int peek(const struct parser *p) { return p->at < p->n ? (unsigned char)p->text[p->at] : -1; }
@@ -93,7 +101,7 @@ static struct name *find(struct parser *p, const char *s, size_t n, size_t at)
         }
         p->names = v;
     }
-    p->names[p->n_names] = (struct name){ s, n, grammar_rule(p->g), at, 0 };
+    p->names[p->n_names] = (struct name){ .p = s, .n = n, .rule = grammar_rule(p->g), .used_at = at };
     p->table[h & (p->n_table - 1)] = p->n_names + 1;
     return &p->names[p->n_names++];
 }
@@ -674,6 +682,7 @@ static int parse(struct parser *p, uint32_t *root)
         if (x->defined)
             return bad(p, start, ERR_FORMAT, "this rule is there already");
         x->defined = 1;
+        x->defined_at = start;
         int32_t rule = x->rule;
         uint32_t body = alternatives(p, 0);
         if (p->failed)
@@ -685,7 +694,7 @@ static int parse(struct parser *p, uint32_t *root)
     }
     for (uint32_t i = 0; !p->failed && i < p->n_names; i++)
         if (!p->names[i].defined)
-            return i == 0 ? bad(p, p->n, ERR_FORMAT, "there is no rule called root") : bad(p, p->names[i].used_at, ERR_FORMAT, "a rule that is not there");
+            return i == 0 ? bad(p, p->n, ERR_FORMAT, "there is no rule called root") : bad_rule(p, p->names[i].used_at, ERR_FORMAT, "there is no rule called", &p->names[i]);
     *root = expr_rule(p->x, root_rule);
     return p->failed ? -1 : 0;
 }
@@ -704,14 +713,17 @@ struct grammar *grammar_compile_gbnf(const struct grammar_vocab *v, const char *
         rc = err_set(e, ERR_FORMAT, "grammar: not UTF-8 at offset %zu", utf8_valid(text, size));
     else
         rc = parse(&p, &root);
-    free(p.names);
-    free(p.table);
     if (rc == 0)
         rc = grammar_check_work(g, e);
     if (rc == 0)
         rc = lower_all(g, &root, e);
     if (rc == 0)
         rc = grammar_after_thought(g, &root, e) != 0 ? -1 : grammar_finish(g, root, e);
+    for (uint32_t i = 0; rc != 0 && g->left_recursive && i < p.n_names; i++)
+        if (p.names[i].rule == g->left_recursive - 1)
+            bad_rule(&p, p.names[i].defined_at, ERR_UNSUPPORTED, LEFT_RECURSION ": rule", &p.names[i]);
+    free(p.names);
+    free(p.table);
     if (rc == 0)
         return g;
     grammar_close(g);

@@ -38,6 +38,7 @@ struct grammar {
     struct exprs x;
     uint32_t root;
     uint32_t *rule; uint32_t n_rules, rule_room;        /* bodies */
+    int32_t left_recursive;             /* a rule that begins with itself, + 1, where grammar_finish() found one */
     uint32_t string_char[2];            /* one character inside a JSON string: with every escape, with the necessary ones; 0: not used */
     uint64_t compile_work;
 
@@ -58,6 +59,7 @@ struct grammar {
     int found_end;
 };
 
+#define LEFT_RECURSION "a rule begins with itself (left recursion; write the repetition with * or at the end of the rule)"
 struct grammar *grammar_new(const struct grammar_vocab *v, const struct grammar_options *o, struct err *e);
 /* A number for a rule whose body follows. */
 int32_t grammar_rule(struct grammar *g);

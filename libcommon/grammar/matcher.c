@@ -219,8 +219,17 @@ static void classify(struct grammar *g, uint8_t *alive, uint8_t *empty)
     }
 }
 
-/* Is there a rule that begins with itself?  An expression leads to those that may begin it; state 1: on the path, 2: done. */
-static int left_recursive(const struct grammar *g, const uint8_t *empty, uint8_t *state, uint32_t *path)
+/* Of the expressions of a cycle that are on the path: the first that is a rule. */
+static int32_t rule_between(const struct grammar *g, const uint8_t *state, const uint32_t *path, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (state[path[i]] == 1 && g->x.e[path[i]].kind == EXPR_RULE)
+            return (int32_t)g->x.e[path[i]].lo + 1;
+    return 1;
+}
+
+/* A rule that begins with itself, + 1; 0: there is none.  An expression leads to those that may begin it; state 1: on the path, 2: done. */
+static int32_t left_recursive(const struct grammar *g, const uint8_t *empty, uint8_t *state, uint32_t *path)
 {
     const struct exprs *s = &g->x;
     for (uint32_t root = 0; root < g->n_rules; root++) {
@@ -259,7 +268,7 @@ static int left_recursive(const struct grammar *g, const uint8_t *empty, uint8_t
                     /* on the path, or pushed by a sibling and visited since: only the first is a cycle */
                     for (uint32_t p = 0; p < n; p++)
                         if (path[p] == t && state[t] == 1)
-                            return 1;
+                            return rule_between(g, state, path + p, n - p);
                     continue;
                 }
                 path[n++] = t;
@@ -292,8 +301,8 @@ int grammar_finish(struct grammar *g, uint32_t root, struct err *e)
         err_set(e, ERR_FORMAT, "no text of finite length can satisfy this");
         goto done;
     }
-    if (left_recursive(g, empty, state, path)) {
-        err_set(e, ERR_UNSUPPORTED, "a rule begins with itself (left recursion): write the repetition with * or at the end of the rule");
+    if ((g->left_recursive = left_recursive(g, empty, state, path))) {
+        err_set(e, ERR_UNSUPPORTED, LEFT_RECURSION);
         goto done;
     }
     for (uint32_t i = 2; i < s->n; i++)

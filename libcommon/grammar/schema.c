@@ -83,7 +83,7 @@ static uint32_t report(struct schema *s, const json_t *at, const char *keyword, 
     struct path p;
     if (!s->failed && !s->quiet) {
         place(s, at, keyword, &p);
-        err_set(s->e, code, "schema: %s: %s", p.n ? p.text : "/", why);
+        err_set(s->e, code, p.n ? "schema: %s: %s" : "schema: %s%s", p.text, why);
     }
     s->failed = 1;
     return EXPR_NONE;
@@ -862,11 +862,11 @@ static struct grammar *finish(struct schema *s, struct grammar *g, struct err *e
     uint32_t r = s->failed ? (uint32_t)EXPR_NONE : schema_compile(s, &m, 1);
     int rc = s->failed ? -1 : grammar_check_work(g, e);
     if (rc == 0 && r == EXPR_NONE)
-        rc = err_set(e, ERR_FORMAT, "schema: /: nothing can satisfy it");
+        rc = err_set(e, ERR_FORMAT, "schema: nothing can satisfy it");
     if (rc == 0 && grammar_after_thought(g, &r, e) != 0)
         rc = -1;
     else if (rc == 0 && (rc = grammar_finish(g, r, e)) != 0)
-        err_prefix(e, "schema: /");
+        err_prefix(e, "schema");
     release(s);
     if (rc == 0)
         return g;
@@ -885,7 +885,7 @@ uint32_t grammar_schema_expr(struct grammar *g, json_t *root, uint32_t *comma, u
         if (grammar_check_work(g, s.failed ? NULL : e) != 0)
             r = EXPR_NONE;
         else if (!s.failed && r == EXPR_NONE)
-            err_set(e, ERR_FORMAT, "schema: /: nothing can satisfy it");
+            err_set(e, ERR_FORMAT, "schema: nothing can satisfy it");
         *comma = s.comma;
         *colon = s.colon;
     }

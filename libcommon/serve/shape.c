@@ -78,12 +78,15 @@ static int key_of(const struct shape *s, struct buf *key)
 /* Every prompt gets a matcher of the grammar. */
 static int call_grammar(struct call *c, const char *param, const struct buf *key, const struct shape *what, struct problem *pr)
 {
-    struct err e;
+    struct err e = { 0 };
     if (c->params.ignore_eos)
         return problem_set(pr, 400, "ignore_eos", NULL, "ignore_eos: goes on after the end, which %s gives", param);
-    if (!(c->grammar = grammars_get(c->h->grammars, key->data, key->size, make, what, &e)))
+    c->grammar = grammars_get(c->h->grammars, key->data, key->size, make, what, &e);
+    const size_t n = strlen(param);
+    const int says_where = strncmp(e.msg, param, n) == 0 && e.msg[n] == ':';        /* of grammars and regular expressions, the parameter's name is in the sentence */
+    if (!c->grammar)
         return e.code == ERR_MEMORY ? problem_set(pr, 503, NULL, "overloaded", "%s: %s", param, e.msg)
-               : problem_set(pr, 400, param, e.code == ERR_LIMIT ? "schema_too_large" : e.code == ERR_UNSUPPORTED ? "unsupported_schema" : "invalid_schema", "%s: %s", param, e.msg);
+               : problem_set(pr, 400, param, e.code == ERR_LIMIT ? "schema_too_large" : e.code == ERR_UNSUPPORTED ? "unsupported_schema" : "invalid_schema", says_where ? "%.0s%s" : "%s: %s", param, e.msg);
     for (int i = 0; i < c->n_prompts; i++)
         if (constrain(&c->prompts[i].constraint, shared_grammar(c->grammar), &e) != 0)
             return problem_set(pr, 503, NULL, NULL, "%s: %s", param, e.msg);

@@ -215,7 +215,7 @@ json_t *format_schema(const json_t *format, const char *param, struct problem *p
             for (size_t k = 0; k < sizeof known / sizeof *known; k++)
                 ok |= strcmp(key, known[k]) == 0;
             if (!ok) {
-                problem_set(pr, 400, param, "unknown_parameter", "%s: %.80s: no such field", param, key);
+                problem_set(pr, 400, param, "unknown_parameter", "%s: %s%.80s: no such field", param, i ? "json_schema." : "", key);
                 return NULL;
             }
         }

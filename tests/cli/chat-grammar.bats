@@ -26,9 +26,14 @@ setup() { cd "$BATS_TEST_DIRNAME/../.." || exit 1; schema=$BATS_FILE_TMPDIR/sche
 
 @test "an answer that is cut off is called incomplete" {
   run --separate-stderr zse-chat "$MODEL" -p hi --json-schema "$schema" --seed 1 -n 6 --json
-  [ "$status" = 0 ]
+  [ "$status" = 1 ]
   jq -e '(.complete | not) and .finish_reason == "length"' <<<"$output"
   [[ "$stderr" == *"cut off at 6 tokens: it is not complete"* ]]
+  printf 'hi\nho\n' >"$BATS_TEST_TMPDIR/two"
+  run --separate-stderr zse-chat "$MODEL" --batch "$BATS_TEST_TMPDIR/two" --json-schema "$schema" --seed 1 -n 6 --json
+  [ "$status" = 1 ]
+  [ "$(jq -s 'length' <<<"$output")" = 2 ]
+  [[ "$stderr" == *"2 of 2 prompts have no complete answer"* ]]
   run --separate-stderr zse-chat "$MODEL" -p hi --temp 0 -n 1 --json
   jq -e 'has("complete") | not' <<<"$output"
 }

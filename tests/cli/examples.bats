@@ -21,7 +21,7 @@ setup() {
   ln -s "$ROOT/models" "$ROOT/README.md" .
 }
 
-examples() { mandoc -Tascii -Owidth=300 "$ROOT/man/$1" | col -bx | sed -n 's/^ *\$ //p'; }
+examples() { mandoc -Tascii -Owidth=1000 "$ROOT/man/$1" | col -bx | sed -n 's/^ *\$ //p'; }
 
 run_page() {
   local n=0 line
@@ -29,7 +29,7 @@ run_page() {
     n=$((n + 1))
     # a minute under a sanitizer, and convert.bats has it too
     [[ -n ${ZSE_SANITIZED-} && $line == *"--quality best"* ]] && continue
-    bash -e -o pipefail -c "$line" </dev/null >out 2>err || { echo "$1: $line: exit $?"; cat err; return 1; }
+    bash -e -o pipefail -c "trap 'kill \$! 2>/dev/null' ERR; $line" </dev/null >out 2>err 3>&- || { echo "$1: $line: exit $?"; cat err; return 1; }
     [ -s out ] || [[ $line == *" -o "* || $line == *cmp* ]] || { echo "$1: $line: said nothing"; return 1; }
   done < <(examples "$1")
   [ "$n" -ge 4 ] || { echo "$1: only $n examples"; return 1; }
@@ -87,7 +87,7 @@ check_output() {
   local p name default page
   for p in zse-convert zse-info zse-chat zse-serve zse-bench zse-audit zse-apikey; do
     while read -r name default; do
-      page=$(mandoc -Tascii -Owidth=300 "$ROOT/man/$p.1" | col -bx | sed -n "/^ *\(-[A-Za-z], \)\{0,1\}$name\( .*\)\{0,1\}$/,/^\$/p")
+      page=$(mandoc -Tascii -Owidth=1000 "$ROOT/man/$p.1" | col -bx | sed -n "/^ *\(-[A-Za-z], \)\{0,1\}$name\( .*\)\{0,1\}$/,/^\$/p")
       [[ $page == *default*"$default"* ]] || { echo "$p $name: --help says $default, the man page: $page"; return 1; }
     done < <("$p" --help | sed -nE 's/^ +(-[A-Za-z], )?(--[a-z-]+).*\(default: ([a-z0-9]+)\).*/\2 \3/p')
   done
