@@ -55,6 +55,27 @@ P
   [ "$status" = 0 ] && [ "$(field file_bytes <<<"$output")" = 0 ]
 }
 
+@test "ternary: layouts, rules, the same file with any number of threads" {
+  for rule in fit absmean rms adaptive threshold sign; do
+    convert -o "$T/$rule.zse" -q ternary --ternary $rule --quality fast --threads 1 >/dev/null
+    convert -o "$T/b.zse" -q ternary --ternary $rule --quality fast --threads 2 >/dev/null
+    cmp "$T/$rule.zse" "$T/b.zse"
+    zse-info "$T/b.zse" --verify >/dev/null
+    zse-chat "$T/b.zse" --temp 0 -n 4 -p "What is 2+2?" >/dev/null
+  done
+  ! cmp -s "$T/rms.zse" "$T/sign.zse"
+  zse-info "$T/sign.zse" --json | grep -q '"ternary": *"sign"'
+  convert -o "$T/t2.zse" -q t2 --quality fast --tensors >"$T/out"
+  grep -Eq '^layers.1.up_proj.weight +BF16 +t2' "$T/out"
+  grep -Eq '^embed.weight +BF16 +i8' "$T/out"
+  convert -n -q ternary --quant embeddings=t2 --tensors >"$T/out"
+  grep -Eq '^embed.weight +BF16 +t2' "$T/out"
+  run convert -n -q nl4 --ternary sign
+  [ "$status" = 2 ] && [[ "$output" == *"--ternary goes with a ternary type"* ]]
+  run convert -n -q ternary --ternary best
+  [ "$status" = 2 ] && [[ "$output" == *"'best' is not fit, absmean, rms, adaptive, threshold or sign"* ]]
+}
+
 @test "parts, globs and group sizes" {
   convert -o "$T/m.zse" --quality fast --quant attention=bf16,mlp=int8 --skip 'layers.0.*,*down*' --tensors >"$T/out"
   grep -Eq '^layers.1.q_proj.weight +BF16 +bf16' "$T/out"
