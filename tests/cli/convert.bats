@@ -63,7 +63,8 @@ P
     zse-info "$T/b.zse" --verify >/dev/null
     zse-chat "$T/b.zse" --temp 0 -n 4 -p "What is 2+2?" >/dev/null
   done
-  ! cmp -s "$T/rms.zse" "$T/sign.zse"
+  run cmp -s "$T/rms.zse" "$T/sign.zse"
+  [ "$status" = 1 ]
   zse-info "$T/sign.zse" --json | grep -q '"ternary": *"sign"'
   convert -o "$T/t2.zse" -q t2 --quality fast --tensors >"$T/out"
   grep -Eq '^layers.1.up_proj.weight +BF16 +t2' "$T/out"
