@@ -109,8 +109,11 @@ static enum http_answer request_line(struct http_parser *p, struct http_request 
         if ((unsigned char)*c <= ' ' || *c == 0x7f)
             return refuse(p, 400, "the target has a control character");
     if (strncasecmp(target, "http://", 7) == 0 || strncasecmp(target, "https://", 8) == 0) {       /* the form that a proxy is asked in */
-        char *path = strchr(strchr(target, ':') + 3, '/');
-        target = path ? path : target + strlen(target);
+        char *host = strchr(target, ':') + 3;
+        const size_t n = strcspn(host, "/?");
+        r->authority = memmove(host - 1, host, n);      /* over a slash, to end it before the path */
+        target = host + n;
+        host[n - 1] = '\0';
     }
     char *query = strchr(target, '?');
     if (query)
@@ -164,6 +167,8 @@ static enum http_answer body_length(struct http_parser *p, struct http_request *
     const char *host = once(r, "Host", &twice_host), *expect = http_field(r, "Expect"), *encoding = http_field(r, "Content-Encoding");
     if (twice_host || (!host && r->minor == 1))
         return refuse(p, 400, "HTTP/1.1 wants one Host header");
+    if (r->authority && host && strcasecmp(r->authority, host) != 0)
+        return refuse(p, 400, "the target names the host '%.80s', the Host header '%.80s'", r->authority, host);
     if (twice_cl || twice_te || (length && coding))
         return refuse(p, 400, "Content-Length and Transfer-Encoding: one of them, once");
     if (encoding && strcasecmp(encoding, "identity") != 0)

@@ -20,6 +20,7 @@ struct http_request {
     char *head;                 /* owned: method, target and fields point into it */
     const char *method, *path;  /* path: percent-decoded, without the query, always begins with '/' (or is "*") */
     const char *query;          /* as it came, "" if there is none */
+    const char *authority;      /* of a target with a scheme, http://authority/path: no other than the Host header's; else NULL */
     int minor;                  /* HTTP/1.minor: 0 or 1 */
     struct http_field { const char *name, *value; } field[HTTP_MAX_FIELDS];
     int n_fields;

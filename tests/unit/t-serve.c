@@ -55,6 +55,7 @@ static void test_http_limits(void **state)
         { "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 1001\r\n\r\n", 413 }, { "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n3e9\r\n", 413 },
         { "GET / HTTP/1.1\r\n\r\n", 400 }, { "GET / HTTP/3.0\r\nHost: h\r\n\r\n", 505 }, { "GET /%2 HTTP/1.1\r\nHost: h\r\n\r\n", 400 },
         { "GET / HTTP/1.1\r\nHost: h\r\nA\r\n\r\n", 400 }, { "GET http: HTTP/1.1\r\nHost: h\r\n\r\n", 400 },
+        { "GET http://evil/x HTTP/1.1\r\nHost: h\r\n\r\n", 400 }, { "GET http:// HTTP/1.1\r\nHost: h\r\n\r\n", 400 },
         { "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n", 400 },
         { "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nab\r\n", 400 },
     };
@@ -66,6 +67,23 @@ static void test_http_limits(void **state)
         assert_int_equal(http_parse(&p, &in, &limits), HTTP_REFUSED);
         assert_int_equal(p.status, bad[i].status);
         assert_true(*p.why);
+        http_reset(&p);
+        buf_release(&in);
+    }
+}
+
+static void test_absolute_targets(void **state)
+{
+    static const struct { const char *target, *path, *query; } good[] = { { "http://H:8/a/b?c=1", "/a/b", "c=1" }, { "https://h:8", "/", "" }, { "http://h:8?c=1", "/", "c=1" } };
+    (void)state;
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        struct http_parser p = { 0 };
+        struct buf in = { 0 };
+        char text[100];
+        buf_add(&in, text, (size_t)snprintf(text, sizeof text, "GET %s HTTP/1.1\r\nHost: h:8\r\n\r\n", good[i].target));
+        assert_int_equal(http_parse(&p, &in, &limits), HTTP_DONE);
+        assert_string_equal(p.req->path, good[i].path);
+        assert_string_equal(p.req->query, good[i].query);
         http_reset(&p);
         buf_release(&in);
     }
@@ -247,7 +265,8 @@ static void memory_watch_steps(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(memory_watch), cmocka_unit_test(memory_watch_steps), cmocka_unit_test(test_http_cut_at_every_byte), cmocka_unit_test(test_http_limits), cmocka_unit_test(test_websocket),
+        cmocka_unit_test(memory_watch), cmocka_unit_test(memory_watch_steps), cmocka_unit_test(test_http_cut_at_every_byte), cmocka_unit_test(test_http_limits),
+        cmocka_unit_test(test_absolute_targets), cmocka_unit_test(test_websocket),
         cmocka_unit_test(test_fields), cmocka_unit_test(test_json_text), cmocka_unit_test(test_reasoning),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
