@@ -416,8 +416,8 @@ complete() {
   [ "$status" = 1 ] && [ "$(jq -c '[.compatible, (.problems | length), (.model | endswith("caf\ufffd"))]' <<<"$output")" = '[false,1,true]' ] || { echo "$output $stderr"; return 1; }
   run --separate-stderr zse-info models check "$odd"
   [ "$status" = 1 ] && [[ $output == *"architecture   a?[2Jé"* && $output == *problem*"a?[2Jé"* && $output != *$'\33'* ]] || { echo "$output"; return 1; }
-  run --separate-stderr zse-info models check no-such
-  [ "$status" = 1 ] && [[ $stderr == *"no such file or folder here, and: 'no-such' is not a name on the hub"* ]] || { echo "$stderr"; return 1; }
+  run --separate-stderr zse-info models check ./no-such
+  [ "$status" = 1 ] && [[ $stderr == *"no such file or folder here, and: './no-such' is not a name on the hub"* ]] || { echo "$stderr"; return 1; }
   run --separate-stderr zse-info models
   [ "$status" = 2 ]
 }
