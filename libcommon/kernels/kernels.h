@@ -1,7 +1,8 @@
 /* kernels.h - the CPU operations, once per instruction set.
  *
  * One rule for all sets: the result for a row and a token does not depend on how many tokens, rows or threads are beside it.
- * And every set gives the same bits, because the order of every sum and the place of every rounding (f32, fma where written) is fixed here.
+ * And every set gives the same bits, because the order of every sum and the place of every rounding (f32, fma where written) is fixed here;
+ * but for bf16 weights on AMX, whose products have an order of their own (floats_amx.c).
  *
  * Integer matmul, for every row r and token t:
  *     step = min(group_size, act_group)                 k that share one weight scale and one activation scale
@@ -87,7 +88,7 @@ struct kernels {
      * scratch: scratch_bytes(n_tokens, cols_padded) of this thread, 64-byte aligned. */
     void (*matmul)(float *out, size_t ldo, const struct mat *w, int tile0, int tile1,
                    const void *act, int n_tokens, void *scratch);
-    /* The same with f32 activations and weights exactly as stored (every type that has kernels): out = sum over k in order, one fma each.
+    /* The same with f32 activations and weights exactly as stored (every type that has kernels): out = sum over k in order, one fma each (bf16 on AMX: as in floats_amx.c, no less exact).
      * x [n_tokens, ldx], w->cols valid. */
     void (*matmul_f32)(float *out, size_t ldo, const struct mat *w, int tile0, int tile1,
                        const float *x, size_t ldx, int n_tokens, void *scratch);

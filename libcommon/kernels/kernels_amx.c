@@ -28,7 +28,7 @@ enum { BLOCK_K = 256, MORE_BYTES = 64, AMX_ROWS = 16, AMX_MIN = 24, XFEATURE_TIL
 static int amx_supported(void)
 {
     unsigned a, b, c, d;
-    return kernels_avx512.supported() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && d & 1u << 24 && d & 1u << 25 &&       /* AMX-TILE, AMX-INT8 */
+    return kernels_avx512.supported() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && d & 1u << 22 && d & 1u << 24 && d & 1u << 25 &&       /* AMX-BF16, AMX-TILE, AMX-INT8 */
            syscall(SYS_arch_prctl, ARCH_REQ_TILES, XFEATURE_TILE_DATA) == 0;
 }
 
@@ -345,8 +345,8 @@ enum { AMX_SUMS = AMX_SLOTS * 512 * 4 };
 INLINE size_t amx_sums_at(int n_tokens) { return (sizeof(struct scratch) + (size_t)(n_tokens + AMX_ROWS) * TILE_ROWS * sizeof(float) + 63) / 64 * 64; }
 size_t amx_scratch_bytes(int n_tokens, int cols_padded)
 {
-    const size_t size = amx_sums_at(n_tokens) + AMX_SUMS + BLOCK_K * TILE_ROWS, other = avx512_scratch_bytes(n_tokens, cols_padded);
-    return size > other ? size : other;
+    const size_t size = amx_sums_at(n_tokens) + AMX_SUMS + BLOCK_K * TILE_ROWS, other = avx512_scratch_bytes(n_tokens, cols_padded), floats = amx_floats_scratch(n_tokens);
+    return size > other ? (size > floats ? size : floats) : other > floats ? other : floats;
 }
 
 void amx_matmul(float *out, size_t ldo, const struct mat *m, int tile0, int tile1, const void *act, int n_tokens, void *scratch)
@@ -381,4 +381,4 @@ void amx_matmul(float *out, size_t ldo, const struct mat *m, int tile0, int tile
     amx_end();
 }
 
-const struct kernels kernels_amx = KERNELS_SET("amx", amx_supported, amx, avx512);
+const struct kernels kernels_amx = KERNELS_SET("amx", amx_supported, amx, amx, avx512);

@@ -180,4 +180,4 @@ enum { TRITS_TWICE = 0 };
 
 #include "libcommon/kernels/kernels_ymm.inc"
 
-const struct kernels kernels_avx2 = KERNELS_SET("avx2", supported, avx2, avx2);
+const struct kernels kernels_avx2 = KERNELS_SET("avx2", supported, avx2, avx2, avx2);

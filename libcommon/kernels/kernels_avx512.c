@@ -323,4 +323,4 @@ void SET(matmul)(float *out, size_t ldo, const struct mat *m, int tile0, int til
     }
 }
 
-const struct kernels kernels_avx512 = KERNELS_SET("avx512", supported, avx512, avx512);
+const struct kernels kernels_avx512 = KERNELS_SET("avx512", supported, avx512, avx512, avx512);

@@ -89,4 +89,4 @@ enum { TRITS_IN_PLACE = 1, TRITS_BY_B = 1, TRITS_TWICE = 0 };
 
 #include "libcommon/kernels/kernels_ymm.inc"
 
-const struct kernels kernels_avxvnni = KERNELS_SET("avxvnni", supported, avxvnni, avx2);
+const struct kernels kernels_avxvnni = KERNELS_SET("avxvnni", supported, avxvnni, avx2, avx2);

@@ -44,12 +44,12 @@
 
 ROWS_OF(avx2) SCAN_OF(avx2) ATTENTION_OF(avx2) FLOATS_OF(avx2) INTEGERS_OF(avx2)
 ROWS_OF(avx512) SCAN_OF(avx512) ATTENTION_OF(avx512) FLOATS_OF(avx512) INTEGERS_OF(avx512)
-INTEGERS_OF(amx)
+FLOATS_OF(amx) INTEGERS_OF(amx)
 INTEGERS_OF(avxvnni)
 
-/* A table: the integer matmul of one set, the rest of another or the same. */
-#define KERNELS_SET(name, supported, ints, rest) { \
-    name, supported, ints##_act_bytes, ints##_act_parts, ints##_act_pack, ints##_matmul, rest##_matmul_f32, ints##_scratch_bytes, \
+/* A table: the integer matmul of one set, the f32 matmul and the rest of others or the same. */
+#define KERNELS_SET(name, supported, ints, floats, rest) { \
+    name, supported, ints##_act_bytes, ints##_act_parts, ints##_act_pack, ints##_matmul, floats##_matmul_f32, ints##_scratch_bytes, \
     rest##_rms_norm, rest##_layer_norm, rest##_add, rest##_act_mul, rest##_rope, \
     rest##_scan_mamba, rest##_scan_delta, \
     rest##_kv_store_key, rest##_kv_store_value, rest##_attention, rest##_attention_merge, rest##_attention_scratch }

@@ -107,12 +107,13 @@ static float *run(const struct kernels *k, const struct mat *m, const float *x, 
 
 static int same(float a, float b) { return f32_bits(a) == f32_bits(b) || (a != a && b != b); }
 
-static void sets_agree(const struct mat *m, const float *x, size_t ldx, int exact, const float *want)
+static void sets_agree(const struct mat *m, const float *x, size_t ldx, int exact, const float *want_most, const float *want_amx)
 {
     const size_t ldo = (size_t)m->rows + 3;
     for (const struct kernels *const *k = kernels_all(); *k; k++) {
         if (!(*k)->supported())
             continue;
+        const float *want = strcmp((*k)->name, "amx") == 0 ? want_amx : want_most;
         for (int n = 1; n <= (*k == &kernels_ref ? 2 : MORE); n = n == MAX_TOKENS ? MORE : n + 1) {
             float *got = run(*k, m, x, ldx, n, exact, n % 2 ? 1 : m->n_tiles);
             for (int t = 0; t < n; t++)
@@ -125,6 +126,35 @@ static void sets_agree(const struct mat *m, const float *x, size_t ldx, int exac
             free(got);
         }
     }
+}
+
+/* What the tile unit makes of bf16 weights: floats_amx.c. */
+static void bf16_tiles(const struct mat *m, const float *x, size_t ldx, float *out)
+{
+    float *w = malloc((size_t)m->cols_padded * sizeof *w), part[3][32];
+    memset(w, 0, (size_t)m->cols_padded * sizeof *w);
+    for (int r = 0; r < m->rows; r++) {
+        mat_decode_row(m, r, w);
+        for (int t = 0; t < MORE; t++) {
+            float acc = 0;
+            for (int k0 = 0; k0 < m->cols; k0 += 32) {
+                for (int i = 0; i < 32; i++) {
+                    float rest = k0 + i < m->cols ? x[(size_t)t * ldx + (size_t)(k0 + i)] : 0;
+                    for (int p = 0; p < 3; p++, rest -= part[p - 1][i])
+                        part[p][i] = f32_from_bits(f32_bits(rest) & 0xffff0000);
+                    assert_true(rest == 0);             /* three parts are all of it */
+                }
+                for (int p = 2; p >= 0; p--) {
+                    float sum[2] = { 0, 0 };
+                    for (int i = 0; i < 32; i++)
+                        sum[i % 2] = fmaf(part[p][i], k0 + i < m->cols ? w[k0 + i] : 0, sum[i % 2]);
+                    acc += sum[0] + sum[1];
+                }
+            }
+            out[(size_t)t * ((size_t)m->rows + 3) + (size_t)r] = acc;
+        }
+    }
+    free(w);
 }
 
 /* The activations as they are rounded, here in double. */
@@ -191,7 +221,13 @@ static void check(enum qtype type, int group_size, int act_group, int rows, int 
     uint8_t *data = random_mat(&m, type, group_size, act_group, rows, cols, &r);
     float *x = random_activations(MORE, cols, ldx, &r), *want = run(&kernels_ref, &m, x, ldx, MORE, exact, m.n_tiles);
     check_ref(&m, x, ldx, exact, want);
-    sets_agree(&m, x, ldx, exact, want);
+    float *tiles = aligned((size_t)MORE * ((size_t)rows + 3) * sizeof *tiles);
+    if (type == QT_BF16) {
+        bf16_tiles(&m, x, ldx, tiles);
+        check_ref(&m, x, ldx, exact, tiles);
+    }
+    sets_agree(&m, x, ldx, exact, want, type == QT_BF16 ? tiles : want);
+    free(tiles);
     free(want);
     free(x);
     free(data);
