@@ -78,7 +78,7 @@ static void open_model(struct hosted *h)
     engine_stats(h->m.engine, &es);
     engine_limits(h->m.engine, &h->limits);
     h->most_running = h->limits.max_running;
-    h->memory_bytes = h->m.file_bytes + es.private_bytes + es.kv_bytes;
+    h->memory_bytes = h->m.file_bytes + es.private_bytes;       /* the private ones have keys and values among them */
     h->vram_bytes = es.device.weights + es.device.kv + es.device.work;
     if (es.device.name)
         snprintf(h->device, sizeof h->device, "%.*s:%d", (int)strcspn(es.backend, " "), es.backend, es.device.index);
