@@ -10,8 +10,6 @@
 #include "cmd/planning.h"
 #include "libcommon/hw/memory.h"
 
-static const double GB = 1e9;
-
 /* What may be written where path is or will be, and on which file system; path itself need not exist.  -1: nobody knows. */
 static int room_at(const char *path, uint64_t *room, dev_t *device)
 {
@@ -55,7 +53,8 @@ static int check_disk(const struct preflight_convert *p, const char *name, uint6
     dev_t device;
     if (room_at(p->output, &room, &device) != 0 || bytes <= room)
         return 0;
-    err_set(e, ERR_LIMIT, "%s: %.2f GB are to be written to %s, where there is room for %.2f GB", name, (double)bytes / GB, p->output, (double)room / GB);
+    char wanted[CLI_BYTES], there[CLI_BYTES];
+    err_set(e, ERR_LIMIT, "%s: %s are to be written to %s, where there is room for %s", name, cli_bytes(wanted, bytes), p->output, cli_bytes(there, room));
     return refuse(p->prog, p->force, "", e);
 }
 
@@ -69,8 +68,9 @@ static int check_memory(const struct preflight_convert *p, const char *name, uin
     const uint64_t most = memory_most(&m), now = memory_now(&m);
     if ((double)needed <= 0.95 * (double)most && needed <= now)
         return 0;
-    err_set(e, ERR_LIMIT, "%s: the conversion needs %.2f GB of memory (calibration %.2f), but there are %.2f GB, %.2f of them available", name, (double)needed / GB,
-            (double)calibration / GB, (double)most / GB, (double)now / GB);
+    char all[CLI_BYTES], some[CLI_BYTES], there[CLI_BYTES], left[CLI_BYTES];
+    err_set(e, ERR_LIMIT, "%s: the conversion needs %s of memory (calibration %s), but there are %s, %s of them available", name, cli_bytes(all, needed),
+            cli_bytes(some, calibration), cli_bytes(there, most), cli_bytes(left, now));
     return refuse(p->prog, p->force, calibration ? "--quality fast needs no calibration, " : "", e);
 }
 
@@ -108,8 +108,9 @@ int preflight_fetch(void *user, const char *name, const json_t *config, uint64_t
     if (rc != 0)
         return -1;
     if (room_at(p->output, &here, &a) == 0 && room_at(to, &there, &b) == 0 && here < out + (a == b ? bytes : 0)) {
-        err_set(e, ERR_LIMIT, "%s: %.2f GB are to be downloaded to %s and %.2f GB written to %s, where there is room for %.2f GB", name, (double)bytes / GB, to, (double)out / GB,
-                p->output, (double)here / GB);
+        char come[CLI_BYTES], wanted[CLI_BYTES], left[CLI_BYTES];
+        err_set(e, ERR_LIMIT, "%s: %s are to be downloaded to %s and %s written to %s, where there is room for %s", name, cli_bytes(come, bytes), to, cli_bytes(wanted, out),
+                p->output, cli_bytes(left, here));
         if (refuse(p->prog, p->force, "", e) != 0)
             return -1;
     }

@@ -642,7 +642,7 @@ static void cancelled(void **state)
     mkdir(folder, 0755);
     const char *out = at("stop/m.zse");
     for (int k = 0; k < 3; k++)
-        for (int after = 0; after < 40; after += getenv("ZSE_SANITIZED") ? 13 : 7) {
+        for (int after = 0; after < 36; after += getenv("ZSE_SANITIZED") ? 15 : 7) {
             struct stop s = { after, 0 };
             struct progress p = { stop_after, &s };
             struct convert_options o = options(tiny, out, "nl4", efforts[k]);
