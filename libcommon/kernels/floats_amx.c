@@ -29,9 +29,14 @@ INLINE size_t bf16_all(int n_tokens) { return (size_t)((bf16_panels(n_tokens) + 
 
 /* Sums [BF16_TILES][tokens][32] f32, then for each two panels, W tokens, parts [bf16_k / 32][3][W][32] bf16: at a stride of all tokens they
  * would be in the same few sets of the L1 cache. */
+INLINE size_t bf16_bytes(size_t all, int n_k) { return all * (size_t)(BF16_TILES * TILE_ROWS * 4 + n_k * 3 * 2); }
+
+/* Few tokens want more than some more do, and panels are evened out, so 49 want less than 48: a bound that never falls, as any fewer tokens get it too. */
 size_t amx_floats_scratch(int n_tokens)
 {
-    const size_t size = bf16_all(n_tokens) * (size_t)(BF16_TILES * TILE_ROWS * 4 + bf16_k(n_tokens) * 3 * 2), other = avx512_floats_scratch(n_tokens);
+    const int few = n_tokens < BF16_ROWS ? n_tokens : BF16_ROWS, panels = (bf16_panels(n_tokens) + 1) / 2 * 2;
+    const size_t one = bf16_bytes(bf16_all(few), BF16_K_FEW), many = n_tokens > BF16_ROWS ? bf16_bytes((size_t)(panels * BF16_ROWS), BF16_K) : 0;
+    const size_t size = one > many ? one : many, other = avx512_floats_scratch(n_tokens);
     return size > other ? size : other;
 }
 

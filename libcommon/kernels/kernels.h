@@ -79,20 +79,21 @@ struct kernels {
 
     /* Activations for the integer matmul: rounded once per token and act_group, shared by every matrix that reads them
      * with the same cols_padded and act_group.  The buffer's inside belongs to the set, act is 64-byte aligned.
-     * x [n_tokens, ldx] f32, cols valid; padded with 0 to cols_padded.  Parts are independent (for threads): part p of act_parts(n_tokens). */
+     * x [n_tokens, ldx] f32, cols valid; padded with 0 to cols_padded.  act_bytes never falls as n_tokens grows: a buffer
+     * for some tokens does for fewer.  Parts are independent (for threads): part p of act_parts(n_tokens). */
     size_t (*act_bytes)(int n_tokens, int cols_padded, int act_group);
     int (*act_parts)(int n_tokens);
     void (*act_pack)(void *act, const float *x, size_t ldx, int n_tokens, int cols, int cols_padded, int act_group, int part);
 
     /* out[t * ldo + r] for the rows r of tiles [tile0, tile1), rows beyond w->rows are not written.  Integer types only.
-     * scratch: scratch_bytes(n_tokens, cols_padded) of this thread, 64-byte aligned. */
+     * scratch: scratch_bytes(n, cols_padded) of this thread for any n >= n_tokens, 64-byte aligned. */
     void (*matmul)(float *out, size_t ldo, const struct mat *w, int tile0, int tile1,
                    const void *act, int n_tokens, void *scratch);
     /* The same with f32 activations and weights exactly as stored (every type that has kernels): out = sum over k in order, one fma each (bf16 on AMX: as in floats_amx.c, no less exact).
      * x [n_tokens, ldx], w->cols valid. */
     void (*matmul_f32)(float *out, size_t ldo, const struct mat *w, int tile0, int tile1,
                        const float *x, size_t ldx, int n_tokens, void *scratch);
-    size_t (*scratch_bytes)(int n_tokens, int cols_padded);
+    size_t (*scratch_bytes)(int n_tokens, int cols_padded);     /* for at most so many tokens: never falls as n_tokens or cols_padded grows */
 
     /* Rows of n f32.  Any alignment; out may be x (a). */
     void (*rms_norm)(float *out, const float *x, const float *w, int n, float eps, float w_offset);    /* x * (1 / sqrt(mean(x^2)+eps)) * (w + w_offset); w NULL: 1 */

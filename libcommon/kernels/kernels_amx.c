@@ -59,8 +59,10 @@ size_t amx_act_bytes(int n_tokens, int cols_padded, int act_group)
 {
     if (!amx_worth(n_tokens, act_group))
         return avx512_act_bytes(n_tokens, cols_padded, act_group);
-    return amx_block(cols_padded / BLOCK_K, act_group, n_tokens) +
-           (size_t)amx_panels(n_tokens) * amx_layout(cols_padded % BLOCK_K, act_group, amx_tokens(n_tokens)).size;
+    const size_t size = amx_block(cols_padded / BLOCK_K, act_group, n_tokens) +
+                        (size_t)amx_panels(n_tokens) * amx_layout(cols_padded % BLOCK_K, act_group, amx_tokens(n_tokens)).size;
+    const size_t fewer = avx512_act_bytes(AMX_MIN - 1, cols_padded, act_group);         /* they take more each */
+    return size > fewer ? size : fewer;
 }
 
 /* One act group of one token: at k of a block of n_k. */

@@ -281,6 +281,80 @@ static void bad_activations(void **state)
     free(data);
 }
 
+/* Everybody takes buffers for the most tokens and columns there can be, and then multiplies fewer. */
+static void sizes_never_fall(void **state)
+{
+    (void)state;
+    for (const struct kernels *const *k = kernels_all(); *k; k++) {
+        if (!(*k)->supported())
+            continue;
+        for (int cols = 32; cols <= 16384; cols *= 2)
+            for (int n = 2; n <= 600; n++)
+                if ((*k)->scratch_bytes(n, cols) < (*k)->scratch_bytes(n - 1, cols) || (*k)->scratch_bytes(n, cols) < (*k)->scratch_bytes(n, cols / 2))
+                    fail_msg("%s: scratch of %d tokens, %d columns is %zu bytes, less than for fewer", (*k)->name, n, cols, (*k)->scratch_bytes(n, cols));
+        for (size_t g = 0; g < sizeof act_groups / sizeof *act_groups; g++)
+            for (int n = 2; n <= 600; n++)
+                if ((*k)->act_bytes(n, 1024, act_groups[g]) < (*k)->act_bytes(n - 1, 1024, act_groups[g]))
+                    fail_msg("%s: activations of %d tokens take %zu bytes, less than of one fewer", (*k)->name, n, (*k)->act_bytes(n, 1024, act_groups[g]));
+    }
+}
+
+enum { GUARD = 1 << 20 };
+
+static uint8_t *guarded(size_t size) { return aligned(size + GUARD); }
+
+static void check_guard(const struct kernels *k, const struct mat *m, const char *what, int n, int most, const uint8_t *end, const uint8_t *guard)
+{
+    if (memcmp(end, guard, GUARD) != 0)
+        fail_msg("%s %s: %d tokens write beyond the %s of %d", k->name, qtype_info(m->type)->name, n, what, most);
+}
+
+/* n tokens in buffers for `most`, in front of bytes that must stay. */
+static void check_buffers(const struct kernels *k, const struct mat *m, const float *x, size_t ldx, int n, int most, const uint8_t *guard)
+{
+    const int exact = qtype_info(m->type)->is_float;
+    const size_t ldo = (size_t)m->rows + 3, scratch_size = k->scratch_bytes(most, m->cols_padded), act_size = exact ? 0 : k->act_bytes(most, m->cols_padded, m->act_group);
+    float *want = run(k, m, x, ldx, n, exact, m->n_tiles), *out = aligned((size_t)n * ldo * sizeof *out);
+    uint8_t *scratch = guarded(scratch_size), *act = guarded(act_size);
+    if (exact) {
+        k->matmul_f32(out, ldo, m, 0, m->n_tiles, x, ldx, n, scratch);
+    } else {
+        for (int p = 0; p < k->act_parts(n); p++)
+            k->act_pack(act, x, ldx, n, m->cols, m->cols_padded, m->act_group, p);
+        k->matmul(out, ldo, m, 0, m->n_tiles, act, n, scratch);
+    }
+    check_guard(k, m, "scratch", n, most, scratch + scratch_size, guard);
+    check_guard(k, m, "activations", n, most, act + act_size, guard);
+    for (int t = 0; t < n; t++)
+        for (int r = 0; r < m->rows; r++)
+            assert_true(same(out[(size_t)t * ldo + (size_t)r], want[(size_t)t * ldo + (size_t)r]));
+    free(act);
+    free(scratch);
+    free(out);
+    free(want);
+}
+
+static void few_tokens_in_larger_buffers(void **state)
+{
+    (void)state;
+    static const enum qtype types[] = { QT_BF16, QT_F32, QT_NL4 };
+    static const int tokens[][2] = { { 1, 17 }, { 8, 17 }, { 13, 64 }, { 16, 17 }, { 16, 32 }, { 16, 192 }, { 17, 18 }, { 23, 24 }, { 48, 49 }, { 33, 64 } };
+    enum { ROWS = 40, COLS = 2100, MOST = 48 };
+    uint8_t *guard = guarded(0);
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        struct rng r = { 7 };
+        struct mat m;
+        uint8_t *data = random_mat(&m, types[i], 32, types[i] == QT_NL4 ? 64 : 0, ROWS, COLS, &r);
+        float *x = random_activations(MOST, COLS, COLS, &r);
+        for (const struct kernels *const *k = kernels_all(); *k; k++)
+            for (size_t n = 0; (*k)->supported() && *k != &kernels_ref && n < sizeof tokens / sizeof *tokens; n++)
+                check_buffers(*k, &m, x, COLS, tokens[n][0], tokens[n][1], guard);
+        free(x);
+        free(data);
+    }
+    free(guard);
+}
+
 static void picking(void **state)
 {
     (void)state;
@@ -302,6 +376,8 @@ int main(void)
         cmocka_unit_test(f32_matmul_of_integers),
         cmocka_unit_test(f32_matmul_of_floats),
         cmocka_unit_test(bad_activations),
+        cmocka_unit_test(sizes_never_fall),
+        cmocka_unit_test(few_tokens_in_larger_buffers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
