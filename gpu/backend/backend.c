@@ -166,16 +166,15 @@ static size_t fill_step(struct gpu_backend *b, const struct batch *batch, int *n
 /* A step of decoding alone: padded to a power of two, splits too, so that few graphs serve all.  -1: it is something else. */
 static int pad_decode(struct gpu_backend *b, int n_logits, int *splits_bit)
 {
-    if (b->n > MAX_GRAPH_TOKENS || b->n != b->n_decode || n_logits != b->n || b->o.debug_sync || b->n_decode > b->partial_rows)
+    if (b->n > MAX_GRAPH_TOKENS || b->n != b->n_decode || n_logits != b->n || b->o.debug_sync)
         return -1;
-    int bucket = 0;
+    int bucket = 0, splits;
     while (1 << bucket < b->n)
         bucket++;
-    if (1 << bucket > b->partial_rows || 1 << bucket > b->logit_rows)
-        return -1;
     for (*splits_bit = 0; 1 << *splits_bit < b->splits; )
         ++*splits_bit;
-    if (1 << *splits_bit > b->max_splits || *splits_bit >= MAX_SPLIT_BITS)
+    splits = *splits_bit < MAX_SPLIT_BITS && 1 << *splits_bit < b->max_splits ? 1 << *splits_bit : b->max_splits;
+    if (*splits_bit >= MAX_SPLIT_BITS || 1 << bucket > partial_rows(b, splits) || 1 << bucket > b->logit_rows)
         return -1;
     for (; b->n < 1 << bucket; b->n++) {
         host_array(b, A_TOKEN)[b->n] = 0;
@@ -187,7 +186,7 @@ static int pad_decode(struct gpu_backend *b, int n_logits, int *splits_bit)
         put_draw(b, b->n, NULL);
     }
     b->n_decode = b->n;
-    b->splits = 1 << *splits_bit;
+    b->splits = splits;
     return bucket;
 }
 

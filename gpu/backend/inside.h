@@ -32,7 +32,8 @@ struct gpu_backend {
     /* host, pinned */
     int32_t *hstep; float *hx, *hlogits;    /* hx: hidden states of the host's layers; hlogits: at least a row of logits, at least one of hidden states */
     size_t hlogits_room, pinned;            /* floats; bytes of all of them */
-    int max_splits, partial_rows, logit_rows;
+    size_t partial_room;                    /* floats */
+    int max_splits, logit_rows;
     /* of the step in hand */
     int n, n_decode, n_tiles, splits;
     struct gpu_graph *graph[N_BUCKETS][MAX_SPLIT_BITS];
@@ -51,6 +52,14 @@ static inline size_t tiles_at(const struct gpu_backend *b) { return STEP_ARRAYS 
 static inline size_t draws_at(const struct gpu_backend *b) { return tiles_at(b) + 2 * (size_t)(b->o.max_tokens / TILE_TOKENS + 1); }
 static inline size_t ids_at(const struct gpu_backend *b) { return draws_at(b) + MAX_DRAWS * DRAW_WORDS; }
 static inline size_t tables_at(const struct gpu_backend *b) { return ids_at(b) + MAX_DRAWS; }
+
+/* Rows of split attention that have room for their partial results when a row has so many splits; at least 1 up to max_splits. */
+static inline int partial_rows(const struct gpu_backend *b, int splits)
+{
+    const struct config *c = &b->m->config;
+    const size_t rows = b->partial_room / ((size_t)c->n_heads * (size_t)splits * (size_t)(c->head_dim + 2));
+    return rows < array_size(b) ? (int)rows : (int)array_size(b);
+}
 
 /* ---- memory.c ---- */
 /* b has m, o and g: everything else that it needs, or nothing, with the numbers. */

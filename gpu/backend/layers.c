@@ -152,9 +152,10 @@ static int run_attention(struct gpu_backend *b, const struct dlayer *l, int inde
                                .n_kv_heads = c->n_kv_heads, .head_dim = c->head_dim, .window = c->window[index], .scale = c->attn_scale, .softcap = c->attn_softcap,
                                .alibi = c->pos == POS_ALIBI ? b->alibi : NULL, .step = step_of(b), .kv = kv, .partial = b->partial, .max_splits = b->splits,
                                .tiles = b->step + tiles_at(b), .n_tiles = b->n_tiles };
+    const int at_once = partial_rows(b, b->splits);
     for (int i = 0; i < b->n_decode; i += a.n_rows) {
         a.rows = array(b, A_DECODE) + i;
-        a.n_rows = b->n_decode - i < b->partial_rows ? b->n_decode - i : b->partial_rows;
+        a.n_rows = b->n_decode - i < at_once ? b->n_decode - i : at_once;
         if (gpu_attn_decode(b->g, &a, e) < 0)
             return -1;
     }

@@ -57,8 +57,8 @@ static int plan_arena(struct gpu_backend *b, struct part *part)
     const size_t hidden = (size_t)c->hidden_size, wide = hidden > (size_t)c->embed_size ? hidden : (size_t)c->embed_size;
     const size_t nq = (size_t)c->n_heads * hd, nk = (size_t)c->n_kv_heads * hd, mlp = (size_t)c->intermediate_size;
     const size_t f = sizeof(float), h = sizeof(uint16_t), per_row = (size_t)c->n_heads * (size_t)b->max_splits * (hd + 2) * f;
-    b->partial_rows = (int)(PARTIAL_BYTES / per_row) < 1 ? 1 : (int)(PARTIAL_BYTES / per_row);
-    b->partial_rows = b->partial_rows > (int)t ? (int)t : b->partial_rows;
+    const size_t rows = PARTIAL_BYTES / per_row < 1 ? 1 : PARTIAL_BYTES / per_row < t ? PARTIAL_BYTES / per_row : t;      /* of the longest context; shorter ones: more */
+    b->partial_room = rows * per_row / f;
     b->logit_rows = b->o.max_logits < LOGIT_ROWS ? b->o.max_logits : LOGIT_ROWS;
     if (b->logit_rows < MAX_GRAPH_TOKENS && b->o.max_logits > 0) {              /* graphs pad to the next power of two */
         int n = 1;
@@ -89,7 +89,7 @@ static int plan_arena(struct gpu_backend *b, struct part *part)
         part[n++] = (struct part){ &b->freq_long[i], c->ropes[i].inv_freq_long ? half * f : 0 };
     }
     part[n++] = (struct part){ &b->alibi, c->pos == POS_ALIBI ? (size_t)c->n_heads * f : 0 };
-    part[n++] = (struct part){ &b->partial, (size_t)b->partial_rows * per_row };
+    part[n++] = (struct part){ &b->partial, b->partial_room * f };
     part[n++] = (struct part){ &b->logits, (size_t)b->logit_rows * (size_t)c->vocab_size * f };
     assert(n <= MAX_PARTS);
     return n;
@@ -207,7 +207,7 @@ static size_t reserve_of(const struct gpu_backend *b)
 {
     enum { BASE = 32 << 20, NODE = 1 << 10, NODES_A_LAYER = 10, NODES_OF_ENDS = 8 };
     int bits = 1;
-    while (bits < MAX_SPLIT_BITS && 1 << bits <= b->max_splits)
+    while (bits < MAX_SPLIT_BITS && 1 << (bits - 1) < b->max_splits)
         bits++;
     return BASE + (size_t)N_BUCKETS * (size_t)bits * (size_t)((b->m->config.n_layers - b->first_layer) * NODES_A_LAYER + NODES_OF_ENDS) * NODE;
 }

@@ -88,6 +88,7 @@ static struct machine {
     char error[400];
     char fail_kernel[64];               /* emulated_fail; no string: who asks may be earlier than constructors */
     int fail_at;                        /* launches until then; 0: none is to fail */
+    int n_graphs;                       /* launched */
 } m;
 emulated_thread *emulated;
 
@@ -419,6 +420,12 @@ void emulated_fail(const char *kernel, int n)
     m.fail_at = n;
 }
 
+int emulated_graphs()
+{
+    std::lock_guard<std::mutex> guard(m.lock);
+    return m.n_graphs;
+}
+
 /* The device's first failure: what every later call says. */
 static int lose(struct gpu *g, const struct err *why, struct err *e)
 {
@@ -655,6 +662,10 @@ struct gpu_graph *gpu_graph_end(struct gpu *g, struct err *)
 
 int gpu_graph_launch(struct gpu *g, struct gpu_graph *graph, struct err *e)
 {
+    {
+        std::lock_guard<std::mutex> guard(m.lock);
+        m.n_graphs++;
+    }
     for (const node &n : graph->nodes)
         if (emulate_launch(g, n.name, n.grid, n.threads, n.shared, n.kernel, e) < 0)
             return -1;

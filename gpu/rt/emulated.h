@@ -9,6 +9,8 @@ extern "C" {
 /* The n-th launch from now on (1: the next) of this kernel (NULL: of any) fails, and its device is lost; 0: none. Whoever waits for the device next hears of it; the
  * kernel's name only with debug_sync.  Devices that are opened later are well. */
 void emulated_fail(const char *kernel, int n);
+/* Graphs launched in this process so far. */
+int emulated_graphs(void);
 
 #ifdef __cplusplus
 }

@@ -8,6 +8,7 @@
 #include "libcommon/engine/engine.h"
 
 #pragma weak emulated_fail              /* on a GPU nobody can ask for a fault */
+#pragma weak emulated_graphs            /* nor count */
 
 enum { N_BLOCKS = 32, MAX_TOKENS = 64 };
 
@@ -134,6 +135,66 @@ static void strict(void **state)
     reference(&r);
     assert_int_equal(schedule(&r, 4), 0);
     run_close(&r);
+    model_close(m);
+}
+
+/* ---- graphs ---- */
+
+/* The same step three times: run, recorded, replayed.  The same bits each time, and two launches of a graph. */
+static void thrice(void *b, const struct batch *batch, size_t n_floats)
+{
+    float *first = malloc(n_floats * sizeof *first), *got = malloc(n_floats * sizeof *got);
+    const int before = emulated_graphs ? emulated_graphs() : 0;
+    for (int i = 0; i < 3; i++) {
+        OK(backend_gpu.forward(b, batch, i ? got : first, &why));
+        if (i)
+            assert_memory_equal(got, first, n_floats * sizeof *got);
+    }
+    if (emulated_graphs)
+        assert_int_equal(emulated_graphs() - before, 2);
+    free(first), free(got);
+}
+
+/* Cache for half a million positions, whose partial results for 64 tokens would not find room: what counts is the context there is. */
+static void graph_of_many(void **state)
+{
+    (void)state;
+    enum { MANY = 64 };
+    struct model *m = load();
+    struct backend_options o = options();
+    struct batch_item item[MANY];
+    int32_t id[MANY], table[MANY];
+    m->config.max_len = 1 << 19;
+    o.n_blocks = 1 << 15;
+    void *b = open_with(m, &o);
+    for (int i = 0; i < MANY; i++) {
+        id[i] = table[i] = i;
+        item[i] = (struct batch_item){ .tokens = &id[i], .n_tokens = 1, .table = &table[i], .n_logits = 1 };
+    }
+    thrice(b, &(struct batch){ item, MANY }, (size_t)MANY * (size_t)m->config.vocab_size);
+    backend_gpu.close(b);
+    model_close(m);
+}
+
+/* 3 splits at most, padded to 3, not to 4.  All blocks of the context are the same one. */
+static void graph_of_odd_splits(void **state)
+{
+    (void)state;
+    enum { POS = 520 };
+    struct model *m = load();
+    struct backend_options o = options();
+    static const int32_t id[KV_BLOCK], table[POS / KV_BLOCK + 1];
+    float *prompt = malloc((size_t)m->config.vocab_size * sizeof *prompt);
+    m->config.max_len = 700;
+    o.n_blocks = 64;
+    void *b = open_with(m, &o);
+    struct batch_item item = { .tokens = id, .n_tokens = KV_BLOCK, .table = table, .n_logits = 1 };
+    OK(backend_gpu.forward(b, &(struct batch){ &item, 1 }, prompt, &why));
+    item.n_tokens = 1;
+    item.pos = POS;
+    thrice(b, &(struct batch){ &item, 1 }, (size_t)m->config.vocab_size);
+    backend_gpu.close(b);
+    free(prompt);
     model_close(m);
 }
 
@@ -311,7 +372,8 @@ static void lost(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(strict), cmocka_unit_test(some_layers), cmocka_unit_test(plan), cmocka_unit_test(lost) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(strict), cmocka_unit_test(graph_of_many), cmocka_unit_test(graph_of_odd_splits),
+                                       cmocka_unit_test(some_layers), cmocka_unit_test(plan), cmocka_unit_test(lost) };
     if (gpu_kind[0] != 'e' && !device_usable())
         return 0;
     if (getenv("ZSE_SANITIZED"))        /* for the backend's own code */
