@@ -129,22 +129,46 @@ static uintptr_t lowest(const struct expert *x)
     return g && g < ud ? g : ud;
 }
 
-/* The ranges of a layer's experts: 0, or -1 where they do not follow each other up to the end of the layer's group, each on pages of its own. */
-static int find_ranges(struct expert_cache *c, int layer, uintptr_t end)
+static int lies_in(const struct linear *l, const struct slot *s)
+{
+    const uintptr_t w = (uintptr_t)l->w.data, bias = (uintptr_t)l->bias;
+    return (!w || (w >= s->from && w + l->w.size <= s->to)) && (!bias || (bias >= s->from && bias + (size_t)l->w.rows * sizeof *l->bias <= s->to));
+}
+
+/* The ranges of a layer's experts: 0, or -1 where they do not follow each other up to the end of the layer's group, each whole and on pages of its own. */
+static int find_ranges(struct expert_cache *c, int layer, uintptr_t begin, uintptr_t end)
 {
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     const struct expert *x = c->m->layers[layer].experts;
     struct slot *s = c->slot + (size_t)layer * (size_t)c->n_experts;
+    if (s->from || lowest(x) < begin)           /* a second group of this layer, or experts that are not in it */
+        return -1;
     for (int i = 0; i < c->n_experts; i++) {
         s[i].from = lowest(&x[i]) / page * page;
         s[i].to = i + 1 < c->n_experts ? lowest(&x[i + 1]) / page * page : (end + page - 1) / page * page;
         s[i].use = -INFINITY;
-        if (s[i].from >= s[i].to || (uintptr_t)x[i].down.w.data + x[i].down.w.size > s[i].to || (i && s[i].from != lowest(&x[i])))
+        if (s[i].from >= s[i].to || (i && s[i].from != lowest(&x[i])) || !lies_in(&x[i].gate, &s[i]) || !lies_in(&x[i].up, &s[i]) || !lies_in(&x[i].down, &s[i]))
             return -1;
         c->largest = bytes(&s[i]) > c->largest ? bytes(&s[i]) : c->largest;
         c->total += bytes(&s[i]);
     }
     return 0;
+}
+
+/* The file decides where its tensors are and what it calls its groups: all layers that have experts must have ranges, or none has. */
+static int find_all(struct expert_cache *c)
+{
+    const struct zfile *z = c->m->file;
+    for (int i = 0; i < zfile_n_groups(z); i++) {
+        const struct zfile_group *g = zfile_group(z, i);
+        const uintptr_t begin = (uintptr_t)zfile_data(z) + g->offset;
+        if (g->layer >= 0 && g->layer < c->n_layers && c->m->layers[g->layer].experts && find_ranges(c, g->layer, begin, begin + g->size) < 0)
+            return -1;
+    }
+    for (int i = 0; i < c->n_layers; i++)
+        if (c->m->layers[i].experts && !expert_cache_begin(c, i))
+            return -1;
+    return c->total ? 0 : -1;
 }
 
 struct expert_cache *expert_cache_open(const struct model *m, struct err *e)
@@ -171,12 +195,7 @@ struct expert_cache *expert_cache_open(const struct model *m, struct err *e)
         err_nomem(e, "expert cache");
         goto fail;
     }
-    for (int i = 0; i < zfile_n_groups(m->file); i++) {
-        const struct zfile_group *g = zfile_group(m->file, i);
-        if (g->layer >= 0 && g->layer < n_layers && m->layers[g->layer].experts && find_ranges(c, g->layer, (uintptr_t)zfile_data(m->file) + g->offset + g->size) < 0)
-            goto fail;
-    }
-    if (c->total)
+    if (find_all(c) == 0)
         return c;
 fail:
     expert_cache_close(c);
