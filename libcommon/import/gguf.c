@@ -326,8 +326,10 @@ static char *part_path(const char *path, int k, int n, struct err *e)
 /* The tensors of a part become the whole's; their names and bytes stay with it, or are left to the part. */
 static int take_tensors(struct gguf *g, struct gguf *part, int k, struct err *e)
 {
-    struct source_tensor *all = realloc(g->tensors, ((size_t)g->n_tensors + (size_t)part->n_tensors + 1) * sizeof *all);
-    if (!all || g->n_tensors > INT32_MAX - part->n_tensors)
+    struct source_tensor *all = NULL;
+    if (g->n_tensors < INT32_MAX - part->n_tensors)
+        all = realloc(g->tensors, ((size_t)g->n_tensors + (size_t)part->n_tensors + 1) * sizeof *all);
+    if (!all)
         return err_nomem(e, part->map.path);
     g->tensors = all;
     for (int i = 0; i < part->n_tensors; i++) {
