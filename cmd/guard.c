@@ -1,6 +1,7 @@
 #include "cmd/guard.h"
 
 #include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -13,6 +14,7 @@ enum { MOST_FILES = 256, LINE = 4400 };
 
 /* The handler looks here, in whatever thread the page was needed. */
 static _Atomic(struct map *) guarded[MOST_FILES];
+static atomic_int looking;              /* handlers that may hold a map of these */
 static const char *program;
 
 /* ---- the name of any other file: a line of /proc/self/maps is "FROM-TO rights offset device inode   PATH" ---- */
@@ -82,16 +84,25 @@ static int give_zeros(struct map *m, uintptr_t address)
     return 1;
 }
 
+static int is_guarded(uintptr_t address)
+{
+    int found = 0;
+    looking++;
+    for (int i = 0; i < MOST_FILES && !found; i++) {
+        struct map *m = guarded[i];
+        found = m && address >= (uintptr_t)m->data && address - (uintptr_t)m->data < m->size && give_zeros(m, address);
+    }
+    looking--;
+    return found;
+}
+
 static void on_bus(int number, siginfo_t *info, void *context)
 {
     const uintptr_t address = (uintptr_t)info->si_addr;
     char line[LINE];
     (void)context;
-    for (int i = 0; i < MOST_FILES; i++) {
-        struct map *m = guarded[i];
-        if (m && address >= (uintptr_t)m->data && address - (uintptr_t)m->data < m->size && give_zeros(m, address))
-            return;
-    }
+    if (is_guarded(address))
+        return;
     const char *path = info->si_code > 0 ? find_path(address, line) : NULL;
     if (!path) {                        /* not about a file: as without this handler */
         signal(number, SIG_DFL);
@@ -128,4 +139,6 @@ void guard_remove(struct map *m)
     for (int i = 0; i < MOST_FILES; i++)
         if (guarded[i] == m)
             guarded[i] = NULL;
+    while (looking)                     /* another thread's handler may have found it just before */
+        sched_yield();
 }
