@@ -568,7 +568,8 @@ static int bind(struct call *c, struct problem *pr)
         return problem_set(pr, 503, NULL, "memory_pressure", "memory is short: no new requests until there is more");
     struct hosted *h = models_find(c->s, json_string_value(name), pr);
     struct problem recalled;
-    if (!h && pr->status == 404 && name && guard_model(call_visit(c), json_string_value(name), &recalled) == 0 && models_recall(c->s, json_string_value(name), &recalled))
+    const char *left = h || pr->status != 404 ? NULL : models_left(c->s, json_string_value(name));
+    if (left && guard_model(call_visit(c), left, &recalled) == 0 && models_recall(c->s, left, &recalled))
         *pr = recalled;
     if (!h || guard_model(call_visit(c), h->id, pr) != 0)
         return -1;

@@ -257,8 +257,25 @@ static struct evicted *take_evicted(struct server *s, const char *id)
     return v;
 }
 
+static void put_evicted(struct server *s, struct evicted *v)
+{
+    struct evicted **end = &s->evicted;
+    while (*end)
+        end = &(*end)->next;
+    v->next = NULL;
+    *end = v;
+}
+
+int models_forget(struct server *s, const char *id)
+{
+    struct evicted *v = take_evicted(s, id);
+    if (v)
+        free_evicted(v);
+    return v != NULL;
+}
+
 /* Without memory it is forgotten: then a request for it says that it is not loaded. */
-static void remember_evicted(struct server *s, const struct hosted *h)
+static void remember_evicted(struct server *s, const struct hosted *h, int changed)
 {
     struct evicted *v = calloc(1, sizeof *v);
     if (!v || !(v->id = strdup(h->id)) || !(v->path = strdup(h->path))) {
@@ -266,25 +283,42 @@ static void remember_evicted(struct server *s, const struct hosted *h)
             free_evicted(v);
         return;
     }
-    v->next = s->evicted;
-    s->evicted = v;
+    v->changed = changed;
+    models_forget(s, h->id);
+    put_evicted(s, v);
+}
+
+const char *models_left(const struct server *s, const char *id)
+{
+    const int any = !id || strcmp(id, "default") == 0;
+    const struct evicted *found = NULL;
+    for (const struct evicted *v = s->draining ? NULL : s->evicted; v; v = v->next)
+        if (any ? !found || (v->changed && !found->changed) : strcmp(v->id, id) == 0)
+            found = v;
+    return found ? found->id : NULL;
+}
+
+/* v is in no list; it is again where it cannot be loaded. */
+static void bring_back(struct server *s, struct evicted *v, struct problem *pr)
+{
+    struct hosted *h = models_load(s, v->path, v->id, NULL, pr);
+    if (!h) {
+        put_evicted(s, v);
+        return;
+    }
+    h->recalled = 1;
+    h->changed = v->changed;
+    problem_set(pr, 503, "model", "model_loading", "the model %.80s left when another one needed its memory or its file changed, and is being loaded again", h->id);
+    free_evicted(v);
 }
 
 int models_recall(struct server *s, const char *id, struct problem *pr)
 {
-    struct evicted *v = id && !s->draining ? take_evicted(s, id) : NULL;
+    struct evicted *v = s->draining ? NULL : take_evicted(s, id);
     if (!v)
         return 0;
     server_log(s, "%s: is asked for, loading %s again", v->id, v->path);
-    struct hosted *h = models_load(s, v->path, v->id, NULL, pr);
-    if (h) {
-        h->recalled = 1;
-        problem_set(pr, 503, "model", "model_loading", "the model %.80s left when another one needed its memory or its file changed, and is being loaded again", id);
-        free_evicted(v);
-    } else {
-        v->next = s->evicted;
-        s->evicted = v;
-    }
+    bring_back(s, v, pr);
     return 1;
 }
 
@@ -300,9 +334,7 @@ struct hosted *models_load(struct server *s, const char *path, const char *id, s
             problem_set(pr, 409, "model_name", "model_exists", "a model with the id '%.80s' is there already", h->id);
             goto fail;
         }
-    struct evicted *left = take_evicted(s, h->id);              /* this one takes its place */
-    if (left)
-        free_evicted(left);
+    models_forget(s, h->id);                    /* this one takes its place */
     h->s = s;
     h->created = (int64_t)time(NULL);
     h->started_ns = h->used_ns = clock_ns();
@@ -335,18 +367,36 @@ void models_unload(struct server *s, struct hosted *h)
     models_tick(s);
 }
 
+/* The one that is being loaded in h's place; NULL. */
+static struct hosted *successor(struct server *s, const struct hosted *h)
+{
+    struct hosted *o = s->models;
+    while (o && o->replaces != h)
+        o = o->next;
+    return o;
+}
+
 void models_reload(struct server *s)
 {
     struct problem pr;
+    struct evicted *left, *v;
     for (struct hosted *h = s->models; h; h = h->next) {
-        int busy = 0;
-        for (struct hosted *o = s->models; o; o = o->next)
-            busy |= o->replaces == h;
-        if (h->state != HOSTED_READY || busy)
+        if (h->state != HOSTED_READY || successor(s, h))
             continue;
         server_log(s, "%s: loading %s again", h->id, h->path);
         if (!models_load(s, h->path, h->id, h, &pr))
             server_log(s, "%s: %s", h->id, pr.message);
+    }
+    left = s->evicted;
+    s->evicted = NULL;
+    while ((v = left)) {                        /* those whose files were written to; for the others there was no memory */
+        left = v->next;
+        if (!v->changed) {
+            put_evicted(s, v);
+            continue;
+        }
+        server_log(s, "%s: loading %s again", v->id, v->path);
+        bring_back(s, v, &pr);
     }
 }
 
@@ -389,7 +439,7 @@ static int make_room(struct server *s, const struct hosted *h, struct problem *p
         if (sum <= limit || !oldest)
             return 0;
         server_log(s, "%s: leaves, as %s needs its memory", oldest->id, h->id);
-        remember_evicted(s, oldest);
+        remember_evicted(s, oldest, 0);
         models_unload(s, oldest);
     }
 }
@@ -428,7 +478,7 @@ static void on_opened(struct server *s, struct hosted *h)
             loop_quit(s->loop);
         }
         if (h->recalled)
-            remember_evicted(s, h);             /* the next request tries again */
+            remember_evicted(s, h, h->changed);         /* the next request tries again */
         tell_waiter(h, &pr);
         if (give_task(s, TASK_CLOSE, h) != 0)
             h->state = HOSTED_LEAVING;          /* models_tick tries again */
@@ -467,8 +517,12 @@ void models_check(struct server *s)
     for (struct hosted *h = s->models; h; h = h->next) {
         if (h->state != HOSTED_READY || !h->m.model->file || map_check(zfile_map(h->m.model->file), &e) == 0)
             continue;
+        struct hosted *next = successor(s, h);
         server_log(s, "%s: %s", h->id, e.msg);
-        remember_evicted(s, h);                 /* who asks for it gets what is there then */
+        if (next)
+            next->recalled = next->changed = 1; /* there is nothing to fall back on: if it fails, the next request tries again */
+        else
+            remember_evicted(s, h, 1);          /* who asks for it gets what is there then */
         models_unload(s, h);
     }
 }

@@ -299,6 +299,7 @@ void handle_load(struct server *s, struct conn *c, const char *rest)
         reply_refusal(s, c, 400, "missing", "model_path: missing");
         goto done;
     }
+    models_check(s);
     for (const struct hosted *o = s->models; o; o = o->next)
         if (o->state == HOSTED_READY && strcmp(o->path, path) == 0 && (!id || strcmp(o->id, id) == 0)) {
             reply_object(s, c, 200, json_pack("{s:b, s:s, s:s, s:s, s:s, s:f, s:f, s:s}", "success", 1, "model_id", o->id, "model_name", o->path, "quantization",
@@ -334,7 +335,9 @@ void handle_unload(struct server *s, struct conn *c, const char *rest)
         return;
     }
     struct hosted *h = models_find(s, p.model_id, &pr);
-    if (!h) {
+    if (!h && pr.status == 404 && models_forget(s, p.model_id)) {
+        reply_object(s, c, 200, json_pack("{s:b, s:s}", "success", 1, "message", "unloaded"));
+    } else if (!h) {
         reply_problem(s, c, &pr);
     } else {
         int running = h->n_calls;

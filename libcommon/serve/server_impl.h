@@ -34,7 +34,7 @@ struct hosted {
     struct served_model m;
     int opened;                         /* m is there */
     int wanted;                         /* named when the server started: without it there is nothing to serve */
-    int recalled;                       /* it had left for another one, and a request asked for it again */
+    int recalled, changed;              /* it had left by nobody's word and is loaded again; because its file was written to */
     struct err error;                   /* why it could not be opened */
     struct worker *worker;
     struct tmpl *tmpl;                  /* owned */
@@ -58,11 +58,15 @@ struct hosted {
 
 /* A ready model by id; NULL or "default": the first. NULL with *pr otherwise. */
 struct hosted *models_find(struct server *s, const char *id, struct problem *pr);
-/* Was it unloaded because another one needed its memory? Then it is loaded again, and 1: *pr says to come back. */
+/* The id of a model that was unloaded by nobody's word, because another one needed its memory or its file was written to; of any, where id is NULL or "default".
+ * Borrowed until models_recall(); NULL: there is none. */
+const char *models_left(const struct server *s, const char *id);
+/* It is loaded again, and 1: *pr says to come back, or why not.  0: there is none of this id. */
 int models_recall(struct server *s, const char *id, struct problem *pr);
 /* Begin to open; NULL with *pr: the id is taken, no memory. */
 struct hosted *models_load(struct server *s, const char *path, const char *id, struct hosted *replaces, struct problem *pr);
 void models_unload(struct server *s, struct hosted *h);         /* no new requests; closes when the running ones have ended */
+int models_forget(struct server *s, const char *id);            /* such a one does not come back; 0: there is none of this id */
 void models_reload(struct server *s);                           /* SIGHUP */
 void models_opened(struct server *s);                           /* on_wake: what the opening thread has done */
 void models_tick(struct server *s);                             /* closes what has drained */
@@ -75,7 +79,7 @@ char *models_default_id(const char *path);                      /* "tiny" of "mo
 void model_json(const struct hosted *h, struct buf *out);       /* an element of /v1/models */
 
 /* A model that left because another one needed its memory, or because its file was written to. */
-struct evicted { struct evicted *next; char *id, *path; };      /* owned */
+struct evicted { struct evicted *next; char *id, *path; int changed; };         /* owned; its file was written to */
 
 /* ---- the server ---- */
 

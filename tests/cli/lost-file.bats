@@ -25,9 +25,10 @@ ask() {
   curl -s -o "$T/body" -w '%{http_code}' "$URL/v1/chat/completions" \
     -d "{\"model\":\"m\",\"temperature\":0,\"max_tokens\":12,\"messages\":[{\"role\":\"user\",\"content\":\"What is the capital of France?\"}]}"
 }
-# until_status CODE: ask until that is the answer, at most 30 s
+admin() { curl -s -H "Authorization: Bearer $(cat "$ZSE_HOME/admin.token")" "$@"; }
+# until_status CODE: ask until that is the answer, at most 120 s
 until_status() {
-  local end=$((SECONDS + 30))
+  local end=$((SECONDS + 120))
   until [ "$(ask)" = "$1" ]; do [ $SECONDS -lt $end ] || { echo "no $1: $(cat "$T/body" "$T/err")"; return 1; }; done
 }
 text() { jq -r '.choices[0].message.content' "$T/body"; }
@@ -59,14 +60,20 @@ text() { jq -r '.choices[0].message.content' "$T/body"; }
 }
 
 @test "a file cut in the middle of an answer ends that answer, not the server" {
+  local client end i
   serve
-  until_status 200
-  curl -sN "$URL/v1/chat/completions" -d '{"stream":true,"max_tokens":100000,"ignore_eos":true,"messages":[{"role":"user","content":"Tell me a long story."}]}' >"$T/stream" &
-  local client=$! end=$((SECONDS + 30))
-  until grep -q content "$T/stream"; do [ $SECONDS -lt $end ]; done
-  truncate -s 4096 "$Z"
-  wait $client || true                                  # the stream ends without its last chunk
-  run -1 grep -q 'finish_reason":"\(stop\|length\)"' "$T/stream"
+  for ((i = 0; i < 50; i++)); do                        # again where the answer was complete before the file was cut
+    until_status 200
+    : >"$T/stream"
+    curl -sN "$URL/v1/chat/completions" -d '{"stream":true,"max_tokens":100000,"ignore_eos":true,"messages":[{"role":"user","content":"Tell me a long story."}]}' >"$T/stream" &
+    client=$! end=$((SECONDS + 120))
+    until grep -q content "$T/stream"; do [ $SECONDS -lt $end ]; done
+    truncate -s 4096 "$Z"
+    wait $client || true                                # the stream ends without its last chunk
+    grep -q 'finish_reason":"\(stop\|length\)"' "$T/stream" || break
+    cp "$BATS_FILE_TMPDIR/tiny.zse" "$Z"
+  done
+  [ $i -lt 50 ]
   grep -q model_unavailable "$T/stream"
   kill -0 "$PID"
 }
@@ -91,6 +98,51 @@ text() { jq -r '.choices[0].message.content' "$T/body"; }
   printf x | dd of="$Z" bs=1 seek=100000 conv=notrunc status=none
   [ "$(ask)" = 503 ]
   grep -q "$Z: was written to" "$T/err" || until_status 200      # a damaged weight is no reason not to open it again
+}
+
+# logged TEXT COUNT: until so many lines of the server say so
+logged() {
+  local end=$((SECONDS + 120))
+  until [ "$(grep -c "$1" "$T/err")" -ge "$2" ]; do [ $SECONDS -lt $end ] || { cat "$T/err"; return 1; }; done
+}
+
+@test "a file that was written to is loaded again for who names no model, and by SIGHUP" {
+  local model end
+  serve
+  until_status 200
+  for model in '' '"model":"default",'; do
+    touch -d "2001-01-01 $((RANDOM % 24)):$((RANDOM % 60)):$((RANDOM % 60))" "$Z"
+    end=$((SECONDS + 120))
+    until curl -sf "$URL/v1/completions" -d "{$model\"prompt\":\"a\",\"max_tokens\":1}" >"$T/body"; do [ $SECONDS -lt $end ] || { cat "$T/err"; return 1; }; done
+  done
+  logged 'm: ready after' 3
+  touch -d 2002-02-02 "$Z"
+  logged 'm: closed' 3                          # nobody asks: it left by itself
+  kill -HUP "$PID"
+  logged 'm: ready after' 4
+  [ "$(ask)" = 200 ]
+  # SIGHUP while it is written to: one model of this name in the end
+  touch -d 2003-03-03 "$Z"
+  kill -HUP "$PID"
+  until_status 200
+  [ "$(curl -s "$URL/v1/models" | jq -c '[.data[].id]')" = '["m"]' ]
+  # and unloaded by word it stays away, although its file was written to before
+  admin "$URL/api/models/unload" -d '{"model_id":"m"}' | jq -e .success
+  [ "$(ask)" = 404 ]
+  kill -HUP "$PID"
+  [ "$(ask)" = 404 ]
+}
+
+@test "a model whose file was written to can be unloaded, and loading it loads the new one" {
+  serve
+  until_status 200
+  touch -d 2001-01-01 "$Z"
+  [ "$(admin "$URL/api/models/load" -d "{\"model_path\":\"$Z\"}" | jq -r .message)" = loaded ]
+  [ "$(ask)" = 200 ]
+  touch -d 2002-02-02 "$Z"
+  admin "$URL/api/models/unload" -d '{"model_id":"m"}' | jq -e .success
+  [ "$(ask)" = 404 ]
+  [ "$(admin "$URL/api/models/unload" -d '{"model_id":"m"}' | jq -r .error.code)" = model_not_found ]
 }
 
 @test "zse-chat ends with a sentence" {
