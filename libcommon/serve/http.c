@@ -110,6 +110,7 @@ static enum http_answer request_line(struct http_parser *p, struct http_request 
             return refuse(p, 400, "the target has a control character");
     if (strncasecmp(target, "http://", 7) == 0 || strncasecmp(target, "https://", 8) == 0) {       /* the form that a proxy is asked in */
         char *host = strchr(target, ':') + 3;
+        r->default_port = host - target == 7 ? ":80" : ":443";
         const size_t n = strcspn(host, "/?");
         r->authority = memmove(host - 1, host, n);      /* over a slash, to end it before the path */
         target = host + n;
@@ -160,6 +161,18 @@ static const char *once(const struct http_request *r, const char *name, int *twi
     return value;
 }
 
+/* The scheme's own port may be said or left out. */
+static int same_host(const char *a, const char *b, const char *port)
+{
+    size_t n[2] = { strlen(a), strlen(b) };
+    const char *const text[2] = { a, b };
+    const size_t k = strlen(port);
+    for (int i = 0; i < 2; i++)
+        if (n[i] > k && strcmp(text[i] + n[i] - k, port) == 0)
+            n[i] -= k;
+    return n[0] == n[1] && strncasecmp(a, b, n[0]) == 0;
+}
+
 static enum http_answer body_length(struct http_parser *p, struct http_request *r, const struct http_limits *l)
 {
     int twice_cl, twice_te, twice_host;
@@ -167,7 +180,7 @@ static enum http_answer body_length(struct http_parser *p, struct http_request *
     const char *host = once(r, "Host", &twice_host), *expect = http_field(r, "Expect"), *encoding = http_field(r, "Content-Encoding");
     if (twice_host || (!host && r->minor == 1))
         return refuse(p, 400, "HTTP/1.1 wants one Host header");
-    if (r->authority && host && strcasecmp(r->authority, host) != 0)
+    if (r->authority && host && !same_host(r->authority, host, r->default_port))
         return refuse(p, 400, "the target names the host '%.80s', the Host header '%.80s'", r->authority, host);
     if (twice_cl || twice_te || (length && coding))
         return refuse(p, 400, "Content-Length and Transfer-Encoding: one of them, once");

@@ -21,6 +21,7 @@ struct http_request {
     const char *method, *path;  /* path: percent-decoded, without the query, always begins with '/' (or is "*") */
     const char *query;          /* as it came, "" if there is none */
     const char *authority;      /* of a target with a scheme, http://authority/path: no other than the Host header's; else NULL */
+    const char *default_port;   /* of that scheme, ":80" or ":443" */
     int minor;                  /* HTTP/1.minor: 0 or 1 */
     struct http_field { const char *name, *value; } field[HTTP_MAX_FIELDS];
     int n_fields;

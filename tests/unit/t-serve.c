@@ -55,7 +55,7 @@ static void test_http_limits(void **state)
         { "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 1001\r\n\r\n", 413 }, { "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n3e9\r\n", 413 },
         { "GET / HTTP/1.1\r\n\r\n", 400 }, { "GET / HTTP/3.0\r\nHost: h\r\n\r\n", 505 }, { "GET /%2 HTTP/1.1\r\nHost: h\r\n\r\n", 400 },
         { "GET / HTTP/1.1\r\nHost: h\r\nA\r\n\r\n", 400 }, { "GET http: HTTP/1.1\r\nHost: h\r\n\r\n", 400 },
-        { "GET http://evil/x HTTP/1.1\r\nHost: h\r\n\r\n", 400 }, { "GET http:// HTTP/1.1\r\nHost: h\r\n\r\n", 400 },
+        { "GET http://evil/x HTTP/1.1\r\nHost: h\r\n\r\n", 400 }, { "GET http://h:443/ HTTP/1.1\r\nHost: h\r\n\r\n", 400 }, { "GET https://h:8/ HTTP/1.1\r\nHost: h\r\n\r\n", 400 }, { "GET http:// HTTP/1.1\r\nHost: h\r\n\r\n", 400 },
         { "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n", 400 },
         { "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nab\r\n", 400 },
     };
@@ -74,13 +74,16 @@ static void test_http_limits(void **state)
 
 static void test_absolute_targets(void **state)
 {
-    static const struct { const char *target, *path, *query; } good[] = { { "http://H:8/a/b?c=1", "/a/b", "c=1" }, { "https://h:8", "/", "" }, { "http://h:8?c=1", "/", "c=1" } };
+    static const struct { const char *target, *host, *path, *query; } good[] = {
+        { "http://H:8/a/b?c=1", "h:8", "/a/b", "c=1" }, { "https://h:8", "h:8", "/", "" }, { "http://h:8?c=1", "h:8", "/", "c=1" },
+        { "http://h:80/a", "h", "/a", "" }, { "http://h/a", "h:80", "/a", "" }, { "https://h:443/a", "H", "/a", "" },
+    };
     (void)state;
     for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
         struct http_parser p = { 0 };
         struct buf in = { 0 };
         char text[100];
-        buf_add(&in, text, (size_t)snprintf(text, sizeof text, "GET %s HTTP/1.1\r\nHost: h:8\r\n\r\n", good[i].target));
+        buf_add(&in, text, (size_t)snprintf(text, sizeof text, "GET %s HTTP/1.1\r\nHost: %s\r\n\r\n", good[i].target, good[i].host));
         assert_int_equal(http_parse(&p, &in, &limits), HTTP_DONE);
         assert_string_equal(p.req->path, good[i].path);
         assert_string_equal(p.req->query, good[i].query);
