@@ -11,9 +11,11 @@
 
 #include "cmd/cli.h"
 #include "libcommon/base/clock.h"
+#include "libcommon/base/file.h"
 #include "libcommon/base/pool.h"
 #include "libcommon/base/rng.h"
 #include "libcommon/engine/cpu.h"
+#include "libcommon/format/zfile.h"
 
 static const char prog[] = "zse-bench";
 
@@ -38,6 +40,12 @@ static void stepper_close(struct stepper *s)
     free(s->items);
     free(s->logits);
     *s = (struct stepper){ 0 };
+}
+
+/* One step; pages of the weights that could not be read are no weights. */
+static int forward(struct stepper *s, const struct batch *batch, struct err *e)
+{
+    return backend_cpu.forward(s->b, batch, s->logits, e) != 0 || map_check(zfile_map(s->m->file), e) != 0 ? -1 : 0;
 }
 
 static int stepper_open(struct stepper *s, const struct model *m, const struct run_options *r, int n_seqs, int context, int max_tokens, struct err *e)
@@ -67,7 +75,7 @@ static int stepper_open(struct stepper *s, const struct model *m, const struct r
         s->table[i] = i;
     const struct batch first = { &(struct batch_item){ .tokens = s->ids, .n_tokens = KV_BLOCK, .table = s->table }, 1 };
     if (rc == 0 && context > 0)
-        rc = backend_cpu.forward(s->b, &first, s->logits, e);
+        rc = forward(s, &first, e);
     for (int i = 1; rc == 0 && context > 0 && i < n_blocks; i++)
         rc = backend_cpu.copy_block(s->b, 0, i, e);
     if (rc != 0)
@@ -85,7 +93,7 @@ static int stepper_time(struct stepper *s, int n_seqs, int n_tokens, double *sec
     const int steps = n_tokens ? 1 : STEPS;
     const uint64_t start = clock_ns();
     for (int i = 0; i < steps; i++)
-        if (backend_cpu.forward(s->b, &(struct batch){ s->items, n_seqs }, s->logits, e) != 0)
+        if (forward(s, &(struct batch){ s->items, n_seqs }, e) != 0)
             return -1;
     *seconds = (double)(clock_ns() - start) * 1e-9 / steps;
     return 0;
@@ -250,7 +258,7 @@ static int moe_steps(struct stepper *s, int n_seqs, int repeats, double *seconds
             s->items[k] = (struct batch_item){ .tokens = s->ids + k, .n_tokens = 1, .pos = s->context, .table = s->table + (size_t)k * (size_t)s->blocks_each, .state = k, .n_logits = 1 };
         }
         const uint64_t start = clock_ns();
-        rc = counts ? backend_cpu.forward(s->b, &(struct batch){ s->items, n_seqs }, s->logits, e) : -1;
+        rc = counts ? forward(s, &(struct batch){ s->items, n_seqs }, e) : -1;
         if (rc == 0 && i >= 0) {
             times[n++] = (double)(clock_ns() - start) * 1e-9;
             disk->seconds += times[n - 1];

@@ -275,6 +275,10 @@ int engine_logits(struct engine *g, const int32_t *ids, int n_ids, int from, flo
         const struct batch_item item = { .tokens = ids + pos, .n_tokens = n, .pos = pos, .table = kv.block, .state = state, .n_logits = n_logits, .seq_len = n_ids };
         if (g->backend->forward(g->b, &(struct batch){ &item, 1 }, logits, e) != 0)
             goto done;
+        if (is_broken(g)) {
+            *e = g->broken_error;
+            goto done;
+        }
         logits += (size_t)n_logits * (size_t)g->vocab_size;
         pos = end;
     }

@@ -1,4 +1,7 @@
 /* t-engine.c - what a request says: its ends, stop strings, several answers to one prompt, figures of its tokens, embeddings, constraints, what is refused, and what a failing device leaves. */
+#include <unistd.h>
+
+#include "libcommon/format/zfile.h"
 #include "tests/unit/engine_fake.h"
 
 static void test_ends(void **state)
@@ -330,6 +333,44 @@ static void test_logits(void **state)
     engine_close(small);
 }
 
+/* A file of one norm, which stands for the model's. */
+static void write_file(const char *path)
+{
+    static const float ones[8] = { 1, 1, 1, 1, 1, 1, 1, 1 };
+    struct err e;
+    struct zfile_tensor t = { .name = "norm.weight", .n_dims = 1, .dim = { 8 }, .m = { .type = QT_F32, .size = sizeof ones } };
+    struct zwriter *w = zwriter_open(path, &e);
+    json_t *j = json_pack("{s:s, s:{s:s}}", "architecture", "llama", "config", "model_type", "llama");
+    if (!w || zwriter_group(w, "head", -1, &e) != 0 || zwriter_tensor(w, &t, &e) != 0 || zwriter_data(w, ones, sizeof ones, &e) != 0 || zwriter_commit(w, j, &e) != 0)
+        fail_msg("%s", e.msg);
+    json_decref(j);
+}
+
+/* No figures of a model whose file is not what was opened. */
+static void test_lost_file(void **state)
+{
+    (void)state;
+    char path[] = "/tmp/t-engine-XXXXXX";
+    struct err e;
+    static float logits[3 * VOCAB];
+    close(mkstemp(path));
+    write_file(path);
+    assert_non_null(model.file = zfile_open(path, &e));
+    struct engine *g = open_engine(1, 16, 8);
+    assert_int_equal(engine_logits(g, (const int32_t[]){ 1, 2, 3 }, 3, 0, logits, &e), 0);
+    FILE *f = fopen(path, "a");
+    assert_non_null(f);
+    fputc('x', f);
+    fclose(f);
+    assert_int_equal(engine_logits(g, (const int32_t[]){ 1, 2, 3 }, 3, 0, logits, &e), -1);
+    assert_non_null(strstr(e.msg, "bytes now"));
+    assert_all_free(g);
+    engine_close(g);
+    zfile_close(model.file);
+    model.file = NULL;
+    unlink(path);
+}
+
 static void test_refused(void **state)
 {
     (void)state;
@@ -405,7 +446,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ends), cmocka_unit_test(test_stop_strings), cmocka_unit_test(test_siblings), cmocka_unit_test(test_logprobs),
-        cmocka_unit_test(test_embed), cmocka_unit_test(test_constraint), cmocka_unit_test(test_penalties), cmocka_unit_test(test_logits),
+        cmocka_unit_test(test_embed), cmocka_unit_test(test_constraint), cmocka_unit_test(test_penalties), cmocka_unit_test(test_logits), cmocka_unit_test(test_lost_file),
         cmocka_unit_test(test_refused), cmocka_unit_test(test_failures),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
