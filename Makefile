@@ -102,6 +102,7 @@ $(B)/tests/gpu/t-gpu-%: $(B)/tests/unit/t-gpu-%.o $(B)/libzse.a
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $^ $(PKG_LIBS) -lcmocka $(GPU_LIBS) -lm
 
+$(B)/tests/unit/t-guard: $(B)/cmd/guard.o
 $(B)/tests/unit/t-%: $(B)/tests/unit/t-%.o $(B)/libzse.a
 	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $^ $(PKG_LIBS) $(EXTRA) -lcmocka $(GPU_LIBS) -lm
 

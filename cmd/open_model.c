@@ -327,26 +327,24 @@ static uint64_t may_fill(void)
 static int load(struct opened_model *o, struct err *e)
 {
     size_t size;
-    struct zfile *z = zfile_open_ahead(o->path, o->bounded ? 0 : may_fill(), e);
+    const struct zfile_guard guard = { guard_add, guard_remove };
+    struct zfile *z = zfile_open_guarded(o->path, o->bounded ? 0 : may_fill(), &guard, e);
     o->mapped_ns = clock_ns();
     if (!z || !(o->model = model_bind(z, e)))
         return -1;
-    guard_add(zfile_map(z));
     const void *blob = zfile_tokenizer(o->model->file, &size);
     if (blob && !(o->tokenizer = tokenizer_open(blob, size, e)))
         return err_prefix(e, "%s", o->path);
     o->json = zfile_json(o->model->file);
-    return 0;
+    return zfile_map(z)->lost ? map_check(zfile_map(z), e) : 0;
 }
 
 static void unload(struct opened_model *o)
 {
     if (o->tokenizer)
         tokenizer_close(o->tokenizer);
-    if (o->model) {
-        guard_remove(zfile_map(o->model->file));
+    if (o->model)
         model_close(o->model);
-    }
     o->tokenizer = NULL;
     o->model = NULL;
 }

@@ -32,6 +32,7 @@ struct zfile {
     const struct zfile_tensor **by_name;
     struct original *originals;
     pthread_t ahead; int has_ahead;     /* the thread of zfile_open_ahead */
+    struct zfile_guard guard;
     _Atomic int stop_ahead;
 };
 
@@ -458,15 +459,33 @@ struct zfile *zfile_open(const char *path, struct err *e)
 
 struct zfile *zfile_open_ahead(const char *path, uint64_t most, struct err *e)
 {
+    return zfile_open_guarded(path, most, &(struct zfile_guard){ NULL, NULL }, e);
+}
+
+static int read_head(struct zfile *z, struct err *e) { return read_header(z, e) < 0 || read_table(z, e) < 0 || check_sections(z, e) < 0 ? -1 : 0; }
+static int read_lists(struct zfile *z, struct err *e) { return read_json(z, e) < 0 || read_groups(z, e) < 0 || read_tensors(z, e) < 0 || read_originals(z, e) < 0 ? -1 : 0; }
+
+struct zfile *zfile_open_guarded(const char *path, uint64_t most, const struct zfile_guard *guard, struct err *e)
+{
     struct zfile *z = calloc(1, sizeof *z);
     if (!z) {
         err_nomem(e, path);
         return NULL;
     }
-    int rc = map_open(&z->map, path, e) < 0 || read_header(z, e) < 0 || read_table(z, e) < 0 || check_sections(z, e) < 0 ? -1 : 0;
+    if (map_open(&z->map, path, e) < 0) {
+        free(z);
+        return NULL;
+    }
+    z->guard = *guard;
+    if (z->guard.add)
+        z->guard.add(&z->map);
+    int rc = read_head(z, e);
     if (rc == 0 && z->weights && z->weights->size <= most)      /* best effort: without the thread pages come when they are used */
         z->has_ahead = thread_start(&z->ahead, populate, z) == 0;
-    if (rc < 0 || read_json(z, e) < 0 || read_groups(z, e) < 0 || read_tensors(z, e) < 0 || read_originals(z, e) < 0) {
+    rc = rc < 0 ? rc : read_lists(z, e);
+    if (z->map.lost)                    /* what was read is not what the file had */
+        rc = map_check(&z->map, e);
+    if (rc < 0) {
         zfile_close(z);
         return NULL;
     }
@@ -486,6 +505,8 @@ void zfile_close(struct zfile *z)
     free(z->tensors);
     free(z->by_name);
     free(z->originals);
+    if (z->guard.remove)
+        z->guard.remove(&z->map);
     map_close(&z->map);
     free(z);
 }

@@ -76,6 +76,29 @@ static void make_file(const char *name)
     json_decref(j);
 }
 
+static int n_added, n_removed;
+static void heed(struct map *m) { assert_false(m->lost); n_added++; }
+static void heed_lost(struct map *m) { m->lost = 1; n_added++; }
+static void forget(struct map *m) { assert_non_null(m->data); n_removed++; }
+
+/* Who handles lost pages hears of the mapping, and where some are lost the file is refused. */
+static void test_guarded(void **state)
+{
+    (void)state;
+    const struct zfile_guard fine = { heed, forget }, lost = { heed_lost, forget };
+    struct err e;
+    struct zfile *z = zfile_open_guarded(path, 0, &fine, &e);
+    assert_non_null(z);
+    assert_true(n_added == 1 && n_removed == 0);
+    zfile_close(z);
+    assert_true(n_added == 1 && n_removed == 1);
+    assert_null(zfile_open_guarded(path, 0, &lost, &e));
+    assert_true(n_added == 2 && n_removed == 2);
+    assert_non_null(strstr(e.msg, MAP_LOST));
+    assert_null(zfile_open_guarded("/no/such.zse", 0, &fine, &e));
+    assert_true(n_added == 2 && n_removed == 2);
+}
+
 static void put_file(const char *name, const void *data, size_t n)
 {
     FILE *f = fopen(name, "wb");
@@ -432,7 +455,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(reads_back), cmocka_unit_test(maps_rows), cmocka_unit_test(same_bytes_again), cmocka_unit_test(cut_at_every_byte),
         cmocka_unit_test(every_byte_flipped), cmocka_unit_test(header_fields), cmocka_unit_test(section_fields), cmocka_unit_test(json_fields),
-        cmocka_unit_test(original_damaged), cmocka_unit_test(writer_leaves_nothing), cmocka_unit_test(opens_quickly),
+        cmocka_unit_test(original_damaged), cmocka_unit_test(writer_leaves_nothing), cmocka_unit_test(opens_quickly), cmocka_unit_test(test_guarded),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -1,0 +1,106 @@
+/* t-guard.c - pages of a mapped file that are lost, by the handler of the programs. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "cmd/guard.h"
+
+enum { SIZE = 4 << 16 };                /* more than a page, whatever that is */
+static char path[] = "/tmp/t-guard-XXXXXX";
+
+static void open_map(struct map *m)
+{
+    struct err e;
+    assert_int_equal(truncate(path, 0), 0);
+    assert_int_equal(truncate(path, SIZE), 0);
+    assert_int_equal(map_open(m, path, &e), 0);
+}
+
+static int byte_at(const struct map *m, size_t at) { return *(const volatile uint8_t *)(m->data + at); }
+
+/* Each in its turn in all places of the table, and the others stay what they are. */
+static void zeros(void)
+{
+    struct err e;
+    struct map other;
+    open_map(&other);
+    guard_add(&other);
+    for (int i = 0; i < 600; i++) {
+        struct map m;
+        assert_int_equal(map_open(&m, path, &e), 0);
+        guard_add(&m);
+        guard_remove(&m);
+        map_close(&m);
+    }
+    struct map m;
+    assert_int_equal(map_open(&m, path, &e), 0);
+    guard_add(&m);
+    assert_int_equal(truncate(path, SIZE / 4), 0);
+    assert_int_equal(byte_at(&m, 0), 0);
+    assert_false(m.lost);
+    assert_int_equal(byte_at(&m, SIZE - 1), 0);
+    assert_true(m.lost);
+    assert_false(other.lost);
+    assert_int_equal(map_check(&m, &e), -1);
+    guard_remove(&m);
+    map_close(&m);
+    assert_int_equal(byte_at(&other, SIZE / 2), 0);
+    assert_true(other.lost);
+    guard_remove(&other);
+    map_close(&other);
+}
+
+/* One that was taken out, or never was in, ends the program with its name and 1. */
+static void the_end(void)
+{
+    struct map m;
+    char text[400] = "";
+    int end[2], status;
+    open_map(&m);
+    guard_add(&m);
+    guard_remove(&m);
+    assert_int_equal(truncate(path, 0), 0);
+    assert_int_equal(pipe(end), 0);
+    const pid_t pid = fork();
+    if (pid == 0) {
+        dup2(end[1], STDERR_FILENO);
+        _exit(byte_at(&m, SIZE - 1) + 100);
+    }
+    close(end[1]);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(read(end[0], text, sizeof text - 1) > 0);
+    close(end[0]);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 1);
+    char want[400];
+    snprintf(want, sizeof want, "t-guard: %s: " MAP_LOST "\n", path);
+    assert_string_equal(text, want);
+    map_close(&m);
+}
+
+/* One test: cmocka has a handler of its own before and after each. */
+static void test_lost(void **state)
+{
+    (void)state;
+    guard_start("t-guard");
+    zeros();
+    the_end();
+}
+
+int main(void)
+{
+    const int fd = mkstemp(path);
+    if (fd < 0)
+        return 1;
+    close(fd);
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_lost) };
+    const int rc = cmocka_run_group_tests(tests, NULL, NULL);
+    unlink(path);
+    return rc;
+}
