@@ -237,6 +237,10 @@ static int run_decode(struct gpu_backend *b, int bucket, int splits_bit, struct 
         return -1;
     const int rc = layers_run(b, e) < 0 ? -1 : run_logits(b, 0, b->n, e);
     *graph = gpu_graph_end(b->g, rc < 0 ? &ignored : e);
+    if (rc < 0 && *graph) {             /* half of a step */
+        gpu_graph_close(b->g, *graph);
+        *graph = NULL;
+    }
     return rc < 0 || !*graph ? -1 : gpu_graph_launch(b->g, *graph, e);
 }
 

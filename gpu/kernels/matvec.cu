@@ -2,7 +2,8 @@
  *
  * shapes   w in kernel order, any type but f32; activations [n][act_stride] f16
  * tile     a block: 32 rows (of two matrices for gate and up), all k: 16 warps take chunks of k in turn, 128 k for 4-bit codes; the 16 partial sums meet in shared
- *          memory in the order of the warps, so a token's result depends on nothing but its own activations
+ *          memory in the order of the warps, so a token's result depends on nothing but its own activations; they lie where the codebook was, so that no launch
+ *          needs more than the 99 KB of sm_86 and sm_89
  * moves    the matrix once from HBM, 16 bytes a lane, up to 8 loads in flight a lane: 64 KB a block, 2 blocks an SM; activations from L2, once a block
  *          (n * cols * 2 bytes: 11 % of 4-bit weights with one token, 90 % with 8)
  * limit    HBM bandwidth; about 110 issue slots per 16 bytes of nl4 and lane where 131-148 fit into the time of the bytes on an H200
@@ -19,7 +20,7 @@ template <int TYPE, int TOKENS8, int N> __global__ __launch_bounds__(WARPS * 32)
     constexpr int LOADS = f::raw * N, STEPS = LOADS >= 8 ? 1 : LOADS >= 4 ? 2 : 4;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     SHARED(uint32_t, shared);
-    float *sums = reinterpret_cast<float *>(shared + (f::table ? TABLE_BYTES / 4 : 0));      /* [warp][N][8 * TOKENS8][PAD_ROWS] */
+    float *sums = reinterpret_cast<float *>(shared);      /* [warp][N][8 * TOKENS8][PAD_ROWS]; before that, the codebook */
 
     int which = 0, tile = blockIdx.x;
     if (N == 1)
@@ -71,6 +72,8 @@ template <int TYPE, int TOKENS8, int N> __global__ __launch_bounds__(WARPS * 32)
         }
     }
 
+    if (f::table)
+        __syncthreads();
 #pragma unroll
     for (int i = 0; i < N; i++)
 #pragma unroll
@@ -106,7 +109,7 @@ template <int TYPE, int TOKENS8, int N> __global__ __launch_bounds__(WARPS * 32)
 
 template <int TYPE, int TOKENS8, int N> static int run(struct gpu *g, const gpu_linear *l, struct err *e)
 {
-    const size_t shared = (format<TYPE>::table ? TABLE_BYTES : 0) + sizeof(float) * WARPS * N * 8 * TOKENS8 * PAD_ROWS;
+    const size_t sums = sizeof(float) * WARPS * N * 8 * TOKENS8 * PAD_ROWS, table = format<TYPE>::table ? TABLE_BYTES : 0, shared = sums > table ? sums : table;
     int tiles = 0;
     for (int i = 0; i < (N == 2 ? 1 : l->n_mats); i++)
         tiles += l->w[i].n_tiles;

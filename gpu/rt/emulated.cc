@@ -36,7 +36,7 @@ struct gpu_event { uint64_t ns; };
 
 /* ---- fibers ---- */
 
-enum { MAX_THREADS = 1024, STACK = 64 << 10, MAX_SHARED = 227 << 10 };      /* 227 KB: what a block of an sm_90 may have */
+enum { MAX_THREADS = 1024, STACK = 64 << 10, MAX_SHARED = 99 << 10 };       /* 99 KB: what a block of an sm_86 or sm_89 may have */
 
 #if defined __x86_64__
 extern "C" void emulated_switch(void **from, void *to);
@@ -479,9 +479,6 @@ static int run_kernel(struct gpu *g, const char *name, dim3 grid, int threads, s
     m.kernel = &kernel;
     m.shared_size = shared;
     m.error[0] = '\0';
-    if (threads < 1 || threads > MAX_THREADS || shared > MAX_SHARED || !grid.x || !grid.y || !grid.z || grid.y > 65535 || grid.z > 65535)
-        snprintf(m.error, sizeof m.error, "kernel %s: a grid of %u x %u x %u blocks of %d threads with %zu bytes of shared memory cannot be launched", name, grid.x, grid.y,
-                 grid.z, threads, shared);
     for (unsigned z = 0; z < grid.z && !m.error[0]; z++)
         for (unsigned y = 0; y < grid.y && !m.error[0]; y++)
             for (unsigned x = 0; x < grid.x && !m.error[0]; x++)
@@ -504,6 +501,9 @@ int emulate_launch(struct gpu *g, const char *name, dim3 grid, int threads, size
         if (g->failed)
             return 0;
     }
+    if (threads < 1 || threads > MAX_THREADS || shared > MAX_SHARED || !grid.x || !grid.y || !grid.z || grid.y > 65535 || grid.z > 65535)
+        return err_set(e, ERR_DEVICE, "kernel %s: a grid of %u x %u x %u blocks of %d threads with %zu bytes of shared memory cannot be launched", name, grid.x, grid.y,
+                       grid.z, threads, shared);
     if (g->recording) {
         g->graph->nodes.push_back({ name, grid, threads, shared, std::move(kernel) });
         return 0;

@@ -11,14 +11,20 @@ extern "C" { extern const char gpu_kind[] = "cuda"; }
 struct gpu_event { cudaEvent_t event; };
 struct gpu_graph { cudaGraphExec_t exec; };
 
+/* Refused before anything ran: the device is as it was. */
+static int spares_device(cudaError_t rc)
+{
+    return rc == cudaErrorMemoryAllocation || rc == cudaErrorInvalidValue || rc == cudaErrorInvalidConfiguration || rc == cudaErrorLaunchOutOfResources;
+}
+
 int gpu_check(struct gpu *g, cudaError_t rc, const char *what, struct err *e)
 {
     if (rc == cudaSuccess)
         return 0;
     cudaGetLastError();
     err_set(e, ERR_DEVICE, "cuda:%d: %s: %s (%s)%s", g ? g->device : 0, what, cudaGetErrorString(rc), cudaGetErrorName(rc),
-            g && !g->debug_sync && rc != cudaErrorMemoryAllocation ? "; ZSE_DEBUG_SYNC=1 names the kernel" : "");
-    if (g && rc != cudaErrorMemoryAllocation) {
+            g && !g->debug_sync && !spares_device(rc) ? "; ZSE_DEBUG_SYNC=1 names the kernel" : "");
+    if (g && !spares_device(rc)) {
         pthread_mutex_lock(&g->lock);
         if (g->lost.code == ERR_NONE)
             g->lost = *e;
@@ -35,6 +41,13 @@ int gpu_ready(struct gpu *g, struct err *e)
         *e = g->lost;
     pthread_mutex_unlock(&g->lock);
     return lost ? -1 : 0;
+}
+
+/* What is freed is this device's: a thread that never chose one would make a context on the first. */
+static void choose(struct gpu *g)
+{
+    if (cudaSetDevice(g->device) != cudaSuccess)
+        cudaGetLastError();
 }
 
 /* Handles of each device: a context is the process's, and so is their number. */
@@ -89,6 +102,7 @@ void gpu_close(struct gpu *g)
 {
     if (!g)
         return;
+    choose(g);
     for (int i = 0; i < 2; i++)
         if (g->stream[i])
             cudaStreamDestroy(g->stream[i]);
@@ -155,8 +169,10 @@ void *gpu_alloc(struct gpu *g, size_t size, const char *what, struct err *e)
 
 void gpu_free(struct gpu *g, void *p)
 {
-    (void)g;
-    if (p && cudaFree(p) != cudaSuccess)
+    if (!p)
+        return;
+    choose(g);
+    if (cudaFree(p) != cudaSuccess)
         cudaGetLastError();
 }
 
@@ -172,8 +188,10 @@ void *gpu_pinned(struct gpu *g, size_t size, const char *what, struct err *e)
 
 void gpu_pinned_free(struct gpu *g, void *p)
 {
-    (void)g;
-    if (p && cudaFreeHost(p) != cudaSuccess)
+    if (!p)
+        return;
+    choose(g);
+    if (cudaFreeHost(p) != cudaSuccess)
         cudaGetLastError();
 }
 

@@ -1,7 +1,8 @@
 /* rt.h - one device: memory, copies, events, graphs.  rt.cu answers with the CUDA runtime, emulated.cc with the processor.
  *
  * Errors say what was asked for and what the driver answered; after the first failure of a kernel the device is lost, and every later
- * call fails with the same sentence: requests end with an error, the process goes on. */
+ * call fails with the same sentence: requests end with an error, the process goes on.  Memory that is not there and a launch that is refused
+ * leave the device as it was. */
 #ifndef ZSE_GPU_RT_RT_H
 #define ZSE_GPU_RT_RT_H
 
@@ -69,7 +70,7 @@ struct gpu_graph *gpu_graph_end(struct gpu *g, struct err *e);
 int gpu_graph_launch(struct gpu *g, struct gpu_graph *graph, struct err *e);
 void gpu_graph_close(struct gpu *g, struct gpu_graph *graph);
 
-/* Multiprocessors and the shared memory that a block may have. */
+/* Multiprocessors. */
 int gpu_n_sms(const struct gpu *g);
 
 #ifdef __cplusplus

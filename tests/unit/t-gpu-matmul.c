@@ -189,30 +189,64 @@ static void endings(void **state)
     free(act), free(out), free(x);
 }
 
-/* A token's bits do not depend on the tokens beside it. */
+/* A token's bits do not depend on the tokens beside it, whichever kernel so many tokens get: stored, and gate and up in one. */
 static void neighbours(void **state)
 {
     (void)state;
-    enum { N = 16, ROWS = 70, COLS = 640 };
+    enum { N = 16, ROWS = 70, COLS = 640, WIDE = 96 };
+    static const int together[] = { 16, 9, 8, 1 };
     struct rng r = { 5 };
-    struct mat m;
-    uint8_t *data = random_mat(&m, QT_NL4, 32, ROWS, COLS, &r);
-    float *x = malloc(N * COLS * sizeof *x), all[N][ROWS], one[ROWS];
+    struct mat m[2];
+    uint8_t *data[2];
+    float *x = malloc(N * COLS * sizeof *x), bias[ROWS], all[N][ROWS], some[N][ROWS];
+    uint16_t all_h[N][WIDE], some_h[N][WIDE];
     for (int i = 0; i < N * COLS; i++)
         x[i] = uniform(&r, -1, 1);
     uint16_t *act = pack_act(x, N, COLS, COLS), *dact = to_device(act, N * COLS * 2);
-    struct gpu_linear l = { .w = { gpu_mat_of(&m, to_device(data, m.size)) }, .to = { { .out = on_device(sizeof all), .ldo = ROWS } }, .n_mats = 1, .act = dact,
-                            .act_stride = COLS, .n_tokens = N, .finish = GPU_STORE };
-    OK(gpu_matvec(device, &l, &why));
-    from_device(all, l.to[0].out, sizeof all);
-    l.n_tokens = 1;
-    for (int t = 0; t < N; t++) {
-        l.act = dact + t * COLS;
-        OK(gpu_matvec(device, &l, &why));
-        from_device(one, l.to[0].out, sizeof one);
-        assert_memory_equal(one, all[t], sizeof one);
+    struct gpu_linear l = { .act_stride = COLS, .act_out = on_device(sizeof all_h), .act_out_stride = WIDE, .function = ACT_SILU };
+    for (int i = 0; i < 2; i++) {
+        data[i] = random_mat(&m[i], QT_NL4, 32, ROWS, COLS, &r);
+        for (int row = 0; row < ROWS; row++)
+            bias[row] = uniform(&r, -1, 1);
+        l.w[i] = gpu_mat_of(&m[i], to_device(data[i], m[i].size));
+        l.to[i] = (struct gpu_output){ .bias = to_device(bias, sizeof bias), .out = i ? NULL : on_device(sizeof all), .ldo = ROWS };
     }
-    free(act), free(x), free(data);
+    for (size_t c = 0; c < sizeof together / sizeof *together; c++) {
+        for (int t = 0; t < N; t += l.n_tokens) {
+            l.n_tokens = N - t < together[c] ? N - t : together[c];
+            l.act = dact + t * COLS;
+            l.n_mats = 1;
+            l.finish = GPU_STORE;
+            OK(gpu_matvec(device, &l, &why));
+            from_device(some[t], l.to[0].out, (size_t)l.n_tokens * sizeof *some);
+            l.n_mats = 2;
+            l.finish = GPU_MLP;
+            OK(gpu_matvec(device, &l, &why));
+            from_device(some_h[t], l.act_out, (size_t)l.n_tokens * sizeof *some_h);
+        }
+        if (c == 0)
+            memcpy(all, some, sizeof all), memcpy(all_h, some_h, sizeof all_h);
+        assert_memory_equal(some, all, sizeof all);
+        for (int t = 0; t < N; t++)
+            for (int row = 0; row < ROWS; row++) {      /* what pads a row is nobody's */
+                const int at = (row & ~7) | (row & 3) << 1 | (row >> 2 & 1);
+                assert_int_equal(some_h[t][at], all_h[t][at]);
+            }
+    }
+    free(act), free(x), free(data[0]), free(data[1]);
+}
+
+/* A launch that is refused is an error, and nothing more: the next one runs. */
+static void refused(void **state)
+{
+    (void)state;
+    struct err refusal = { .code = ERR_NONE };
+    struct gpu_mat none = { .type = QT_NL4 };
+    const struct gpu_linear l = { .w = { none }, .n_mats = 1, .n_tokens = 1, .finish = GPU_STORE };
+    assert_int_equal(gpu_matvec(device, &l, &refusal), -1);
+    assert_int_equal(refusal.code, ERR_DEVICE);
+    assert_int_equal(gpu_is_lost(device), 0);
+    check(QT_NL4, 32, 33, 100, 3, MATVEC);
 }
 
 /* Rows of the embedding, as stored. */
@@ -253,7 +287,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(matvec), cmocka_unit_test(matmul), cmocka_unit_test(matmul_f32), cmocka_unit_test(every_count),
-        cmocka_unit_test(endings), cmocka_unit_test(neighbours), cmocka_unit_test(embedding),
+        cmocka_unit_test(endings), cmocka_unit_test(neighbours), cmocka_unit_test(refused), cmocka_unit_test(embedding),
     };
     return device_open() ? cmocka_run_group_tests(tests, NULL, NULL) : 0;
 }
