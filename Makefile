@@ -29,7 +29,8 @@ ifeq ($(DEVICE),cuda)
 CUDA    := $(patsubst %/bin/,%,$(dir $(realpath $(NVCC))))
 # PTX of the newest for GPUs that come after.
 SMS     ?= 80 86 89 90
-NVFLAGS := -std=c++17 -O3 -I. -Xcompiler -Wall,-Wextra -Werror all-warnings --threads 2 \
+# -fmad=false: as -ffp-contract=off.
+NVFLAGS := -std=c++17 -O3 -fmad=false -I. -Xcompiler -Wall,-Wextra -Werror all-warnings --threads 2 \
            $(foreach s,$(SMS),-gencode arch=compute_$s,code=sm_$s) -gencode arch=compute_$(lastword $(SMS)),code=compute_$(lastword $(SMS))
 CUDA_OBJS := $(patsubst %.cu,$(B)/%.o,$(KERNELS) gpu/rt/rt.cu)
 GPU_LIBS := -L$(CUDA)/lib64 -L$(CUDA)/lib -lcudart_static -lstdc++ -ldl -lrt
