@@ -182,9 +182,9 @@ static json_t *plan_json(const struct opened_model *o, const struct need *n, con
     const uint64_t all = n->weights + n->kv + n->states + n->workspace;
     struct plan_rates rates;
     struct err e;
-    double prefill = 0, decode = 0;
+    double prefill = 0, decode = 0;         /* of weights in memory: nothing is known of the file's speed */
     const int prompt = max_len > PROMPT ? PROMPT : max_len;
-    if (!r->exact && planned_rates(&rates, w, &p->shape, r->threads, r->kernels, &e) == 0) {
+    if (!r->exact && n->weights >= o->model->weight_bytes && planned_rates(&rates, w, &p->shape, r->threads, r->kernels, &e) == 0) {
         prefill = plan_prefill(&p->shape, w, &rates, prompt);
         decode = plan_decode(&p->shape, w, &rates, r->kv, prompt);
     }
@@ -239,27 +239,46 @@ static int finish_plan(json_t *j, int ok, int json)
     return ok ? CLI_OK : CLI_FAILED;
 }
 
-int preflight_plan(const char *prog, const struct opened_model *o, const struct run_options *r, struct engine_options *eo, int json)
+/* Of the processor alone.  What streams its experts fits: the weights are those that it keeps. */
+static int plan_processor(const char *prog, const struct opened_model *o, const struct run_options *r, struct engine_options *eo, int json)
 {
     struct need n;
     struct planned p;
     struct plan_weights w;
-    struct gpu_plan device;
     struct err e, why;
-    int tight, rc, ok;
-    if (eo->backend && settle(prog, o, r, eo, &device, &why) < 0) {
-        struct backend_options bo;
-        if (plan_device(o, eo, &bo, &device, &e) < 0)
-            return cli_fail(prog, &e);
-        rc = finish_plan(device_json(o, &device, eo->max_len, 0, why.msg), 0, json);
-    } else if (eo->backend) {
-        rc = finish_plan(device_json(o, &device, eo->max_len, 1, NULL), 1, json);
-    } else {
-        if (sum_up(&n, o, r, eo, NULL, &e) != 0 || planned_open(&p, o->name, js_get(o->json, "config"), &e) != 0)
-            return cli_fail(prog, &e);
+    int tight;
+    if (sum_up(&n, o, r, eo, NULL, &e) != 0)
+        return cli_fail(prog, &e);
+    int ok = fits(&n, o->name, &tight, &why) == 0, rc = planned_open(&p, o->name, js_get(o->json, "config"), &e);
+    if (rc == 0 && !ok && stream_experts(prog, o, &n, eo)) {
+        n.weights = eo->max_weights;
+        ok = 1;
+    }
+    if (rc == 0) {
         planned_file(&p, o->model->file, &w);
-        ok = fits(&n, o->name, &tight, &why) == 0;
         rc = finish_plan(plan_json(o, &n, &p, &w, r, eo->max_len, ok, ok ? NULL : why.msg), ok, json);
+    } else {
+        rc = cli_fail(prog, &e);
+    }
+    planned_close(&p);
+    return rc;
+}
+
+int preflight_plan(const char *prog, const struct opened_model *o, const struct run_options *r, struct engine_options *eo, int json)
+{
+    struct need n;
+    struct gpu_plan device;
+    struct backend_options bo;
+    struct err e, why;
+    int tight, rc;
+    const int settled = eo->backend ? settle(prog, o, r, eo, &device, &why) : 0;
+    if (settled < 0 && plan_device(o, eo, &bo, &device, &e) < 0)
+        return cli_fail(prog, &e);
+    if (eo->backend) {                  /* and the processor's part, as preflight_check() looks at it */
+        const int ok = settled == 0 && (device.host_weights == 0 || sum_up(&n, o, r, eo, &device, &e) != 0 || fits(&n, o->name, &tight, &why) == 0);
+        rc = finish_plan(device_json(o, &device, eo->max_len, ok, ok ? NULL : why.msg), ok, json);
+    } else {
+        rc = plan_processor(prog, o, r, eo, json);
     }
     const int written = cli_finish(prog);
     return written ? written : rc;

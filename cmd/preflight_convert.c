@@ -104,6 +104,7 @@ int preflight_fetch(void *user, const char *name, const json_t *config, uint64_t
     dev_t a, b;
     int tight, rc = converted_bytes(p, name, config, bytes, &out, &m, e);
     const uint64_t workspace = rc == 0 ? planned_workspace(&m) : 0;
+    const int experts = rc == 0 && m.shape.n_experts;
     planned_close(&m);
     if (rc != 0)
         return -1;
@@ -118,7 +119,8 @@ int preflight_fetch(void *user, const char *name, const json_t *config, uint64_t
         return 0;
     if (p->max_memory && p->max_memory < out)
         out = p->max_memory;
-    if (plan_preflight(name, out, 0, workspace, memory_most(&memory), memory_now(&memory), &tight, e) == 0)
-        return 0;
+    const uint64_t most = memory_most(&memory), now = memory_now(&memory), usable = plan_usable(most < now ? most : now);
+    if (plan_preflight(name, out, 0, workspace, most, now, &tight, e) == 0 || (experts && usable > workspace))
+        return 0;                                       /* experts that find no room are read from the file: preflight.c */
     return refuse(p->prog, p->force, "a smaller type (-q nl4) or --max-memory take less, ", e);
 }

@@ -161,6 +161,10 @@ END
   ZSE_SYSROOT=$d/root run --separate-stderr zse-bench "$d/moe.zse" -p 16 -n 4 -r 1 -w 0 --ctx 64
   [ "$status" = 0 ]
   [[ "$stderr" == *"of weights, but there is memory for "*": experts are read from the file as they are chosen"* ]] || { echo "$stderr"; return 1; }
+  ZSE_SYSROOT=$d/root run --separate-stderr zse-chat "$d/moe.zse" --plan --json --ctx 64
+  [ "$status" = 0 ]
+  jq -e '.fits and .reason == null and .weight_bytes < 45e6 and .needed_bytes < 80e6 and .expected_tokens_per_sec == null' <<<"$output" || { echo "$output"; return 1; }
+  [[ "$stderr" == *"experts are read from the file as they are chosen"* ]]
   # neither the mapping nor private memory hold more
   MODEL=$d/moe.zse watch "0 < most < 20e6" zse-bench "$d/moe.zse" -p 100 -n 8 -b 3 -r 1 -w 0 --max-memory 20MB
 }
