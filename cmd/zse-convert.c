@@ -189,8 +189,8 @@ static int check(struct arguments *a, int argc, char **argv)
     a->o.n_skip = a->n_skip;
     if (a->mode.given && (a->type_given || a->o.target_bytes || a->o.synthetic))
         return cli_wrong(prog, "--mode chooses the type by this machine's memory: neither -q, --target-memory nor --synthetic");
-    if (a->plan && (a->o.output || a->dry_run || a->type_given || a->tensors || a->o.synthetic))
-        return cli_wrong(prog, "--plan writes nothing and compares types: neither -o, -n, -q, --tensors nor --synthetic");
+    if (a->plan && (a->o.output || a->dry_run || a->type_given || a->tensors || a->verbose || a->o.synthetic))
+        return cli_wrong(prog, "--plan writes nothing and compares types: neither -o, -n, -q, --tensors, --verbose nor --synthetic");
     if (a->plan)
         return 0;
     if (a->ternary_given && !wants_ternary(&a->o))

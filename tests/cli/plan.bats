@@ -118,7 +118,7 @@ J
   machine 1000000
   run --separate-stderr zse-convert Qwen2.5-7B --plan
   [ "$status" = 1 ] && [[ "$output" == *"nothing of this fits here"* ]]
-  for args in '--plan' 'models/tiny --plan -o x.zse' 'models/tiny --plan -q int8' 'models/tiny --mode auto -q nl4 -n' 'models/tiny --mode for_vram -n' 'models/tiny --mode for_vram=0 -n' 'models/tiny --plan --mode fast'; do
+  for args in '--plan' 'models/tiny --plan -o x.zse' 'models/tiny --plan -q int8' 'models/tiny --plan --verbose' 'models/tiny --mode auto -q nl4 -n' 'models/tiny --mode for_vram -n' 'models/tiny --mode for_vram=0 -n' 'models/tiny --plan --mode fast'; do
     # shellcheck disable=SC2086
     run --separate-stderr zse-convert $args
     [ "$status" = 2 ] && [ -z "$output" ] || { echo "$args: $status"; return 1; }
