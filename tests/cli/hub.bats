@@ -4,7 +4,7 @@ bats_require_minimum_version 1.5.0
 setup_file() {
   cd "$BATS_TEST_DIRNAME/../.." || exit 1
   export T=$BATS_FILE_TMPDIR
-  mkdir "$T/empty" "$T/quants" "$T/bare" "$T/shards" "$T/strange"
+  mkdir "$T/empty" "$T/quants" "$T/bare" "$T/shards" "$T/strange" "$T/moe"
   cp -r models/tiny "$T/tiny"
   zse-convert models/tiny -o "$T/bare/tiny-nl4.zse" -q nl4 --quality fast >/dev/null
   cp "$T/bare/tiny-nl4.zse" "$T/bare/tiny-other.zse"
@@ -16,10 +16,14 @@ setup_file() {
   split_model
   cp -r models/tiny/. "$T/strange"
   sed -i 's/"model_type": *"[^"]*"/"model_type": "abacus"/; s/"architectures".*\[[^]]*\]/"architectures": ["AbacusForCausalLM"]/' "$T/strange/config.json"
+  echo '{"architectures":["Qwen3MoeForCausalLM"],"model_type":"qwen3_moe","num_hidden_layers":2,"hidden_size":256,"intermediate_size":512,"num_attention_heads":4,
+    "num_key_value_heads":4,"head_dim":64,"vocab_size":512,"max_position_embeddings":512,"rope_theta":1e4,"rms_norm_eps":1e-6,"num_experts":32,"num_experts_per_tok":4,
+    "moe_intermediate_size":512,"norm_topk_prob":true,"hidden_act":"silu","bos_token_id":1,"eos_token_id":2}' >"$T/moe/config.json"
+  truncate -s 50M "$T/moe/model.safetensors"
   echo '# nothing' >"$T/empty/README.md"
   mkfifo "$T/hub.pipe"
   python3 -B tests/hub/server.py test/tiny="$T/tiny" private/model="$T/tiny" gated/model="$T/tiny" test/bare="$T/bare" test/shards="$T/shards" \
-    test/strange="$T/strange" test/empty="$T/empty" test/quants="$T/quants" test/both="$T/both" solo="$T/tiny" HuggingFaceTB/SmolLM2-135M-Instruct="$T/tiny" >"$T/hub.pipe" 2>"$T/hub.err" 3>&- &
+    test/strange="$T/strange" test/empty="$T/empty" test/quants="$T/quants" test/both="$T/both" test/moe="$T/moe" solo="$T/tiny" HuggingFaceTB/SmolLM2-135M-Instruct="$T/tiny" >"$T/hub.pipe" 2>"$T/hub.err" 3>&- &
   echo $! >"$T/hub.pid"
   read -r HUB CDN <"$T/hub.pipe"
   export HUB CDN
@@ -184,6 +188,18 @@ complete() {
   [ "$status" = 0 ] && [ "$output" = '2 + 2 = 4' ]
 }
 
+@test "a mixture of experts that does not fit is downloaded: its experts are read from the file" {
+  export ZSE_SYSROOT=$BATS_TEST_TMPDIR/root
+  mkdir -p "$ZSE_SYSROOT/proc"
+  printf 'MemTotal: 60000 kB\nMemFree: 60000 kB\nMemAvailable: 60000 kB\n' >"$ZSE_SYSROOT/proc/meminfo"
+  run --separate-stderr zse-chat test/moe -p hi
+  [ "$status" = 1 ] && [[ $stderr != *"nothing was downloaded"* ]] || { echo "$stderr"; return 1; }      # zeros are no weights
+  asked 'GET.*model.safetensors'
+  printf 'MemTotal: 20000 kB\nMemFree: 20000 kB\nMemAvailable: 20000 kB\n' >"$ZSE_SYSROOT/proc/meminfo"
+  HF_HOME=$BATS_TEST_TMPDIR/other run --separate-stderr zse-chat test/moe -p hi
+  [ "$status" = 1 ] && [[ $stderr == *"nothing was downloaded"* ]] || { echo "$stderr"; return 1; }
+}
+
 @test "a broken config.json: nothing more is downloaded" {
   fault '{"file":"config.json","kind":"wrong","method":"GET"}'
   convert
@@ -232,6 +248,8 @@ complete() {
   [ "$status" = 2 ]
   run --separate-stderr scripts/fetch-model --hub-only
   [ "$status" = 0 ] && cmp "$output/model.safetensors" "$T/tiny/model.safetensors"
+  B=$(dirname "$(command -v zse-info)") PATH=/usr/bin:/bin HF_HOME=$BATS_TEST_TMPDIR/again run --separate-stderr "$PWD/scripts/fetch-model" --hub-only
+  [ "$status" = 0 ] && cmp "$output/model.safetensors" "$T/tiny/model.safetensors"                       # B may be absolute
   HF_ENDPOINT=http://127.0.0.1:9 HF_HOME=$BATS_TEST_TMPDIR/other run --separate-stderr scripts/fetch-model --hub-only
   [ "$status" = 1 ] && [ -z "$output" ] && [[ $stderr == *"neither the hub nor"* ]]
 }
