@@ -32,7 +32,8 @@ int gpu_plan(const struct model *m, const struct backend_options *o, struct gpu_
 int gpu_plan_fits(const struct gpu_plan *p, const struct backend_options *o, struct err *e);
 
 /* Bytes a second, measured: of the device's memory (a copy's reads and writes), from pinned host memory; dense f16 operations a second by the clock and number of its
- * multiprocessors (0: a kind that we do not know).  A few milliseconds; takes a little of the device's memory. */
+ * multiprocessors (0: a kind that we do not know).  Takes 16 times the device's L2 of its memory meanwhile, and half of that
+ * of pinned memory, whose allocation and first touch are most of the time: tenths of a second where the L2 is 50 MB (estimated). */
 struct gpu_speeds { double copy, upload, mma; };
 int gpu_measure(int device, struct gpu_speeds *out, struct err *e);
 
