@@ -9,7 +9,8 @@
  *          of 8 bits halve the bytes and add two instructions for four elements
  * checked  tests/unit/t-gpu-attention.c
  *
- * A second kernel merges the splits in their order.  Nothing depends on the other tokens of the batch. */
+ * A second kernel merges the splits: a split's weight once, by lanes over splits; then the values in the order of the splits, a thread an element.  Nothing depends
+ * on the other tokens of the batch. */
 #include "gpu/prim/kv.cuh"
 #include "gpu/prim/weights.cuh"
 #include "gpu/rt/launch.cuh"
@@ -188,22 +189,29 @@ template <int KV, int GROUP> __global__ __launch_bounds__(THREADS) void attn_spl
     }
 }
 
-/* One head of one token: the splits in their order. */
-__global__ __launch_bounds__(128) void attn_merge_kernel(gpu_attention o)
+/* One head of one token.  Every warp finds the maximum and the sum: two barriers less, and the same numbers. */
+__global__ __launch_bounds__(THREADS) void attn_merge_kernel(gpu_attention o)
 {
-    const int head = blockIdx.x, t = o.rows[blockIdx.y], n = o.head_dim, pos = o.step.pos[t];
-    const int first = first_seen(pos, o.window) / GPU_SPLIT, last = pos < 0 ? -1 : pos / GPU_SPLIT;
-    const float *part = o.partial + ((size_t)blockIdx.y * o.n_heads + head) * o.max_splits * (n + 2);
+    SHARED(float, weight);              /* [splits of the token] */
+    const int head = blockIdx.x, t = o.rows[blockIdx.y], n = o.head_dim, pos = o.step.pos[t], lane = threadIdx.x % 32;
+    const int first = first_seen(pos, o.window) / GPU_SPLIT, n_splits = pos < 0 ? 0 : pos / GPU_SPLIT - first + 1;
+    const float *part = o.partial + (((size_t)blockIdx.y * o.n_heads + head) * o.max_splits + first) * (n + 2);
     float most = -INFINITY, sum = 0;
-    for (int s = first; s <= last; s++)
+    for (int s = lane; s < n_splits; s += 32)
         most = fmaxf(most, part[s * (n + 2) + n]);
-    for (int s = first; s <= last; s++)
-        sum += part[s * (n + 2) + n + 1] * expf(part[s * (n + 2) + n] - most);
-    for (int d = threadIdx.x; d < n; d += 128) {
+    most = warp_max(most);
+    for (int s = threadIdx.x; s < n_splits; s += THREADS)
+        weight[s] = expf(part[s * (n + 2) + n] - most);
+    __syncthreads();
+    for (int s = lane; s < n_splits; s += 32)
+        sum = fmaf(part[s * (n + 2) + n + 1], weight[s], sum);
+    sum = warp_sum(sum);
+    for (int d = threadIdx.x; d < n; d += THREADS) {
         float v = 0;
-        for (int s = first; s <= last; s++)
-            v += part[s * (n + 2) + d] * expf(part[s * (n + 2) + n] - most);
-        v = last < 0 ? 0 : v / sum;
+#pragma unroll 8
+        for (int s = 0; s < n_splits; s++)
+            v = fmaf(part[s * (n + 2) + d], weight[s], v);
+        v = n_splits ? v / sum : 0;
         const int k = head * n + d;
         if (o.out)
             o.out[(size_t)t * o.n_heads * n + k] = v;
@@ -220,7 +228,7 @@ template <int KV, int GROUP> static int run(struct gpu *g, const gpu_attention *
     if (launch(g, "attn_split", attn_split_kernel<KV, GROUP>, dim3((unsigned)o->max_splits, (unsigned)(o->n_kv_heads * passes), (unsigned)o->n_rows), THREADS, shared, e, *o,
                passes) < 0)
         return -1;
-    return launch(g, "attn_merge", attn_merge_kernel, dim3((unsigned)o->n_heads, (unsigned)o->n_rows), 128, 0, e, *o);
+    return launch(g, "attn_merge", attn_merge_kernel, dim3((unsigned)o->n_heads, (unsigned)o->n_rows), THREADS, sizeof(float) * (size_t)o->max_splits, e, *o);
 }
 
 template <int KV> static int run_kv(struct gpu *g, const gpu_attention *o, struct err *e)

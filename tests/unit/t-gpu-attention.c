@@ -156,8 +156,35 @@ static void attention(void **state)
         check(&cases[i]);
 }
 
+/* A block repeated through more splits than a warp has lanes is that block: every weight is repeated as often.  With a row that only pads the step beside it. */
+static void many_splits(void **state)
+{
+    (void)state;
+    enum { HD = 8, SPLITS = 70, LEN = SPLITS * GPU_SPLIT };
+    const size_t part = kv_block_bytes(KV_F32, HD);
+    static const int32_t table[LEN / KV_BLOCK], pos[3] = { KV_BLOCK - 1, LEN - 1, -1 }, table_of[3], rows[3] = { 0, 1, 2 };
+    struct rng r = { 3 };
+    float q[3][HD], out[3][HD], *block = malloc(2 * part);
+    for (size_t i = 0; i < 2 * part / 4; i++)
+        block[i] = uniform(&r, -2, 2);
+    for (int i = 0; i < HD; i++)
+        q[0][i] = q[1][i] = q[2][i] = uniform(&r, -2, 2);
+    const struct gpu_kv kv = { .base = to_device(block, 2 * part), .stride = 2 * part, .head_stride = 2 * part, .part = (uint32_t)part, .type = KV_F32 };
+    const struct gpu_attention o = { .q = to_device(q, sizeof q), .out = on_device(sizeof out), .n_heads = 1, .n_kv_heads = 1, .head_dim = HD, .scale = 1,
+                                     .step = { .pos = to_device(pos, sizeof pos), .table_of = to_device(table_of, sizeof table_of), .tables = to_device(table, sizeof table), .n = 3 },
+                                     .kv = kv, .rows = to_device(rows, sizeof rows), .n_rows = 3, .partial = on_device(3 * SPLITS * (HD + 2) * 4), .max_splits = SPLITS };
+    OK(gpu_attn_decode(device, &o, &why));
+    from_device(out, o.out, sizeof out);
+    for (int i = 0; i < HD; i++) {
+        if (!(fabsf(out[0][i] - out[1][i]) <= 2e-6f))
+            fail_msg("%d splits: element %d is %.9g, not %.9g", SPLITS, i, (double)out[1][i], (double)out[0][i]);
+        assert_true(out[2][i] == 0);
+    }
+    free(block);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(attention) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(attention), cmocka_unit_test(many_splits) };
     return device_open() ? cmocka_run_group_tests(tests, NULL, NULL) : 0;
 }
