@@ -90,7 +90,7 @@ int zfile_pread(const struct zfile *z, const void *from, size_t n, void *out);
 /* A descriptor of the file that reads past the page cache (O_DIRECT), which the caller closes; -1 where the file system has none. */
 int zfile_direct(const struct zfile *z);
 /* The same as zfile_pread for whole pages (from and out begin one; what lies behind the end of the file is left alone): out of the page cache if all of them
- * are there, else past it through `direct` (-1: plainly). */
+ * are there (the system says so to the file's owner and who may write to it), else past it through `direct` (-1: plainly). */
 int zfile_pread_direct(const struct zfile *z, int direct, const void *from, size_t n, void *out);
 void zfile_version(const struct zfile *z, int *major, int *minor, int *patch);
 int zfile_n_tensors(const struct zfile *z);
