@@ -11,10 +11,11 @@ extern "C" { extern const char gpu_kind[] = "cuda"; }
 struct gpu_event { cudaEvent_t event; };
 struct gpu_graph { cudaGraphExec_t exec; };
 
-/* Refused before anything ran: the device is as it was. */
+/* Refused before anything ran, and what a graph says that was being recorded then: the device is as it was. */
 static int spares_device(cudaError_t rc)
 {
-    return rc == cudaErrorMemoryAllocation || rc == cudaErrorInvalidValue || rc == cudaErrorInvalidConfiguration || rc == cudaErrorLaunchOutOfResources;
+    return rc == cudaErrorMemoryAllocation || rc == cudaErrorInvalidValue || rc == cudaErrorInvalidConfiguration || rc == cudaErrorLaunchOutOfResources ||
+           rc == cudaErrorStreamCaptureInvalidated;
 }
 
 int gpu_check(struct gpu *g, cudaError_t rc, const char *what, struct err *e)
