@@ -246,7 +246,7 @@ static void parts(void **state)
     static const float slopes[7] = { 0.01f, 0.002f };
     struct rng r = { 6 };
     for (int type = KV_F32; type < KV_TYPES; type++)
-        for (size_t i = 0; i < sizeof windows / sizeof *windows; i++) {
+        for (size_t i = stride() > 1 ? (size_t)type % 3 : 0; i < sizeof windows / sizeof *windows; i += stride()) {
             struct sequence s;
             sequence_open(&s, LONG, (enum kv_type)type, i == 1 ? 72 : 32, i == 2 ? 7 : 1, &r);
             s.a.window = windows[i];
@@ -262,7 +262,7 @@ static void latents(void **state)
     (void)state;
     struct rng r = { 7 };
     for (int type = KV_F32; type < KV_TYPES; type++)
-        for (int heads = 1; heads <= 7; heads += 3) {
+        for (int heads = stride() > 1 ? 1 + type % 3 * 3 : 1; heads <= 7; heads += 3 * (int)stride()) {
             struct sequence s;
             sequence_open(&s, heads == 7 ? LONG : SHORT, (enum kv_type)type, 40, heads, &r);
             s.a.latent = 27;
