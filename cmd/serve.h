@@ -13,6 +13,7 @@ struct serve_options {
     int port, port_given, no_auth, trust_proxy, max_seqs, max_queue, no_prefix_cache, max_connections, quiet, plan, no_watch;
     int query_keys, anonymous_limit, no_audit, audit_prompts;
     const char *audit_folder;                                   /* NULL: audit in the home folder */
+    const char *model_dir;                                      /* NULL: not given */
     uint64_t audit_bytes;                                       /* 0: not given */
     uint64_t kv_bytes, max_memory, max_body;                    /* 0: not given */
     double timeout_s, drain_s;

@@ -32,6 +32,7 @@ static const char usage[] =
     "      --max-seqs N           answers that are made together (default: 32)\n"
     "      --max-queue N          requests that may wait, 0: any number (default: 1000)\n"
     "      --kv-bytes SIZE        memory for keys and values of each model (default: enough, at most a quarter of the machine's)\n"
+    "      --model-dir DIR        models that are loaded over the API lie below this folder (default: anywhere, for clients of this machine only)\n"
     "      --max-memory SIZE      weights and memory of all models; the least recently used leave (default: no limit)\n"
     "      --no-memory-watch      go on when memory runs short (default: below 3 % and 1 GiB refuse new requests, below 2 % and 256 MiB end)\n"
     "      --no-prefix-cache      compute every prompt from its beginning\n"
@@ -50,7 +51,7 @@ static const char usage[] =
 
 enum {
     OPT_HOST = 300, OPT_PORT, OPT_SOCKET, OPT_CERT, OPT_KEY, OPT_NO_AUTH, OPT_PROXY, OPT_ORIGIN, OPT_ALLOW_HOST, OPT_NAME, OPT_SEQS, OPT_QUEUE, OPT_KV_BYTES,
-    OPT_QUERY_KEY, OPT_ANONYMOUS, OPT_AUDIT_FOLDER, OPT_AUDIT_SIZE, OPT_AUDIT_PROMPTS, OPT_NO_AUDIT, OPT_MEMORY, OPT_NO_PREFIX, OPT_TIMEOUT, OPT_DRAIN, OPT_CONNECTIONS, OPT_BODY, OPT_QUIET, OPT_PLAN, OPT_CONFIG, OPT_NO_WATCH,
+    OPT_QUERY_KEY, OPT_ANONYMOUS, OPT_AUDIT_FOLDER, OPT_AUDIT_SIZE, OPT_AUDIT_PROMPTS, OPT_NO_AUDIT, OPT_MEMORY, OPT_NO_PREFIX, OPT_TIMEOUT, OPT_DRAIN, OPT_CONNECTIONS, OPT_BODY, OPT_QUIET, OPT_PLAN, OPT_CONFIG, OPT_NO_WATCH, OPT_MODEL_DIR,
 };
 
 static const struct option options[] = {
@@ -63,7 +64,7 @@ static const struct option options[] = {
     { "trust-proxy", no_argument, NULL, OPT_PROXY }, { "cors-origin", required_argument, NULL, OPT_ORIGIN },
     { "allow-host", required_argument, NULL, OPT_ALLOW_HOST }, { "name", required_argument, NULL, OPT_NAME }, { "max-seqs", required_argument, NULL, OPT_SEQS },
     { "max-queue", required_argument, NULL, OPT_QUEUE }, { "kv-bytes", required_argument, NULL, OPT_KV_BYTES },
-    { "max-memory", required_argument, NULL, OPT_MEMORY }, { "no-prefix-cache", no_argument, NULL, OPT_NO_PREFIX },
+    { "model-dir", required_argument, NULL, OPT_MODEL_DIR }, { "max-memory", required_argument, NULL, OPT_MEMORY }, { "no-prefix-cache", no_argument, NULL, OPT_NO_PREFIX },
     { "timeout", required_argument, NULL, OPT_TIMEOUT }, { "drain", required_argument, NULL, OPT_DRAIN },
     { "max-connections", required_argument, NULL, OPT_CONNECTIONS }, { "max-body", required_argument, NULL, OPT_BODY }, { "quiet", no_argument, NULL, OPT_QUIET },
     { "plan", no_argument, NULL, OPT_PLAN }, { "no-memory-watch", no_argument, NULL, OPT_NO_WATCH },
@@ -92,6 +93,7 @@ static int take(struct serve_options *o, int c, const char *arg)
     case OPT_NO_AUTH: o->no_auth = 1; return 0;
     case OPT_QUERY_KEY: o->query_keys = 1; return 0;
     case OPT_ANONYMOUS: return whole("--anonymous-limit", arg, 0, 1000000000, &o->anonymous_limit);
+    case OPT_MODEL_DIR: o->model_dir = arg; return 0;
     case OPT_AUDIT_FOLDER: o->audit_folder = arg; return 0;
     case OPT_AUDIT_SIZE: return cli_parse_size(prog, "--audit-size", arg, &o->audit_bytes);
     case OPT_AUDIT_PROMPTS: o->audit_prompts = 1; return 0;

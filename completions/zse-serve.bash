@@ -17,6 +17,7 @@ _zse_serve() {
     --max-seqs) COMPREPLY=(); return ;;
     --max-queue) COMPREPLY=(); return ;;
     --kv-bytes) COMPREPLY=(); return ;;
+    --model-dir) COMPREPLY=($(compgen -f -- "$cur")); return ;;
     --max-memory) COMPREPLY=(); return ;;
     --timeout) COMPREPLY=(); return ;;
     --drain) COMPREPLY=(); return ;;
@@ -32,7 +33,7 @@ _zse_serve() {
     --gpu-layers) COMPREPLY=($(compgen -W "N auto" -- "$cur")); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--config --host --port --socket --tls-cert --tls-key --no-auth --allow-query-key --anonymous-limit --audit-folder --audit-size --audit-prompts --no-audit --trust-proxy --cors-origin --allow-host --name --max-seqs --max-queue --kv-bytes --max-memory --no-memory-watch --no-prefix-cache --timeout --drain --max-connections --max-body --quiet --quantize --mode --threads --ctx --kv --exact --kernels --device --gpu-layers --strict --force --verbose --plan --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--config --host --port --socket --tls-cert --tls-key --no-auth --allow-query-key --anonymous-limit --audit-folder --audit-size --audit-prompts --no-audit --trust-proxy --cors-origin --allow-host --name --max-seqs --max-queue --kv-bytes --model-dir --max-memory --no-memory-watch --no-prefix-cache --timeout --drain --max-connections --max-body --quiet --quantize --mode --threads --ctx --kv --exact --kernels --device --gpu-layers --strict --force --verbose --plan --help --version" -- "$cur")) ;;
     *) COMPREPLY=($(compgen -f -- "$cur"))
        ;;
   esac

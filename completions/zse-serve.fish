@@ -19,6 +19,7 @@ complete -c zse-serve -l name -x -d 'id of the model (default the files name); c
 complete -c zse-serve -l max-seqs -x -d 'answers that are made together (default 32)'
 complete -c zse-serve -l max-queue -x -d 'requests that may wait, 0 any number (default 1000)'
 complete -c zse-serve -l kv-bytes -x -d 'memory for keys and values of each model (default enough, at most a quarter of the machines)'
+complete -c zse-serve -l model-dir -r -d 'models that are loaded over the API lie below this folder (default anywhere, for clients of this machine only)'
 complete -c zse-serve -l max-memory -x -d 'weights and memory of all models; the least recently used leave (default no limit)'
 complete -c zse-serve -l no-memory-watch -d 'go on when memory runs short (default below 3 % and 1 GiB refuse new requests, below 2 % and 256 MiB end)'
 complete -c zse-serve -l no-prefix-cache -d 'compute every prompt from its beginning'

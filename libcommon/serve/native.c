@@ -284,6 +284,34 @@ void handle_requests(struct server *s, struct conn *c, const char *rest)
 
 /* ---- administration ---- */
 
+/* The path that a request may load: what it names, links followed, lies below --model-dir; without one, any path of a client on this machine.  malloc'd; NULL: *pr
+ * says why, the same of what is elsewhere and of what is nowhere. */
+static char *allowed_path(const struct server *s, const struct conn *c, const char *path, struct problem *pr)
+{
+    if (!s->o.model_dir) {
+        if (!conn_is_local(c) || s->o.trust_proxy) {
+            problem_set(pr, 403, "model_path", "path_not_allowed", "model_path: from other machines only what lies below --model-dir, which was not given");
+            return NULL;
+        }
+        return strdup(path);
+    }
+    char *dir = realpath(s->o.model_dir, NULL), *joined = NULL, *real = NULL;
+    if (dir && asprintf(&joined, "%s%s%s", *path == '/' ? "" : dir, *path == '/' ? "" : "/", path) < 0)
+        joined = NULL;
+    if (joined)
+        real = realpath(joined, NULL);
+    const size_t n = dir ? strlen(dir) : 0;
+    if (real && (strncmp(real, dir, n) != 0 || (real[n] != '/' && n > 1))) {
+        free(real);
+        real = NULL;
+    }
+    if (!real)
+        problem_set(pr, 403, "model_path", "path_not_allowed", "model_path: '%.200s' is no file or folder below the one of --model-dir", path);
+    free(joined);
+    free(dir);
+    return real;
+}
+
 void handle_load(struct server *s, struct conn *c, const char *rest)
 {
     struct params p = { 0 };
@@ -292,11 +320,16 @@ void handle_load(struct server *s, struct conn *c, const char *rest)
     (void)rest;
     if (!body)
         return;
-    const char *path = p.model_path ? p.model_path : p.model_name, *id = p.model_path ? p.model_name : NULL;
+    const char *named = p.model_path ? p.model_path : p.model_name, *id = p.model_path ? p.model_name : NULL;
     struct exchange *x = NULL;
     struct hosted *h = NULL;
-    if (!path) {
+    char *path = NULL;
+    if (!named) {
         reply_refusal(s, c, 400, "missing", "model_path: missing");
+        goto done;
+    }
+    if (!(path = allowed_path(s, c, named, &pr))) {
+        reply_problem(s, c, &pr);
         goto done;
     }
     models_check(s);
@@ -318,6 +351,7 @@ void handle_load(struct server *s, struct conn *c, const char *rest)
         conn_set_exchange(c, x);
     }
 done:
+    free(path);
     json_decref(body);
 }
 

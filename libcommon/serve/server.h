@@ -53,6 +53,7 @@ struct server_options {
     const char *const *origins; int n_origins;      /* browsers' pages that may use the API; "*": all */
     const char *const *hosts; int n_hosts;          /* names besides localhost that a loopback listener answers to */
     const char *admin_token;            /* NULL: no administration over HTTP */
+    const char *model_dir;              /* models loaded over HTTP lie below it; NULL: anywhere, if the request comes from this machine and through no proxy */
     int max_connections; size_t max_body;
     int max_queue;                      /* requests that wait to be prepared; 0: any number */
     double timeout_s;                   /* of a request; 0: none */

@@ -343,6 +343,28 @@ active_requests throughput_tok_s total_requests total_tokens" ]
   stop "$PID"
 }
 
+@test "models are loaded from below --model-dir only; from other machines never without one" {
+  local d=$BATS_TEST_TMPDIR path
+  mkdir -p "$d/models/sub" "$d/other"
+  cp "$T/tiny.zse" "$d/models/sub/in.zse"
+  cp "$T/tiny.zse" "$d/other/out.zse"
+  cp "$T/tiny.zse" "$d/models.zse"
+  ln -s ../other/out.zse "$d/models/link.zse"
+  ln -s sub/in.zse "$d/models/good.zse"
+  start "$d/log" --port 0 --model-dir "$d/models"
+  for path in "$d/other/out.zse" "$d/models/../other/out.zse" ../other/out.zse link.zse "$d/models.zse" /proc/self/exe /no/such.zse no.zse org/name; do
+    [ "$(admin "$URL/api/models/load" -d "{\"model_path\":\"$path\"}" | jq -r .error.code)" = path_not_allowed ] || { echo "$path"; return 1; }
+  done
+  [ "$(admin "$URL/api/models/load" -d '{"model_path":"sub/in.zse"}' | jq -r .model_id)" = in ]
+  [ "$(admin "$URL/api/models/load" -d '{"model_path":"good.zse","model_name":"b"}' | jq -r .success)" = true ]
+  [ "$(admin "$URL/api/models/load" -d "{\"model_path\":\"$d/models/sub/in.zse\",\"model_name\":\"c\"}" | jq -r .success)" = true ]
+  stop "$PID"
+  start "$d/log2" --port 0 --host 0.0.0.0 --no-auth
+  URL=http://127.0.0.1:${URL##*:}
+  [ "$(admin "$URL/api/models/load" -d "{\"model_path\":\"$T/tiny.zse\"}" | jq -r .error.code)" = path_not_allowed ]
+  stop "$PID"
+}
+
 @test "memory for one model: the least recently used leaves" {
   local d=$BATS_TEST_TMPDIR one
   one=$(curl -s "$URL/api/stats/models" | jq '.models[0].memory_bytes')
