@@ -20,7 +20,7 @@
 
 /* Tiles of weights that share a conversion, and k of a block: of half as many, sums would come and go as often again (1.2 instead of 1.4 of the
  * vectors' f32 peak).  Few tokens, up to one panel, have longer blocks and take a tile after the other: it is one stream from memory. */
-enum { BF16_TILES = 4, BF16_K = 256, BF16_ROWS = 16, BF16_K_FEW = 2048 };
+enum { BF16_TILES = 4, BF16_K = 256, BF16_ROWS = 16, BF16_K_FEW = 1024 };
 INLINE int bf16_k(int n_tokens) { return n_tokens <= BF16_ROWS ? BF16_K_FEW : BF16_K; }
 
 INLINE int bf16_panels(int n_tokens) { return n_panels(n_tokens, BF16_ROWS); }

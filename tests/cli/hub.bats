@@ -399,7 +399,7 @@ complete() {
   run --separate-stderr zse-info models search test
   [ "$status" = 0 ] || { echo "$stderr"; return 1; }
   [[ $output == *"test/tiny "*1234*safetensors*apache-2.0* && $output != *test/strange* && $output != *test/empty* ]]
-  [[ $stderr == *"2 that cannot be converted are not shown (--all)"* ]] || { echo "$output $stderr"; return 1; }
+  [[ $stderr == *"3 that cannot be converted are not shown (--all)"* ]] || { echo "$output $stderr"; return 1; }
   run --separate-stderr zse-info models search test --all --json
   [ "$(jq -r '.models[] | select(.id == "test/strange") | .reason' <<<"$output")" = "architecture abacus" ]
   [ "$(jq -r '.models[] | select(.id == "test/empty") | .reason' <<<"$output")" = "no safetensors and no GGUF" ]
