@@ -124,12 +124,10 @@ void hub_setup_release(struct hub_setup *s)
     free(s->cache);
 }
 
-struct before { const struct hub_check *check; const char *name, *cache; };
-
 /* Before gigabytes come: does this run here at all? */
 static int check_config(void *user, const char *folder, uint64_t bytes, struct err *e)
 {
-    const struct before *b = user;
+    const struct hub_before *b = user;
     struct config c;
     struct err why;
     char *path;
@@ -164,26 +162,75 @@ static int is_file_name(const char *name)
     return 0;
 }
 
+void hub_check_before(struct hub_options *o, struct hub_before *b)
+{
+    o->before_weights = check_config;
+    o->before_user = b;
+}
+
+int hub_is_name(const char *arg, struct hub_name *name, char **path, struct err *e)
+{
+    struct stat st;
+    struct err not_a_name;
+    const size_t n = strlen(arg);
+    const int there = stat(arg, &st) == 0, named = hub_parse_name(name, arg, &not_a_name) == 0;
+    *path = NULL;
+    if (!there && !strchr(arg, '/') && (!named || is_file_name(name->repo)))
+        return err_set(e, ERR_IO, "%s: No such file or directory (models on the hub are named org/name)", arg);
+    if (there || !named || (n > 4 && !*name->pick && strcasecmp(arg + n - 4, ".zse") == 0))
+        return (*path = strdup(arg)) ? 0 : err_nomem(e, "path");
+    return 1;
+}
+
+json_t *hub_config(const struct hub_name *name, struct err *e)
+{
+    enum { MOST = 16 << 20 };
+    struct hub_setup s;
+    struct sigaction pipe_before;
+    size_t size;
+    json_t *config = NULL;
+    cli_ignore_pipe(&pipe_before);
+    char *text = hub_setup(&s, "", e) == 0 ? (s.o.note = NULL, hub_small_file(&s.o, name, "config.json", MOST, &size, e)) : NULL;
+    cli_restore_pipe(&pipe_before);
+    if (text && !(config = js_parse_python("config.json", text, size, e)))
+        err_prefix(e, "%s", name->repo);
+    if (config && !json_is_object(config)) {
+        err_set(e, ERR_FORMAT, "%s: config.json: found %s, expected an object", name->repo, js_kind(config));
+        json_decref(config);
+        config = NULL;
+    }
+    free(text);
+    hub_setup_release(&s);
+    return config;
+}
+
+char *hub_cached(const struct hub_name *name)
+{
+    struct hub_setup s;
+    struct err ignored;
+    char *path = NULL;
+    if (hub_setup(&s, "", &ignored) == 0) {
+        s.o.offline = 1;
+        if (hub_fetch(&s.o, name, &path, &ignored) != 0)
+            path = NULL;
+    }
+    hub_setup_release(&s);
+    return path;
+}
+
 int hub_model_path(const char *prog, const char *arg, int refresh, const struct hub_check *check, char **path, struct err *e)
 {
     struct hub_setup s;
     struct hub_name name;
-    struct stat st;
     struct sigaction before[2], pipe_before;
-    struct err not_a_name;
-    size_t n = strlen(arg);
-    *path = NULL;
-    int there = stat(arg, &st) == 0, named = hub_parse_name(&name, arg, &not_a_name) == 0;
-    if (!there && !strchr(arg, '/') && (!named || is_file_name(name.repo)))
-        return err_set(e, ERR_IO, "%s: No such file or directory (models on the hub are named org/name)", arg);
-    if (there || !named || (n > 4 && !*name.pick && strcasecmp(arg + n - 4, ".zse") == 0))
-        return (*path = strdup(arg)) ? 0 : err_nomem(e, "path");
-    int rc = hub_setup(&s, prog, e), known = 0;
+    int rc = hub_is_name(arg, &name, path, e), known = 0;
+    if (rc <= 0)
+        return rc;
+    rc = hub_setup(&s, prog, e);
     s.o.refresh = refresh;
     s.o.known = &known;
-    struct before before_weights = { check, arg, s.o.cache };
-    s.o.before_weights = check_config;
-    s.o.before_user = &before_weights;
+    struct hub_before check_first = { check, arg, s.o.cache };
+    hub_check_before(&s.o, &check_first);
     sigaction(SIGINT, NULL, &before[0]);
     sigaction(SIGTERM, NULL, &before[1]);
     cli_ignore_pipe(&pipe_before);

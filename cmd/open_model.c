@@ -286,7 +286,10 @@ static int convert(const char *prog, const char *source, const char *asked, cons
     struct convert_options o;
     struct notes to = { .prog = prog };
     struct sigaction before[2];
+    static const struct map_guard guard = { guard_add, guard_remove };
+    const struct source_options open = { .guard = &guard };
     convert_defaults(&o);
+    o.open = &open;
     if (convert_parse_type(&o.type, type, e) != 0)
         return -1;
     o.keep_grid = 0;                    /* TYPE says so, or not */
@@ -327,7 +330,7 @@ static uint64_t may_fill(void)
 static int load(struct opened_model *o, struct err *e)
 {
     size_t size;
-    const struct zfile_guard guard = { guard_add, guard_remove };
+    const struct map_guard guard = { guard_add, guard_remove };
     struct zfile *z = zfile_open_guarded(o->path, o->bounded ? 0 : may_fill(), &guard, e);
     o->mapped_ns = clock_ns();
     if (!z || !(o->model = model_bind(z, e)))
@@ -433,19 +436,32 @@ static const char *choose_type(const char *prog, const char *path, const struct 
     return type;
 }
 
+const char *open_model_given_type(const struct run_options *r)
+{
+    const char *env = getenv("ZSE_QUANTIZATION");
+    return r->type ? r->type : env && *env ? env : NULL;
+}
+
+const char *open_model_type(const char *prog, const char *path, const struct run_options *r, const char *name, struct err *e)
+{
+    struct convert_type parsed;
+    if (r->mode.given)
+        return choose_type(prog, path, r, name, e);
+    const char *type = open_model_given_type(r);
+    if (type && convert_parse_type(&parsed, type, e) != 0) {
+        if (!r->type)
+            err_prefix(e, "ZSE_QUANTIZATION");
+        return NULL;
+    }
+    return type ? type : "keep";
+}
+
 /* A GGUF or folder: its converted file, made if it is not there or not readable. */
 static int load_converted(const char *prog, const char *path, const struct run_options *r, struct opened_model *o, struct err *e)
 {
-    const char *type = r->type, *env = getenv("ZSE_QUANTIZATION");
-    struct convert_type parsed;
+    const char *type = open_model_type(prog, path, r, o->name, e);
     struct err ignored;
-    if (r->mode.given && !(type = choose_type(prog, path, r, o->name, e)))
-        return -1;
-    if (!type)
-        type = env && *env ? env : "keep";
-    if (!r->type && !r->mode.given && convert_parse_type(&parsed, type, e) != 0)
-        return err_prefix(e, "ZSE_QUANTIZATION");
-    if (!(o->path = cache_path(path, type, e)))
+    if (!type || !(o->path = cache_path(path, type, e)))
         return -1;
     if (load(o, &ignored) == 0)
         return 0;
@@ -542,11 +558,9 @@ void close_model(struct opened_model *o)
     memset(o, 0, sizeof *o);
 }
 
-int context_len(const struct opened_model *o, const struct run_options *r)
-{
-    int max_len = o->model->config.max_len;
-    return r->ctx ? r->ctx : max_len > 0 && max_len < 8192 ? max_len : 8192;
-}
+int context_of(const struct config *c, const struct run_options *r) { return r->ctx ? r->ctx : c->max_len > 0 && c->max_len < 8192 ? c->max_len : 8192; }
+
+int context_len(const struct opened_model *o, const struct run_options *r) { return context_of(&o->model->config, r); }
 
 /* Enough tokens of a prompt in one step to fill a GPU's multiprocessors. */
 enum { GPU_STEP_TOKENS = 1024 };

@@ -77,11 +77,16 @@ struct opened_model {
 /* path NULL: $ZSE_MODEL.  Notes about conversions go to stderr in the name of prog. */
 int open_model(const char *prog, const char *path, const struct run_options *r, struct opened_model *o, struct err *e);
 void close_model(struct opened_model *o);
+/* What a GGUF file or folder at path is converted to: -q, --mode, $ZSE_QUANTIZATION, else "keep".  Static or of r; NULL with *e.  The same of -q and
+ * $ZSE_QUANTIZATION alone; NULL: neither. */
+const char *open_model_type(const char *prog, const char *path, const struct run_options *r, const char *name, struct err *e);
+const char *open_model_given_type(const struct run_options *r);
 /* What r asks of an engine for max_seqs sequences of max_len tokens. */
 struct engine_options run_engine_options(const struct run_options *r, int max_seqs, int max_len);
 /* An engine for max_seqs sequences of max_len tokens (0: --ctx, else the default), max_tokens a step (0: default).  Refused if memory does not suffice. */
 struct engine *open_engine(const struct opened_model *o, const struct run_options *r, int max_seqs, int max_len, int max_tokens, struct err *e);
 /* The context that --ctx or the model gives. */
+int context_of(const struct config *c, const struct run_options *r);
 int context_len(const struct opened_model *o, const struct run_options *r);
 
 #endif

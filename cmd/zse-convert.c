@@ -20,7 +20,7 @@ static const char usage[] =
     "usage: zse-convert SRC -o OUT.zse [OPTIONS]\n"
     "       zse-convert --synthetic NAME -o OUT.zse [OPTIONS]\n"
     "Make a .zse of SRC: a Hugging Face folder (safetensors and config.json), a GGUF file, or a model on the hub:\n"
-    "org/name, org/name@revision or org/name:FILE, which is fetched into the cache of the Python tools first.\n"
+    "org/name, org/name@revision or org/name:FILE, which is fetched into the cache of the Python tools.\n"
     "\n"
     "  -o, --output FILE          the new file; '-': standard output, if that is no terminal\n"
     "  -q, --quantize TYPE        nl4 (default), int4, int8, nf4, ternary, mixed, f16, bf16, f32, keep\n"
@@ -36,8 +36,8 @@ static const char usage[] =
     "      --threads N            threads (default: one for each processor)\n"
     "      --kernels NAME         CPU kernels for the runs: ref, avx2, avxvnni, avx512, amx (default: the fastest that run here)\n"
     "  -n, --dry-run              say what would be made of what, write nothing\n"
-    "      --plan                 sizes and speeds of SRC as bf16, int8 and nl4, and which fit here; SRC may be a config.json or a name of\n"
-    "                             zse-info models list; nothing is read but the configuration\n"
+    "      --plan                 sizes and speeds of SRC as bf16, int8 and nl4, and which fit here; SRC may be a config.json, a name of\n"
+    "                             zse-info models list or one on the hub; nothing is read but the configuration\n"
     "      --mode MODE            instead of -q: the type for this machine's memory: auto (the finest that is not much slower than the fastest),\n"
     "                             min_memory, balanced (int8), max_speed, for_vram=SIZE (the finest that fits; default with --plan: auto)\n"
     "      --tensors              list every tensor\n"
@@ -255,6 +255,8 @@ static int convert_to_stdout(struct arguments *a, struct convert_report *r, stru
 
 /* ---- running ---- */
 
+static int writes_to_stdout(const struct arguments *a) { return a->o.output && strcmp(a->o.output, "-") == 0; }
+
 static void note(void *user, const char *text)
 {
     cli_progress_clear(user);
@@ -293,39 +295,72 @@ static void say_memory(void *user, int layer)
     memory_note(prog, what);
 }
 
-static int run(struct arguments *a)
+/* Convert a->o.source; its shards may still be coming. */
+static int convert(struct arguments *a, struct hub_stream *stream, struct convert_report *r, struct err *e)
 {
+    static const struct map_guard guard = { guard_add, guard_remove };
+    const struct source_options open = { .arriving = stream ? hub_stream_arriving(stream) : NULL, .guard = &guard };
     struct cli_progress progress;
-    struct convert_report r = { 0 };
-    struct err e = { 0 };
-    const char *tmp = getenv("TMPDIR");
-    int to_stdout = a->o.output && strcmp(a->o.output, "-") == 0;
-    struct preflight_convert pre = { .prog = prog, .name = a->o.source, .output = !to_stdout ? a->o.output : tmp && *tmp ? tmp : "/tmp", .target_bytes = a->o.target_bytes,
-                                     .type = a->o.type.kind == CONVERT_TYPE && !a->mode.given ? convert_type_label(a->o.type) : NULL, .force = a->o.overwrite };
-    const struct hub_check check = { preflight_fetch, &pre };
-    if (!a->o.synthetic && hub_model_path(prog, a->o.source, 1, a->o.output ? &check : NULL, &a->found, &e) != 0)
-        return cli_fail(prog, &e);
-    if (!a->o.synthetic)
-        a->o.source = a->found;
-    if (a->mode.given && choose_type(a, &e) != 0)
-        return cli_fail(prog, &e);
-    a->o.before = preflight_convert;
-    a->o.before_user = &pre;
     cli_progress_init(&progress);
     cli_catch_interrupt();
-    a->o.progress = &progress.progress;
-    a->o.note = note;
-    a->o.note_user = &progress;
+    a->o.open = &open;
+    a->o.progress = stream ? hub_stream_progress(stream, &progress.progress) : &progress.progress;
+    a->o.note = stream ? hub_stream_note : note;
+    a->o.note_user = stream ? (void *)stream : &progress;
     if (a->verbose) {
         a->o.layer = say_memory;
         a->o.layer_user = &progress;
         memory_note(prog, "start");
     }
-    int rc = to_stdout ? convert_to_stdout(a, &r, &e) : convert_run(&a->o, &r, &e);
+    int rc = writes_to_stdout(a) ? convert_to_stdout(a, r, e) : convert_run(&a->o, r, e);
     cli_progress_clear(&progress);
     if (a->verbose && rc == 0)
         memory_note(prog, "end");
-    if (rc) {
+    return rc;
+}
+
+/* The same, with the end of the download; where that fell back to an older commit in the cache, from there. */
+static int convert_stream(struct arguments *a, struct hub_stream *stream, struct convert_report *r, struct err *e)
+{
+    const int rc = convert(a, stream, r, e), end = hub_stream_close(stream, rc, &a->found, e);
+    a->o.source = a->found;
+    if (end == 1) {
+        convert_report_release(r);
+        return convert(a, NULL, r, e);
+    }
+    if (rc == 0 && end != 0)
+        cli_note(prog, "%s", e->msg);       /* the file is there, the cache is not as it should be */
+    return rc;
+}
+
+/* Where the source is. */
+static int find_source(struct arguments *a, const struct hub_check *check, struct hub_stream **stream, struct err *e)
+{
+    *stream = NULL;
+    if (a->o.synthetic)
+        return 0;
+    const int rc = a->o.output && !a->mode.given ? hub_stream_open(stream, prog, a->o.source, check, &a->found, e)
+                                                 : hub_model_path(prog, a->o.source, 1, a->o.output ? check : NULL, &a->found, e);
+    if (rc == 0)
+        a->o.source = a->found;
+    return rc;
+}
+
+static int run(struct arguments *a)
+{
+    struct convert_report r = { 0 };
+    struct hub_stream *stream;
+    struct err e = { 0 };
+    const char *tmp = getenv("TMPDIR");
+    const int to_stdout = writes_to_stdout(a);
+    struct preflight_convert pre = { .prog = prog, .name = a->o.source, .output = !to_stdout ? a->o.output : tmp && *tmp ? tmp : "/tmp", .target_bytes = a->o.target_bytes,
+                                     .type = a->o.type.kind == CONVERT_TYPE && !a->mode.given ? convert_type_label(a->o.type) : NULL, .force = a->o.overwrite };
+    const struct hub_check check = { preflight_fetch, &pre };
+    if (find_source(a, &check, &stream, &e) != 0 || (a->mode.given && choose_type(a, &e) != 0))
+        return cli_fail(prog, &e);
+    a->o.before = preflight_convert;
+    a->o.before_user = &pre;
+    if ((stream ? convert_stream : convert)(a, stream, &r, &e) != 0) {
         convert_report_release(&r);
         if (e.code == ERR_CANCELLED)
             cli_die_of_interrupt();

@@ -12,7 +12,7 @@ complete -c zse-convert -l synthetic -x -d 'no SRC random weights in the shape o
 complete -c zse-convert -l threads -x -d 'threads (default one for each processor)'
 complete -c zse-convert -l kernels -x -a 'ref avx2 avxvnni avx512 amx' -d 'CPU kernels for the runs ref, avx2, avxvnni, avx512, amx (default the fastest that run here)'
 complete -c zse-convert -l dry-run -s n -d 'say what would be made of what, write nothing'
-complete -c zse-convert -l plan -d 'sizes and speeds of SRC as bf16, int8 and nl4, and which fit here; SRC may be a config.json or a name of'
+complete -c zse-convert -l plan -d 'sizes and speeds of SRC as bf16, int8 and nl4, and which fit here; SRC may be a config.json, a name of'
 complete -c zse-convert -l mode -x -d 'instead of -q the type for this machines memory auto (the finest that is not much slower than the fastest),'
 complete -c zse-convert -l tensors -d 'list every tensor'
 complete -c zse-convert -l json -d 'a JSON object instead of text'

@@ -30,6 +30,9 @@ void map_close(struct map *m);
 /* Is the mapping still what was opened?  -1: pages were lost, or somebody wrote to the file. (One that was renamed or removed stays what it was.) */
 int map_check(const struct map *m, struct err *e);
 
+/* Who handles pages that are lost is told of a mapping before any page of it is read, and before it goes away.  add NULL: nobody does. */
+struct map_guard { void (*add)(struct map *), (*remove)(struct map *); };
+
 /* Read a small text file whole, '\0' appended (not counted).  Refuses more than max bytes.  Caller frees. */
 char *file_read(const char *path, size_t max, size_t *size, struct err *e);
 

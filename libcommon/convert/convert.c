@@ -134,7 +134,7 @@ static int open_files(struct job *j, int *n_specs, struct err *e)
 {
     if (source_detect(j->o->source, e) == SOURCE_ZSE)
         return err_set(e, ERR_UNSUPPORTED, "%s: is a .zse file already; convert from its source to get another type", j->o->source);
-    j->source = source_open(j->o->source, e);
+    j->source = source_open_with(j->o->source, j->o->open, e);
     if (!j->source)
         return -1;
     if (!j->source->config || j->source->n_tensors == 0)
@@ -271,7 +271,8 @@ static int write_tensors(struct job *j, struct zwriter *w, struct calibration *c
             group = layer;
             seen_layers |= layer >= 0;
         }
-        if (begin_tensor(w, p, e) || (j->o->synthetic ? synthetic_tensor : encode_tensor)(j, p, sink, w, e))
+        const int rc = begin_tensor(w, p, e) || (j->o->synthetic ? synthetic_tensor : encode_tensor)(j, p, sink, w, e);
+        if (source_check(j->source, p->source, e) || rc)        /* a file that was cut is the cause, whatever else went wrong */
             return -1;
         big_free(p->data);
         p->data = NULL;
@@ -287,6 +288,8 @@ static int write_file(struct job *j, struct calibration *c, struct err *e)
     if (!w)
         return -1;
     if (write_tensors(j, w, c, e) || describe_files(j, w, e) || !(json = describe_json(j, e)))
+        goto done;
+    if (source_wait(j->source, NULL, e) || source_check(j->source, NULL, e))       /* also a file of which no tensor is used must come */
         goto done;
     rc = zwriter_commit(w, json, e);
     w = NULL;
@@ -322,7 +325,7 @@ static int calibrate(struct job *j, struct calibration **c, struct err *e)
         return err_nomem(e, "calibration");
     if (calibrate_open(j, c, e))
         return -1;
-    if (j->report->type.kind == CONVERT_MIXED && (calibrate_run(j, *c, e) || mixed_assign(j, e)))
+    if (j->report->type.kind == CONVERT_MIXED && (source_wait(j->source, NULL, e) || calibrate_run(j, *c, e) || mixed_assign(j, e)))
         return -1;
     j->report->calibration_seconds = clock_s() - start;
     return 0;
@@ -353,7 +356,7 @@ static int run(struct job *j, struct err *e)
     if ((!j->o->output || blind) && j->report->type.kind == CONVERT_MIXED) {
         if (!blind)
             job_note(j, "which tensors get how many bits is an estimate here: a conversion runs the model to find out");
-        if (mixed_assign(j, e))
+        if (source_wait(j->source, NULL, e) || mixed_assign(j, e))
             return -1;
     }
     fill_report(j);

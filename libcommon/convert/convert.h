@@ -42,8 +42,10 @@ int convert_part_find(const char *name, size_t size);
 const char *convert_part_name(enum convert_part part);
 
 struct convert_report;
+struct source_options;
 struct convert_options {
     const char *source, *output;        /* output NULL: plan only (report filled, nothing written) */
+    const struct source_options *open;  /* import/source.h: files that are still on their way, who handles lost pages; may be NULL */
     const char *synthetic;              /* NULL, or the name of a model in whose shape random weights are made: source is not read */
     const json_t *config;               /* with synthetic (any name) and output NULL: plan bf16 weights in the shape of this config.json; borrowed */
     struct convert_type type;

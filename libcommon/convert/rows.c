@@ -46,6 +46,8 @@ int rows_open(struct rows *r, const struct source *s, const struct source_tensor
 {
     *r = (struct rows){ .source = s, .tensor = t, .map = *map, .n = rows, .cols = cols, .vector = vector };
     int64_t width = t->n_dims ? t->dim[t->n_dims - 1] : 1, n = n_elements(t), height = width ? n / width : 0;
+    if (source_wait(s, t, e) != 0)
+        return -1;
     if (map->transposed && !vector)
         return open_transposed(r, s, t, map, width, height, e);
     int64_t last = row_map_at(map, (vector ? cols : rows) - 1);

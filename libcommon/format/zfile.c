@@ -33,7 +33,7 @@ struct zfile {
     const struct zfile_tensor **by_name;
     struct original *originals;
     pthread_t ahead; int has_ahead;     /* the thread of zfile_open_ahead */
-    struct zfile_guard guard;
+    struct map_guard guard;
     _Atomic int stop_ahead;
 };
 
@@ -460,13 +460,13 @@ struct zfile *zfile_open(const char *path, struct err *e)
 
 struct zfile *zfile_open_ahead(const char *path, uint64_t most, struct err *e)
 {
-    return zfile_open_guarded(path, most, &(struct zfile_guard){ NULL, NULL }, e);
+    return zfile_open_guarded(path, most, &(struct map_guard){ NULL, NULL }, e);
 }
 
 static int read_head(struct zfile *z, struct err *e) { return read_header(z, e) < 0 || read_table(z, e) < 0 || check_sections(z, e) < 0 ? -1 : 0; }
 static int read_lists(struct zfile *z, struct err *e) { return read_json(z, e) < 0 || read_groups(z, e) < 0 || read_tensors(z, e) < 0 || read_originals(z, e) < 0 ? -1 : 0; }
 
-struct zfile *zfile_open_guarded(const char *path, uint64_t most, const struct zfile_guard *guard, struct err *e)
+struct zfile *zfile_open_guarded(const char *path, uint64_t most, const struct map_guard *guard, struct err *e)
 {
     struct zfile *z = calloc(1, sizeof *z);
     if (!z) {

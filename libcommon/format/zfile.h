@@ -70,14 +70,14 @@ struct zfile_group {
 
 struct zfile;
 struct map;
+struct map_guard;
 struct zfile *zfile_open(const char *path, struct err *e);
 /* The same, and a thread brings the pages of the weights into memory and into this process's page table, in the order of the file, while the
  * caller goes on: whoever computes next finds them there.  Not if the weights are more than most bytes; most 0: never. */
 struct zfile *zfile_open_ahead(const char *path, uint64_t most, struct err *e);
 /* The same; add (NULL is fine) is told of the mapping before any page of it is read, remove before it goes away: for who handles pages that are lost.
  * Fails where some were. */
-struct zfile_guard { void (*add)(struct map *), (*remove)(struct map *); };
-struct zfile *zfile_open_guarded(const char *path, uint64_t most, const struct zfile_guard *guard, struct err *e);
+struct zfile *zfile_open_guarded(const char *path, uint64_t most, const struct map_guard *guard, struct err *e);
 void zfile_close(struct zfile *z);                              /* NULL is fine */
 int zfile_is(const void *head, size_t size);                    /* do these first bytes look like a .zse? */
 

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "libcommon/base/file.h"
@@ -171,25 +172,41 @@ done:
 
 /* ---- locks ---- */
 
+/* flock, which waits in pieces: any thread may be asked to stop meanwhile.  0; -1: somebody has it; -2: *e. */
+static int lock_file(int fd, const char *path, const struct hub_options *o, int wait, struct err *e)
+{
+    const struct timespec piece = { .tv_nsec = 50000000 };
+    while (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+        if (errno != EWOULDBLOCK && errno != EINTR) {
+            err_sys(e, "%s", path);
+            return -2;
+        }
+        if (!wait)
+            return -1;
+        if (progress_report(o->progress, "waiting", 0, 0, "bytes")) {
+            err_set(e, ERR_CANCELLED, "%s: stopped while another program has it", path);
+            return -2;
+        }
+        nanosleep(&piece, NULL);
+    }
+    return 0;
+}
+
 int cache_lock(const struct hub_options *o, const struct hub_name *name, const char *etag, int wait, struct err *e)
 {
     const char *slash = strchr(name->repo, '/');
     struct stat mine, there;
     char *path;
+    int rc;
     if (asprintf(&path, "%s/.locks/models--%.*s%s%s/%s.lock", o->cache, (int)strcspn(name->repo, "/"), name->repo, slash ? "--" : "", slash ? slash + 1 : "", etag) < 0)
         return err_nomem(e, "path");
     int fd = cache_make_folders(path, e) == 0 ? 0 : -1;
     while (fd == 0) {
         if ((fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666)) < 0) {
             err_sys(e, "%s", path);
-        } else if (flock(fd, LOCK_EX | (wait ? 0 : LOCK_NB)) != 0) {
-            int other = errno == EWOULDBLOCK, stopped = errno == EINTR;
-            if (!other && !stopped)
-                err_sys(e, "%s", path);
-            else if (stopped)
-                err_set(e, ERR_CANCELLED, "%s: stopped while another program has it", path);
+        } else if ((rc = lock_file(fd, path, o, wait, e)) != 0) {
             close(fd);
-            fd = other ? -2 : -1;
+            fd = rc == -1 ? -2 : -1;
         } else if (fstat(fd, &mine) != 0 || stat(path, &there) != 0 || mine.st_ino != there.st_ino) {
             close(fd);                  /* whoever had it has removed the name: once more */
             fd = 0;

@@ -159,6 +159,94 @@ int download_plan(struct download *d, const char *const *names, int n, struct er
     return 0;
 }
 
+/* ---- heads: a safetensors file begins with the length of its header, 8 bytes, and the header ---- */
+
+enum { FIRST_HEAD = 256 << 10, MOST_HEAD = 32 << 20 };
+
+static int head_data(struct web_job *j, const void *data, size_t n, struct err *e)
+{
+    struct hub_shard *s = j->user;
+    (void)e;
+    if (j->answer.status == 200 && !j->whole) {         /* Range was ignored: this is the file from its beginning */
+        j->whole = 1;
+        j->from = 0;
+    }
+    const size_t room = (size_t)(j->to - j->from), take = n < room ? n : room;
+    memcpy((uint8_t *)(uintptr_t)s->head + j->from, data, take);
+    s->head_size = (size_t)j->from + take;
+    return s->head_size == j->to;
+}
+
+/* The first n bytes of those files of which more are needed than are there. */
+static int get_heads(struct download *d, struct hub_shard *shards, const size_t *wanted, struct err *e)
+{
+    for (int i = 0; i < d->n_files; i++) {
+        struct hub_shard *s = &shards[i];
+        if (d->files[i].have || s->head_size >= wanted[i])
+            continue;
+        uint8_t *more = realloc((uint8_t *)(uintptr_t)s->head, wanted[i]);
+        if (!more)
+            return err_nomem(e, s->name);
+        s->head = more;
+        struct web_job *j = web_job(d->files[i].url, e);
+        if (!j)
+            return -1;
+        j->what = s->name;
+        j->from = s->head_size;
+        j->to = wanted[i];
+        j->body = head_data;
+        j->user = s;
+        if (web_add(d->web, j, e) != 0)
+            return -1;
+    }
+    return web_run(d->web, e);
+}
+
+static size_t header_end(const struct hub_shard *s)
+{
+    uint64_t size;
+    if (s->head_size < 8)
+        return 0;
+    memcpy(&size, s->head, 8);
+    return size <= MOST_HEAD && size <= s->size - 8 ? 8 + (size_t)size : 0;      /* a header that cannot be is refused by who reads it */
+}
+
+int download_announce(struct download *d, const char *folder, struct hub_shard **shards, struct err *e)
+{
+    const struct hub_options *o = d->o;
+    struct hub_shard *s = *shards = calloc((size_t)d->n_files + 1, sizeof *s);
+    size_t *wanted = calloc((size_t)d->n_files + 1, sizeof *wanted);
+    int rc = s && wanted ? 0 : err_nomem(e, "shards"), sized = 1;
+    for (int i = 0; i < d->n_files && rc == 0; i++) {
+        const struct download_file *f = &d->files[i];
+        s[i] = (struct hub_shard){ .name = f->name, .size = f->size > 0 ? (uint64_t)f->size : 0 };
+        wanted[i] = f->size < FIRST_HEAD ? (size_t)s[i].size : FIRST_HEAD;
+        sized &= f->have || f->size > 0;
+    }
+    if (rc == 0 && sized) {
+        rc = get_heads(d, s, wanted, e);
+        for (int i = 0; i < d->n_files && rc == 0; i++)
+            wanted[i] = header_end(&s[i]);
+        if (rc == 0)
+            rc = get_heads(d, s, wanted, e);
+        for (int i = 0; i < d->n_files && rc == 0; i++)
+            if (wanted[i] && s[i].head_size > wanted[i])
+                s[i].head_size = wanted[i];
+        if (rc == 0)
+            rc = o->announce(o->announce_user, folder, s, d->n_files, e);
+        d->announced = rc == 0;
+    }
+    free(wanted);
+    return rc;
+}
+
+void download_release_shards(struct hub_shard *shards, int n)
+{
+    for (int i = 0; shards && i < n; i++)
+        free((uint8_t *)(uintptr_t)shards[i].head);
+    free(shards);
+}
+
 /* ---- a file that comes ---- */
 
 /* The ranges that an earlier call left, if the part is still as they say. */
@@ -227,6 +315,16 @@ static int forget_bytes(struct download_file *f)
     return ftruncate(f->fd, 0);
 }
 
+/* "bytes FROM-LAST/ALL": is ALL the size that the hub announced? */
+static int check_total(const struct download_file *f, const struct web_answer *a, struct err *e)
+{
+    const char *slash = strchr(a->content_range, '/');
+    int64_t all;
+    if (a->status != 206 || f->size < 0 || !slash || sscanf(slash, "/%" SCNd64, &all) != 1 || all == f->size)
+        return 0;
+    return err_set(e, ERR_FORMAT, "%s: a range of it comes as '%s', but the hub announced %" PRId64 " bytes", f->name, a->content_range, f->size);
+}
+
 static int part_data(struct web_job *j, const void *data, size_t n, struct err *e)
 {
     struct download_file *f = j->user;
@@ -235,6 +333,8 @@ static int part_data(struct web_job *j, const void *data, size_t n, struct err *
     int enough = 0;
     if (f->fd < 0)
         return 1;
+    if (check_total(f, &j->answer, e) != 0)
+        return -1;
     if (remember_direct(f, j) != 0)
         return err_nomem(e, "URL");
     if (j->answer.status == 200 && !j->whole && (j->from || (int64_t)j->to != f->size) && f->size >= 0) {
@@ -353,6 +453,14 @@ static void discard(struct download_file *f)
         unlink(f->part);
 }
 
+/* It has its name: who waits for it may read it. */
+static void tell_arrived(const struct download_file *f)
+{
+    const struct download *d = f->in;
+    if (d->announced)
+        d->o->arrived(d->o->announce_user, (int)(f - d->files));
+}
+
 /* All of it is here: is it what it should be?  Then it gets its names. */
 static int finish_file(struct download_file *f, struct err *e)
 {
@@ -385,6 +493,8 @@ static int finish_file(struct download_file *f, struct err *e)
     int rc = cache_link(d->folder, d->commit, f->name, f->etag, e);
     cache_unlock(f->lock);
     f->lock = -1;
+    if (rc == 0)
+        tell_arrived(f);
     return rc;
 }
 
@@ -409,7 +519,10 @@ static int begin_file(struct download_file *f, int wait, struct err *e)
         f->have = 1;
         cache_unlock(f->lock);
         f->lock = -1;
-        return cache_link(d->folder, d->commit, f->name, f->etag, e);
+        if (cache_link(d->folder, d->commit, f->name, f->etag, e) != 0)
+            return -1;
+        tell_arrived(f);
+        return 0;
     }
     if (cache_make_folders(f->part, e) != 0)
         return -1;
@@ -447,6 +560,13 @@ static int tick(void *user)
     return progress_report(d->o->progress, d->name->repo, done, d->total, "bytes");
 }
 
+static int is_wanted(void *user, const struct web_job *j)
+{
+    const struct download *d = user;
+    const int i = d->o->wanted(d->o->announce_user);
+    return i >= 0 && j->user == &d->files[i];
+}
+
 /* The folder of blobs must hold what is still to come. */
 static int check_room(const struct download *d, struct err *e)
 {
@@ -476,6 +596,7 @@ int download_run(struct download *d, struct err *e)
     void *user = d->web->user;
     d->web->tick = tick;
     d->web->user = d;
+    d->web->prefer = d->announced ? is_wanted : NULL;
     for (int i = 0; i < d->n_files && rc >= 0; i++) {
         if (d->files[i].have)
             continue;
@@ -497,6 +618,7 @@ int download_run(struct download *d, struct err *e)
     }
     d->web->tick = before;
     d->web->user = user;
+    d->web->prefer = NULL;
     for (int i = 0; i < d->n_files && rc >= 0; i++)
         if (!d->files[i].have)
             rc = err_set(e, ERR_IO, "%s: %s: only a part of it came", d->name->repo, d->files[i].name);

@@ -41,10 +41,14 @@ struct download {
     uint64_t most_unsized;          /* bytes of a file whose size the hub does not say */
     struct net_digest net;
     uint64_t total, left;           /* bytes of all files; of those that are not here */
+    int announced;                  /* o->arrived and o->wanted are to be asked about these files */
 };
 
 /* The files' etags and sizes, from the hub; what the cache has is linked. */
 int download_plan(struct download *d, const char *const *names, int n, struct err *e);
+/* Announce them (o->announce) with the heads of those that are not here.  *shards [n_files] and their heads are the caller's to release, also when this fails. */
+int download_announce(struct download *d, const char *folder, struct hub_shard **shards, struct err *e);
+void download_release_shards(struct hub_shard *shards, int n);
 /* Get what is missing. */
 int download_run(struct download *d, struct err *e);
 void download_release(struct download *d);

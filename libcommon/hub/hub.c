@@ -287,23 +287,32 @@ struct fetch {
     struct web *web;
 };
 
-/* Some files of the commit into the cache. final: weights, about which before_weights is asked. */
-static int get_files(struct fetch *f, const char *const *names, int n, int weights, struct err *e)
+enum what { SMALL_FILES, WEIGHTS, SHARDS };     /* weights: before_weights is asked; shards: and they are announced */
+
+/* Some files of the commit into the cache. */
+static int get_files(struct fetch *f, const char *const *names, int n, enum what weights, struct err *e)
 {
     struct download d = { .web = f->web, .o = f->o, .name = f->name, .commit = f->commit, .most_unsized = weights ? MAX_UNSIZED : MAX_INDEX };
+    struct hub_shard *shards = NULL;
     char text[300], *snapshot = NULL;
     int rc = download_plan(&d, names, n, e);
-    if (rc == 0 && weights && d.left && f->o->before_weights) {
-        snapshot = cache_path(d.folder, "snapshots/%s", f->commit);
-        rc = snapshot ? f->o->before_weights(f->o->before_user, snapshot, d.left, e) : err_nomem(e, "path");
-    }
+    for (int i = 0; rc == 0 && weights && i < n; i++)
+        if (!d.files[i].have && d.files[i].size == 0)
+            rc = err_set(e, ERR_FORMAT, "%s: %s: the hub says it has 0 bytes, expected weights", f->name->repo, names[i]);
+    if (rc == 0 && weights && d.left && !(snapshot = cache_path(d.folder, "snapshots/%s", f->commit)))
+        rc = err_nomem(e, "path");
+    if (rc == 0 && snapshot && f->o->before_weights)
+        rc = f->o->before_weights(f->o->before_user, snapshot, d.left, e);
     if (rc == 0 && weights && d.left && f->o->note) {
         snprintf(text, sizeof text, "downloading %.150s: %.*f %s to %.100s", f->name->repo, d.left < 1000000000 ? 1 : 2,
                  (double)d.left / (d.left < 1000000000 ? 1e6 : 1e9), d.left < 1000000000 ? "MB" : "GB", f->o->cache);
         f->o->note(f->o->note_user, text);
     }
+    if (rc == 0 && snapshot && weights == SHARDS && f->o->announce)
+        rc = download_announce(&d, snapshot, &shards, e);
     if (rc == 0)
         rc = download_run(&d, e);
+    download_release_shards(shards, d.n_files);
     download_release(&d);
     free(snapshot);
     return rc;
@@ -328,6 +337,8 @@ static int is_listed(const char *const *names, int n, const char *name)
     return 0;
 }
 
+static int by_text(const void *a, const void *b) { return strcmp(*(const char *const *)a, *(const char *const *)b); }
+
 static int get_commit(struct fetch *f, const json_t *info, char **path, struct err *e)
 {
     int n, rc;
@@ -335,11 +346,13 @@ static int get_commit(struct fetch *f, const json_t *info, char **path, struct e
     struct choice c = { .file = NULL };
     rc = names ? choose(&c, f->name->repo, f->name->pick, names, n, e) : -1;
     if (rc == 0 && c.n_small)
-        rc = get_files(f, c.small, c.n_small, 0, e);
+        rc = get_files(f, c.small, c.n_small, SMALL_FILES, e);
     if (rc == 0 && c.indexed)
         rc = read_index(f, &c, e);
+    if (rc == 0 && c.indexed)
+        qsort(c.weights, (size_t)c.n_weights, sizeof *c.weights, by_text);      /* numbered in the order of layers, in which they are needed */
     if (rc == 0)
-        rc = get_files(f, c.weights, c.n_weights, 1, e);
+        rc = get_files(f, c.weights, c.n_weights, c.indexed && c.n_weights > 1 ? SHARDS : WEIGHTS, e);
     for (int i = 0; rc == 0 && !c.file && i < CHOOSE_N_OPTIONAL; i++)
         if (cache_has(f->folder, f->commit, choose_optional[i]) == 0 && !is_listed(names, n, choose_optional[i]))
             cache_set_absent(f->folder, f->commit, choose_optional[i]);

@@ -24,6 +24,13 @@ struct hub_name {
 /* 0, or -1 with *e saying what such a name looks like. */
 int hub_parse_name(struct hub_name *name, const char *text, struct err *e);
 
+/* One of several safetensors of a model, and the first bytes of it: all of its header (of at most 32 MB). */
+struct hub_shard {
+    const char *name;
+    uint64_t size;
+    const uint8_t *head; size_t head_size;      /* NULL: the file is in the snapshot */
+};
+
 struct hub_options {
     const char *endpoint;       /* "https://huggingface.co" */
     const char *token;          /* NULL: none */
@@ -36,9 +43,15 @@ struct hub_options {
     const struct progress *progress;                    /* may be NULL */
     void (*note)(void *user, const char *text);         /* may be NULL */
     void *note_user;
-    /* May be NULL. The small files are there (config.json in folder, unless it is a GGUF), bytes are still to come: -1 with *e refuses. */
+    /* May be NULL.  The small files are there (config.json in folder, unless it is a GGUF), bytes are still to come: -1 with *e refuses. */
     int (*before_weights)(void *user, const char *folder, uint64_t bytes, struct err *e);
     void *before_user;
+    /* All NULL, or: weights in several safetensors with an index are announced by their heads when they begin to come, and each as it is complete and checked
+     * (in the snapshot).  shards are borrowed during the call. */
+    int (*announce)(void *user, const char *folder, const struct hub_shard *shards, int n, struct err *e);      /* -1 refuses */
+    void (*arrived)(void *user, int shard);
+    int (*wanted)(void *user);          /* the shard that should come first, -1: in their order */
+    void *announce_user;
 };
 
 /* Fetch what a conversion of the model needs and is not in the cache.  *path (malloc'd): the snapshot's folder, or a GGUF or .zse in it. */

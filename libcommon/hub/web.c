@@ -253,6 +253,7 @@ static int start(struct web *w, struct web_job *j, struct err *e)
     n->easy_setopt(h, CURLOPT_HTTPHEADER, j->headers);
     n->easy_setopt(h, CURLOPT_USERAGENT, "zse/" ZSE_VERSION);
     n->easy_setopt(h, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1);     /* each exchange a connection of its own */
+    n->easy_setopt(h, CURLOPT_ACCEPT_ENCODING, "identity");     /* and what comes packed all the same is unpacked: sizes and checksums are those of the file */
     n->easy_setopt(h, CURLOPT_NOSIGNAL, 1L);
     n->easy_setopt(h, CURLOPT_CONNECTTIMEOUT, (long)CONNECT_S);
     n->easy_setopt(h, CURLOPT_LOW_SPEED_LIMIT, (long)STALL_BYTES);
@@ -455,14 +456,13 @@ static int collect(struct web *w, struct err *e)
     return 0;
 }
 
-/* Start what is due; *wait_ms: until the next could be. */
-static int start_due(struct web *w, int *wait_ms, struct err *e)
+/* Start what is due, preferred jobs or the others; *wait_ms: until the next could be. */
+static int start_some(struct web *w, int preferred, int *wait_ms, struct err *e)
 {
     uint64_t now = clock_ns();
-    *wait_ms = 200;
     for (struct web_job *j = w->first, *next; j && w->n_active < w->n_connections; j = next) {
         next = j->next;
-        if (j->easy)
+        if (j->easy || (w->prefer && w->prefer(w->user, j)) != preferred)
             continue;
         if (j->due_ns > now) {
             int ms = (int)((j->due_ns - now) / 1000000) + 1;
@@ -475,6 +475,14 @@ static int start_due(struct web *w, int *wait_ms, struct err *e)
         }
     }
     return 0;
+}
+
+static int start_due(struct web *w, int *wait_ms, struct err *e)
+{
+    *wait_ms = 200;
+    if (w->prefer && start_some(w, 1, wait_ms, e) != 0)
+        return -1;
+    return start_some(w, 0, wait_ms, e);
 }
 
 int web_run(struct web *w, struct err *e)

@@ -55,6 +55,7 @@ struct web {
     int n_active, heard;                /* heard: somebody has answered */
     long refused;                       /* 401, 403 or 404 that ended it; 0: none */
     struct err error;                   /* of a body or done */
+    int (*prefer)(void *user, const struct web_job *j);         /* may be NULL; jobs of which it says 1 begin before others */
     /* Some times a second; non-zero ends everything with ERR_CANCELLED. */
     int (*tick)(void *user);                        /* may be NULL */
     void *user;

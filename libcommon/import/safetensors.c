@@ -71,7 +71,7 @@ static int read_entry(const struct map *m, struct source_tensor *t, const json_t
     if (end - begin != t->size)
         return err_set(e, ERR_FORMAT, "data_offsets: %" PRIu64 " bytes, but dtype and shape need %zu", end - begin, t->size);
     t->offset = base + begin;
-    t->data = m->data + t->offset;
+    t->data = m->fd < 0 ? NULL : m->data + t->offset;
     return 0;
 }
 

@@ -18,12 +18,21 @@
 
 enum { MAX_SMALL_FILE = 256 << 20, MAX_CONFIG = 16 << 20 };
 
+/* A file of the source.  It stays where it is: a guard knows its map. */
+struct part {
+    struct map map;             /* path NULL: it is still to come */
+    char *path;                 /* owned */
+    int arriving;               /* index of it there; -1: it was in the folder from the beginning */
+};
+
 /* What a source owns behind its public face. */
 struct inner {
+    const struct source_options *o;         /* may be NULL */
     int n_shards;
-    struct map *shards;
+    struct part **shards;
     const struct source_tensor **by_name;   /* sorted */
-    struct map *small;                      /* the mappings of files[], one each */
+    int n_small;
+    struct part **small;                    /* the mappings of files[], one each */
 };
 
 static char *join(const char *dir, const char *name, struct err *e)
@@ -50,6 +59,60 @@ static int ends_with(const char *s, const char *end)
 {
     size_t n = strlen(s), m = strlen(end);
     return n >= m && strcmp(s + n - m, end) == 0;
+}
+
+/* ---- files ---- */
+
+static const struct map_guard *guard_of(const struct source *s)
+{
+    const struct inner *in = s->private_;
+    return in && in->o && in->o->guard && in->o->guard->add ? in->o->guard : NULL;
+}
+
+static int map_part(const struct source *s, struct part *p, struct err *e)
+{
+    const struct map_guard *guard = guard_of(s);
+    if (map_open(&p->map, p->path, e) < 0)
+        return -1;
+    if (guard)
+        guard->add(&p->map);
+    return 0;
+}
+
+static void unmap(const struct source *s, struct map *m)
+{
+    const struct map_guard *guard = guard_of(s);
+    if (guard && m->path)
+        guard->remove(m);
+    map_close(m);
+}
+
+/* Appended to *list [*n], not mapped. */
+static struct part *add_part(const struct source *s, const char *name, struct part ***list, int *n, struct err *e)
+{
+    struct part **more = realloc(*list, (size_t)(*n + 1) * sizeof *more), *p = more ? calloc(1, sizeof *p) : NULL;
+    if (more)
+        *list = more;
+    if (!p) {
+        err_nomem(e, name);
+        return NULL;
+    }
+    p->arriving = -1;
+    if (!(p->path = join(s->path, name, e))) {
+        free(p);
+        return NULL;
+    }
+    return more[(*n)++] = p;
+}
+
+static void free_parts(const struct source *s, struct part **list, int n)
+{
+    for (int i = 0; i < n; i++) {
+        unmap(s, &list[i]->map);
+        free(list[i]->path);
+        free(list[i]);
+    }
+    free(list);
 }
 
 /* ---- what is it? ---- */
@@ -139,7 +202,7 @@ static const char *shard_path(const struct source *s, const struct source_tensor
 {
     const struct inner *in = s->private_;
     const struct gguf *g = s->gguf;
-    return s->kind == SOURCE_FOLDER ? in->shards[t->shard].path : g && t->shard > 0 && t->shard <= g->n_parts ? g->parts[t->shard - 1]->map.path : s->path;
+    return s->kind == SOURCE_FOLDER ? in->shards[t->shard]->path : g && t->shard > 0 && t->shard <= g->n_parts ? g->parts[t->shard - 1]->map.path : s->path;
 }
 
 static int sort_names(struct source *s, struct err *e)
@@ -159,22 +222,44 @@ static int sort_names(struct source *s, struct err *e)
     return 0;
 }
 
+/* Which of those on their way is it?  -1: none. */
+static int find_arriving(const struct source *s, const char *name)
+{
+    const struct inner *in = s->private_;
+    const struct source_arriving *a = in->o ? in->o->arriving : NULL;
+    for (int i = 0; a && i < a->n; i++)
+        if (a->shards[i].head && strcmp(a->shards[i].name, name) == 0)
+            return i;
+    return -1;
+}
+
+/* Is it in the folder, or will it be? */
+static int is_there(const struct source *s, const char *name) { return find_arriving(s, name) >= 0 || exists(s->path, name); }
+
+/* Of a file that is still to come. */
+static int index_head(struct source *s, const struct part *p, int shard, struct err *e)
+{
+    const struct inner *in = s->private_;
+    const struct source_shard *h = &in->o->arriving->shards[p->arriving];
+    const struct map head = { .data = h->head, .size = h->size, .fd = -1, .path = p->path };
+    uint64_t size = 0;
+    if (h->size >= 8 && h->head_size >= 8)
+        memcpy(&size, h->head, 8);
+    if (h->head_size < 8 ? h->size >= 8 : h->size >= 8 && size <= h->size - 8 && h->head_size - 8 < size)
+        return err_set(e, ERR_FORMAT, "%s: %zu bytes of its head are known, expected the whole header of %" PRIu64, p->path, h->head_size, size);
+    return safetensors_index(&head, shard, &s->tensors, &s->n_tensors, e);
+}
+
 static int add_shard(struct source *s, const char *name, struct err *e)
 {
     struct inner *in = s->private_;
-    struct map *shards = realloc(in->shards, (size_t)(in->n_shards + 1) * sizeof *shards);
-    if (!shards)
-        return err_nomem(e, name);
-    in->shards = shards;
-    char *path = join(s->path, name, e);
-    if (!path)
+    struct part *p = add_part(s, name, &in->shards, &in->n_shards, e);
+    if (!p)
         return -1;
-    int r = map_open(&shards[in->n_shards], path, e);
-    free(path);
-    if (r < 0)
-        return -1;
-    in->n_shards++;
-    return safetensors_index(&shards[in->n_shards - 1], in->n_shards - 1, &s->tensors, &s->n_tensors, e);
+    p->arriving = find_arriving(s, name);
+    if (p->arriving >= 0)
+        return index_head(s, p, in->n_shards - 1, e);
+    return map_part(s, p, e) < 0 ? -1 : safetensors_index(&p->map, in->n_shards - 1, &s->tensors, &s->n_tensors, e);
 }
 
 static int by_text(const void *a, const void *b) { return strcmp(*(const char *const *)a, *(const char *const *)b); }
@@ -242,7 +327,7 @@ static int open_indexed(struct source *s, const char *name, struct err *e)
     if (!names)
         goto done;
     for (size_t i = 0; i < n; i++)
-        if (!exists(s->path, names[i])) {
+        if (!is_there(s, names[i])) {
             err_set(e, ERR_FORMAT, "%s: %s is missing (shard %zu of %zu)", path, names[i], i + 1, n);
             goto done;
         }
@@ -325,31 +410,20 @@ static int add_file(struct source *s, const char *name, struct err *e)
 {
     struct inner *in = s->private_;
     struct source_file *files = realloc(s->files, (size_t)(s->n_files + 1) * sizeof *files);
-    if (files)
-        s->files = files;
-    struct map *small = realloc(in->small, (size_t)(s->n_files + 1) * sizeof *small);
-    if (small)
-        in->small = small;
-    if (!files || !small)
+    if (!files)
         return err_nomem(e, name);
-    char *path = join(s->path, name, e);
-    if (!path)
+    s->files = files;
+    struct part *p = add_part(s, name, &in->small, &in->n_small, e);
+    if (!p || map_part(s, p, e) < 0)
         return -1;
-    struct map *m = &small[s->n_files];
-    int r = map_open(m, path, e);
-    if (r == 0 && m->size > MAX_SMALL_FILE) {
-        r = err_set(e, ERR_LIMIT, "%s: %zu bytes, expected at most %d", path, m->size, MAX_SMALL_FILE);
-        map_close(m);
-    }
-    free(path);
-    if (r < 0)
-        return -1;
+    if (p->map.size > MAX_SMALL_FILE)
+        return err_set(e, ERR_LIMIT, "%s: %zu bytes, expected at most %d", p->path, p->map.size, MAX_SMALL_FILE);
     struct source_file *f = &files[s->n_files];
-    f->name = strdup(name);
-    f->data = m->data;
-    f->size = m->size;
-    s->n_files++;                                   /* from here on source_close cleans up */
-    return f->name ? 0 : err_nomem(e, name);
+    *f = (struct source_file){ .name = strdup(name), .data = p->map.data, .size = p->map.size };
+    if (!f->name)
+        return err_nomem(e, name);
+    s->n_files++;
+    return 0;
 }
 
 static int is_jinja(const struct dirent *d) { return ends_with(d->d_name, ".jinja"); }
@@ -420,7 +494,11 @@ static int open_folder(struct source *s, struct err *e)
         return -1;
     if (s->kind != SOURCE_FOLDER)
         return 0;
-    if (open_tensors(s, e) < 0 || packed_index(s, e) < 0)
+    if (open_tensors(s, e) < 0)
+        return -1;
+    if ((js_get(s->config, "quantization_config") || js_get(s->config, "compression_config")) && source_wait(s, NULL, e) < 0)      /* its index reads data */
+        return -1;
+    if (packed_index(s, e) < 0)
         return -1;
     return s->quantization ? sort_names(s, e) : 0;      /* the parts of matrices became one */
 }
@@ -430,6 +508,11 @@ static int open_gguf(struct source *s, struct err *e)
     s->gguf = gguf_open(s->path, e);
     if (!s->gguf)
         return -1;
+    if (guard_of(s)) {
+        guard_of(s)->add(&s->gguf->map);
+        for (int i = 0; i < s->gguf->n_parts; i++)
+            guard_of(s)->add(&s->gguf->parts[i]->map);
+    }
     s->tensors = s->gguf->tensors;
     s->n_tensors = s->gguf->n_tensors;
     if (sort_names(s, e) < 0)
@@ -443,9 +526,11 @@ static int open_gguf(struct source *s, struct err *e)
     return s->config ? 0 : -1;
 }
 
-struct source *source_open(const char *path, struct err *e)
+struct source *source_open(const char *path, struct err *e) { return source_open_with(path, NULL, e); }
+
+struct source *source_open_with(const char *path, const struct source_options *o, struct err *e)
 {
-    enum source_kind kind = source_detect(path, e);
+    enum source_kind kind = o && o->arriving ? SOURCE_FOLDER : source_detect(path, e);
     if (kind == SOURCE_NONE)
         return NULL;
     if (kind == SOURCE_ZSE) {
@@ -462,6 +547,7 @@ struct source *source_open(const char *path, struct err *e)
         err_nomem(e, path);
         goto fail;
     }
+    in->o = o;
     s->kind = kind;
     if (kind == SOURCE_GGUF)
         r = open_gguf(s, e);
@@ -484,10 +570,8 @@ void source_close(struct source *s)
     if (!s)
         return;
     struct inner *in = s->private_;
-    for (int i = 0; i < s->n_files; i++) {
+    for (int i = 0; i < s->n_files; i++)
         free((char *)s->files[i].name);
-        map_close(&in->small[i]);
-    }
     free(s->files);
     if (!s->gguf) {
         for (int i = 0; i < s->n_tensors; i++) {
@@ -496,11 +580,14 @@ void source_close(struct source *s)
         }
         free(s->tensors);
     }
-    for (int i = 0; in && i < in->n_shards; i++)
-        map_close(&in->shards[i]);
+    if (s->gguf && guard_of(s)) {
+        guard_of(s)->remove(&s->gguf->map);
+        for (int i = 0; i < s->gguf->n_parts; i++)
+            guard_of(s)->remove(&s->gguf->parts[i]->map);
+    }
     if (in) {
-        free(in->shards);
-        free(in->small);
+        free_parts(s, in->shards, in->n_shards);
+        free_parts(s, in->small, in->n_small);
         free(in->by_name);
     }
     free(in);
@@ -538,6 +625,46 @@ const struct source_file *source_file(const struct source *s, const char *name)
 
 /* ---- data ---- */
 
+/* A file has come: is it the one whose head was seen?  Its tensors get their data. */
+static int take_part(const struct source *s, int shard, struct err *e)
+{
+    const struct inner *in = s->private_;
+    struct part *p = in->shards[shard];
+    const struct source_shard *h = &in->o->arriving->shards[p->arriving];
+    if (in->o->arriving->wait(in->o->arriving->user, p->arriving, e) != 0 || map_part(s, p, e) != 0)
+        return -1;
+    if (p->map.size != h->size || memcmp(p->map.data, h->head, h->head_size) != 0)
+        return err_set(e, ERR_FORMAT, "%s: its beginning or its size (%zu bytes) is not what was announced (%" PRIu64 " bytes)", p->path, p->map.size, h->size);
+    for (int i = 0; i < s->n_tensors; i++)
+        if (s->tensors[i].shard == shard)
+            s->tensors[i].data = p->map.data + s->tensors[i].offset;
+    return 0;
+}
+
+int source_wait(const struct source *s, const struct source_tensor *t, struct err *e)
+{
+    const struct inner *in = s->private_;
+    for (int i = 0; in && i < in->n_shards; i++)
+        if (in->shards[i]->arriving >= 0 && !in->shards[i]->map.path && (!t || t->shard == i) && take_part(s, i, e) != 0)
+            return -1;
+    return 0;
+}
+
+int source_check(const struct source *s, const struct source_tensor *t, struct err *e)
+{
+    const struct inner *in = s->private_;
+    for (int i = 0; in && i < in->n_shards; i++)
+        if (in->shards[i]->map.path && (!t || t->shard == i) && map_check(&in->shards[i]->map, e) != 0)
+            return -1;
+    for (int i = 0; in && !t && i < in->n_small; i++)
+        if (map_check(&in->small[i]->map, e) != 0)
+            return -1;
+    for (int i = 0; s->gguf && i <= s->gguf->n_parts; i++)
+        if ((!t || t->shard == i) && map_check(i ? &s->gguf->parts[i - 1]->map : &s->gguf->map, e) != 0)
+            return -1;
+    return 0;
+}
+
 int source_read(const struct source *s, const struct source_tensor *t, int64_t row, int64_t n, float *out, int check_finite, struct err *e)
 {
     const struct ggml_type_info *info = ggml_type_info(t->type);
@@ -564,7 +691,7 @@ static void drop(const struct source_tensor *t)
 {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     uintptr_t begin = ((uintptr_t)t->data + page - 1) / page * page, end = ((uintptr_t)t->data + t->size) / page * page;
-    if (end > begin)
+    if (t->data && end > begin)
         madvise((void *)begin, end - begin, MADV_DONTNEED);     /* a clean file page: read again from the file if ever touched */
 }
 

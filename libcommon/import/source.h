@@ -22,7 +22,7 @@ struct source_tensor {
     int type;                       /* enum ggml_type, including the SRC_ numbers */
     int n_dims;
     int64_t dim[4];                 /* outermost first */
-    const uint8_t *data;
+    const uint8_t *data;            /* NULL: its file is still to come, see source_wait */
     size_t size;
     int shard;                      /* index into the files, for messages */
     uint64_t offset;                /* of data in its file */
@@ -51,13 +51,37 @@ struct source {
     void *private_;
 };
 
+/* Safetensors of a folder that are still on their way: what they hold is known by their heads, their data is read when they have come. */
+struct source_shard {
+    const char *name;
+    uint64_t size;                  /* of the whole file */
+    const uint8_t *head;            /* its first bytes, all of its header; NULL: the file lies in the folder already */
+    size_t head_size;
+};
+struct source_arriving {
+    int n;
+    const struct source_shard *shards;
+    int (*wait)(void *user, int shard, struct err *e);      /* until it lies in the folder, whole: 0; -1: it never will */
+    void *user;
+};
+struct source_options {             /* both may be NULL; borrowed until source_close */
+    const struct source_arriving *arriving;
+    const struct map_guard *guard;  /* told of every file that is mapped: source_check() then says when one was lost */
+};
+
 /* What is at path, by content. SOURCE_NONE with *e set when nothing fits. */
 enum source_kind source_detect(const char *path, struct err *e);
 /* GGUF, FOLDER, CONFIG, TOKENIZER (a .zse is zfile_open's). Checks names (no duplicates), sizes, overlaps, missing shards. */
 struct source *source_open(const char *path, struct err *e);
+struct source *source_open_with(const char *path, const struct source_options *o, struct err *e);
 void source_close(struct source *s);
 const struct source_tensor *source_find(const struct source *s, const char *name);      /* NULL: none */
 const struct source_file *source_file(const struct source *s, const char *name);        /* NULL: none */
+
+/* Before data of t (NULL: of any tensor) is read: until its file has come.  Not from two threads at once. */
+int source_wait(const struct source *s, const struct source_tensor *t, struct err *e);
+/* After data of t (NULL: of all files) was read: -1 if the file was cut or written to meanwhile. */
+int source_check(const struct source *s, const struct source_tensor *t, struct err *e);
 
 /* Rows [row, row + n) of a tensor seen as [rows, cols] (1-D: one row; more dims: outer ones joined) as f32. out [n * cols].
  * Fails on NaN/Inf only if check_finite, naming tensor, row, column. */

@@ -4,7 +4,7 @@ bats_require_minimum_version 1.5.0
 setup_file() {
   cd "$BATS_TEST_DIRNAME/../.." || exit 1
   export T=$BATS_FILE_TMPDIR
-  mkdir "$T/empty" "$T/quants" "$T/bare" "$T/shards" "$T/strange" "$T/moe"
+  mkdir "$T/empty" "$T/quants" "$T/bare" "$T/strange" "$T/moe"
   cp -r models/tiny "$T/tiny"
   zse-convert models/tiny -o "$T/bare/tiny-nl4.zse" -q nl4 --quality fast >/dev/null
   cp "$T/bare/tiny-nl4.zse" "$T/bare/tiny-other.zse"
@@ -14,6 +14,14 @@ setup_file() {
   cp -r models/tiny "$T/both"
   echo '{"weight_map":{}}' >"$T/both/model.safetensors.index.json"
   split_model
+  python3 tests/hub/shards.py models/tiny "$T/layers" 3 layers
+  cp -r "$T/layers" "$T/cut"
+  truncate -s -100 "$T/cut/model-00003-of-00003.safetensors"
+  cp -r "$T/layers" "$T/lost"
+  sed -i 's,model-00002-of-00003,../../model-00002-of-00003,' "$T/lost/model.safetensors.index.json"
+  mkdir "$T/nothing"
+  cp models/tiny/*.json "$T/nothing"
+  : >"$T/nothing/model.safetensors"
   cp -r models/tiny/. "$T/strange"
   sed -i 's/"model_type": *"[^"]*"/"model_type": "abacus"/; s/"architectures".*\[[^]]*\]/"architectures": ["AbacusForCausalLM"]/' "$T/strange/config.json"
   echo '{"architectures":["Qwen3MoeForCausalLM"],"model_type":"qwen3_moe","num_hidden_layers":2,"hidden_size":256,"intermediate_size":512,"num_attention_heads":4,
@@ -22,7 +30,7 @@ setup_file() {
   truncate -s 50M "$T/moe/model.safetensors"
   echo '# nothing' >"$T/empty/README.md"
   mkfifo "$T/hub.pipe"
-  python3 -B tests/hub/server.py test/tiny="$T/tiny" private/model="$T/tiny" gated/model="$T/tiny" test/bare="$T/bare" test/shards="$T/shards" \
+  python3 -B tests/hub/server.py test/tiny="$T/tiny" private/model="$T/tiny" gated/model="$T/tiny" test/bare="$T/bare" test/shards="$T/shards" test/layers="$T/layers" test/cut="$T/cut" test/lost="$T/lost" test/nothing="$T/nothing" \
     test/strange="$T/strange" test/empty="$T/empty" test/quants="$T/quants" test/both="$T/both" test/moe="$T/moe" solo="$T/tiny" HuggingFaceTB/SmolLM2-135M-Instruct="$T/tiny" >"$T/hub.pipe" 2>"$T/hub.err" 3>&- &
   echo $! >"$T/hub.pid"
   read -r HUB CDN <"$T/hub.pipe"
@@ -33,31 +41,10 @@ teardown_file() { kill "$(cat "$T/hub.pid")"; }
 
 # The tiny model in three shards with an index, beside a second copy that nobody needs.
 split_model() {
-  python3 - models/tiny "$T/shards" <<'P'
-import json, os, shutil, struct, sys
-src, dst = sys.argv[1:]
-for f in ('config.json', 'generation_config.json', 'tokenizer.json', 'tokenizer_config.json'):
-    shutil.copy(f'{src}/{f}', dst)
-data = open(f'{src}/model.safetensors', 'rb').read()
-n = struct.unpack('<Q', data[:8])[0]
-header = json.loads(data[8:8 + n])
-header.pop('__metadata__', None)
-names, where = sorted(header), {}
-for i in range(3):
-    part, body = {}, b''
-    for name in names[i::3]:
-        a, b = header[name]['data_offsets']
-        part[name] = header[name] | {'data_offsets': [len(body), len(body) + b - a]}
-        body += data[8 + n + a:8 + n + b]
-        where[name] = f'model-0000{i + 1}-of-00003.safetensors'
-    text = json.dumps(part).encode()
-    text += b' ' * (-len(text) % 8)
-    open(f'{dst}/model-0000{i + 1}-of-00003.safetensors', 'wb').write(struct.pack('<Q', len(text)) + text + body)
-json.dump({'metadata': {}, 'weight_map': where}, open(f'{dst}/model.safetensors.index.json', 'w'))
-open(f'{dst}/consolidated.safetensors', 'wb').write(b'a second copy')
-os.mkdir(f'{dst}/original')
-open(f'{dst}/original/weights.pth', 'wb').write(b'another')
-P
+  python3 tests/hub/shards.py models/tiny "$T/shards" 3
+  echo 'a second copy' >"$T/shards/consolidated.safetensors"
+  mkdir "$T/shards/original"
+  echo another >"$T/shards/original/weights.pth"
 }
 
 setup() {
@@ -393,6 +380,121 @@ complete() {
   [ "$(requests | grep -c cdn)" = 4 ]
   cmp "$BATS_TEST_TMPDIR/a.zse" "$BATS_TEST_TMPDIR/b.zse"
   complete
+}
+
+# The tiny model in three shards, the last one held back; the conversion has written something of the others.
+half_converted() { [ -n "$(find "$BATS_TEST_TMPDIR" -name '.m.zse.zse-*' -size +100k)" ]; }
+convert_held() {
+  fault '{"file":"model-00003-of-00003.safetensors","kind":"hold","at":"cdn","if_range":"bytes=524288-"}'
+  zse-convert test/layers -o "$BATS_TEST_TMPDIR/m.zse" --quality fast >"$BATS_TEST_TMPDIR/out" 2>&1 3>&- &
+  PID=$!
+  await half_converted || { cat "$BATS_TEST_TMPDIR/out"; return 1; }
+  [ ! -e "$BATS_TEST_TMPDIR/m.zse" ]
+}
+nothing_left() { [ -z "$(find "$BATS_TEST_TMPDIR" -name '*m.zse*')" ]; }
+
+@test "a conversion begins before all shards have come, and makes the same file" {
+  ln -s "$T/layers" "$BATS_TEST_TMPDIR/$COMMIT"                    # the name is in the file
+  zse-convert "$BATS_TEST_TMPDIR/$COMMIT" -o "$BATS_TEST_TMPDIR/want.zse" --quality fast >/dev/null
+  convert_held
+  asked 'model-00003-of-00003.safetensors bytes=0-262143 '        # its head came before
+  curl -s "$HUB/_release" -d ''
+  wait $PID || { cat "$BATS_TEST_TMPDIR/out"; return 1; }
+  cmp "$BATS_TEST_TMPDIR/want.zse" "$BATS_TEST_TMPDIR/m.zse"
+  [ -z "$(find "$HF_HOME/hub" -name '*.zse-*')" ] && [ "$(cat "$HF_HOME/hub/models--test--layers/refs/main")" = $COMMIT ]
+  rm "$BATS_TEST_TMPDIR/m.zse"
+  convert test/layers                                             # from the cache
+  [ "$status" = 0 ] && cmp "$BATS_TEST_TMPDIR/want.zse" "$BATS_TEST_TMPDIR/m.zse"
+  rm -rf "$HF_HOME"
+  run --separate-stderr zse-convert test/layers -o "$BATS_TEST_TMPDIR/m.zse"        # with the model run through text, layer by layer
+  [ "$status" = 0 ] || { echo "$stderr"; return 1; }
+  zse-convert "$BATS_TEST_TMPDIR/$COMMIT" -o "$BATS_TEST_TMPDIR/want.zse" >/dev/null
+  cmp "$BATS_TEST_TMPDIR/want.zse" "$BATS_TEST_TMPDIR/m.zse"
+}
+
+@test "killed while it converts and downloads: the next run begins with the shards that are there" {
+  convert_held
+  kill -KILL $PID
+  wait $PID || true
+  curl -s "$HUB/_release" -d ''
+  curl -s "$HUB/_reset" -d ''
+  convert test/layers
+  [ "$status" = 0 ] || { echo "$stderr"; return 1; }
+  never_asked 'model-0000[12]-of-00003.safetensors bytes'
+  asked 'model-00003-of-00003.safetensors bytes'
+  answers "$BATS_TEST_TMPDIR/m.zse"
+}
+
+@test "a signal, a wrong shard, a source that is cut: no file, one sentence" {
+  local rc=0
+  convert_held
+  kill -TERM $PID
+  wait $PID || rc=$?
+  [ $rc = 143 ] && nothing_left
+  curl -s "$HUB/_release" -d ''
+  rm -rf "$HF_HOME"
+  curl -s "$HUB/_reset" -d ''
+  fault '{"file":"model-00002-of-00003.safetensors","kind":"wrong","at":"cdn","if_range":"bytes=524288-","times":99}'
+  convert test/layers
+  [ "$status" = 1 ] && [[ $stderr == *"test/layers: model-00002-of-00003.safetensors: its SHA-256 is"*"it came twice and was removed" ]] && nothing_left || { echo "$stderr"; return 1; }
+  rm -rf "$HF_HOME"
+  curl -s "$HUB/_reset" -d ''
+  convert_held
+  rc=0
+  truncate -s 5000 "$(readlink -f "$HF_HOME/hub/models--test--layers/snapshots/$COMMIT/model-00001-of-00003.safetensors")"
+  curl -s "$HUB/_release" -d ''
+  wait $PID || rc=$?
+  [ $rc = 1 ] && nothing_left && grep -q 'model-00001-of-00003.safetensors: \(has 5000 bytes now, had\|cannot be read any more\)' "$BATS_TEST_TMPDIR/out" || { cat "$BATS_TEST_TMPDIR/out"; return 1; }
+}
+
+@test "weights that cannot be: empty, shorter than their header says, an index that leads elsewhere" {
+  convert test/nothing
+  [ "$status" = 1 ] && [[ $stderr == *"test/nothing: model.safetensors: the hub says it has 0 bytes, expected weights" ]] || { echo "$stderr"; return 1; }
+  convert test/cut
+  [ "$status" = 1 ] && [[ $stderr == *"model-00003-of-00003.safetensors: tensor "*"data_offsets: "*"reach beyond the end of the file"* ]] && nothing_left || { echo "$stderr"; return 1; }
+  convert test/lost
+  [ "$status" = 1 ] && [[ $stderr == *"is in ../../model-00002-of-00003.safetensors, which the repository does not have" ]] || { echo "$stderr"; return 1; }
+  [ -z "$(find "$BATS_TEST_TMPDIR" -name 'model-00002*' ! -path '*/models--test--cut/*')" ]
+}
+
+@test "answers that lie: ranges of something else, packed bodies, redirects in a circle" {
+  local all
+  all=$(stat -c %s "$T/tiny/model.safetensors")
+  fault "{\"file\":\"model.safetensors\",\"kind\":\"range\",\"at\":\"cdn\",\"says\":\"bytes 7-9/$all\",\"times\":99}"
+  convert
+  [ "$status" = 1 ] && [[ $stderr == *"model.safetensors: asked for bytes from "*", got 'bytes 7-9/$all'" ]] || { echo "$stderr"; return 1; }
+  curl -s "$HUB/_reset" -d ''
+  fault '{"file":"model.safetensors","kind":"range","at":"cdn","if_range":"bytes=0-","says":"bytes 0-524287/524288","times":99}'
+  convert
+  [ "$status" = 1 ] && [[ $stderr == *"model.safetensors: a range of it comes as 'bytes 0-524287/524288', but the hub announced $all bytes" ]] || { echo "$stderr"; return 1; }
+  curl -s "$HUB/_reset" -d ''
+  fault "{\"file\":\"config.json\",\"kind\":\"elsewhere\",\"to\":\"$HUB/test/tiny/resolve/$COMMIT/config.json\",\"times\":99}"
+  HF_HOME=$BATS_TEST_TMPDIR/other convert
+  [ "$status" = 1 ] && [[ $stderr == *"config.json: HTTP 302 again and again" ]] || { echo "$stderr"; return 1; }
+  curl -s "$HUB/_reset" -d ''
+  fault '{"file":"tokenizer.json","kind":"packed","method":"GET","times":99}'
+  fault '{"file":"model.safetensors","kind":"packed","at":"cdn","times":99}'
+  convert
+  [ "$status" = 0 ] && complete || { echo "$stderr"; return 1; }
+}
+
+@test "--plan of a name: from its configuration, before anything is downloaded; to the byte when it is here" {
+  local plan
+  plan=$(zse-chat test/tiny --plan --json -q nl4)
+  jq -e '.fits and .quantization == "nl4" and .weight_bytes > 300000 and .kv_bytes > 0 and .expected_tokens_per_sec > 0' <<<"$plan"
+  zse-serve test/tiny --plan >"$BATS_TEST_TMPDIR/out"
+  grep -q '^model  *test/tiny, bf16, on cpu' "$BATS_TEST_TMPDIR/out" || { cat "$BATS_TEST_TMPDIR/out"; return 1; }
+  [ "$(zse-convert test/tiny --plan --json | jq -c '[.model, .exact, (.types | length)]')" = '["test/tiny",true,3]' ]
+  never_asked 'tokenizer|model.safetensors'
+  [ ! -e "$REPO" ]
+  HF_HUB_OFFLINE=1 run --separate-stderr zse-chat test/tiny --plan
+  [ "$status" = 1 ] && [ -z "$output" ] && [[ $stderr == *HF_HUB_OFFLINE* ]]
+  run --separate-stderr zse-chat test/bare --plan
+  [ "$status" = 1 ] && [[ $stderr == *"config.json"*404* ]] || { echo "$stderr"; return 1; }
+  answers test/tiny
+  XDG_CACHE_HOME=$BATS_TEST_TMPDIR/other zse-chat test/tiny --plan --json >"$BATS_TEST_TMPDIR/j"
+  [ ! -e "$BATS_TEST_TMPDIR/other" ]
+  jq -e '.quantization == "keep" and .weight_bytes > 0' "$BATS_TEST_TMPDIR/j"
 }
 
 @test "models search: what can be converted, by downloads; --all with reasons" {

@@ -14,9 +14,11 @@ POST /_fault {"file": NAME, "kind": KIND, "times": N, ...} breaks the next N ans
   hold                                        after half of the body, until the next POST /_release
   siblings {"names": [...]}, endless          (of the file "api") the list of files has these, too; the answer has no end
   elsewhere {"to": URL}                       redirect to another origin, also small files
-cut and wrong with "whole": true ignore Range as well; "size": N is what X-Linked-Size says instead.
+  range   {"says": TEXT}                      that is the Content-Range of a right answer
+  packed                                      the body is gzip'ed, which nobody asked for
+"if_range": TEXT breaks only answers about ranges that have it; cut and wrong with "whole": true ignore Range as well; "size": N is what X-Linked-Size says instead.
 GET /_log: one line a request: method, path, range, whether a token came, the host asked."""
-import hashlib, json, os, signal, ssl, sys, threading, urllib.parse
+import gzip, hashlib, json, os, signal, ssl, sys, threading, urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 COMMIT = 'a1b2c3d4e5f60718293a4b5c6d7e8f9001122334'
@@ -57,7 +59,7 @@ class Handler(BaseHTTPRequestHandler):
     def fault(self, name, at):
         with lock:
             for f in faults:
-                if f['file'] == name and f['times'] > 0 and f.get('at', at) == at and f.get('method', self.command) == self.command:
+                if f['file'] == name and f['times'] > 0 and f.get('if_range', '') in self.headers.get('Range', '') and f.get('at', at) == at and f.get('method', self.command) == self.command:
                     f['times'] -= 1
                     return f
         return {'kind': ''}
@@ -93,6 +95,11 @@ class Handler(BaseHTTPRequestHandler):
             body = bytes([body[0] ^ 1]) + body[1:]
         if f['kind'] == 'unsized':
             return self.unsized(data, headers, f)
+        if f['kind'] == 'range' and code == 206:
+            headers['Content-Range'] = f['says']
+        if f['kind'] == 'packed':
+            headers['Content-Encoding'] = 'gzip'
+            body = gzip.compress(body)
         headers['Content-Length'] = len(body)
         if f['kind'] == 'cut' and self.command != 'HEAD':
             self.answer(code, headers, body[:f['after']])

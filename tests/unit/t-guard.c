@@ -11,6 +11,8 @@
 #include <unistd.h>
 
 #include "cmd/guard.h"
+#include "libcommon/convert/convert.h"
+#include "libcommon/import/source.h"
 
 enum { SIZE = 4 << 16 };                /* more than a page, whatever that is */
 static char path[] = "/tmp/t-guard-XXXXXX";
@@ -84,6 +86,46 @@ static void the_end(void)
     map_close(&m);
 }
 
+/* ---- a conversion whose source is cut ---- */
+
+static char weights[200];
+
+static int cut(void *user, const struct convert_report *r, struct err *e)
+{
+    (void)user;
+    (void)e;
+    assert_true(r->weight_bytes > 0);
+    return truncate(weights, 40000);
+}
+
+/* The header is there still, the tensors are not. */
+static void source_that_is_cut(void)
+{
+    static const struct map_guard guard = { guard_add, guard_remove };
+    static const struct source_options open = { .guard = &guard };
+    char folder[] = "/tmp/t-guard-XXXXXX", made[200], command[700];
+    struct convert_options o;
+    struct err e;
+    assert_non_null(mkdtemp(folder));
+    snprintf(weights, sizeof weights, "%s/model.safetensors", folder);
+    snprintf(made, sizeof made, "%s/made.zse", folder);
+    snprintf(command, sizeof command, "cp models/tiny/*.json models/tiny/model.safetensors %s", folder);
+    assert_int_equal(system(command), 0);
+    convert_defaults(&o);
+    o.source = folder;
+    o.output = made;
+    o.open = &open;
+    o.n_threads = 2;
+    o.effort = CONVERT_FAST;
+    o.before = cut;
+    assert_int_equal(convert_run(&o, NULL, &e), -1);
+    char want[400];
+    snprintf(want, sizeof want, "%s: " MAP_LOST, weights);
+    assert_string_equal(e.msg, want);
+    snprintf(command, sizeof command, "test -z \"$(ls -A %s | grep made)\" && rm -r %s", folder, folder);
+    assert_int_equal(system(command), 0);
+}
+
 /* One test: cmocka has a handler of its own before and after each. */
 static void test_lost(void **state)
 {
@@ -91,6 +133,7 @@ static void test_lost(void **state)
     guard_start("t-guard");
     zeros();
     the_end();
+    source_that_is_cut();
 }
 
 int main(void)

@@ -88,7 +88,7 @@ static void forget(struct map *m) { assert_non_null(m->data); n_removed++; }
 static void test_guarded(void **state)
 {
     (void)state;
-    const struct zfile_guard fine = { heed, forget }, lost = { heed_lost, forget };
+    const struct map_guard fine = { heed, forget }, lost = { heed_lost, forget };
     struct err e;
     struct zfile *z = zfile_open_guarded(path, 0, &fine, &e);
     assert_non_null(z);
