@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "cmd/cli.h"
+#include "cmd/hub.h"
 #include "cmd/matmul_time.h"
 #include "libcommon/base/clock.h"
 #include "libcommon/base/json.h"
@@ -27,6 +28,7 @@ int planned_open(struct planned *p, const char *name, const json_t *config, stru
     p->supported = normal && config_parse(&c, normal, &why) == 0;
     json_decref(normal);
     int rc = p->supported ? plan_shape_of(&p->shape, &c, e) : plan_shape_guess(&p->shape, config, e);
+    p->step_bytes = p->supported ? cpu_step_memory(&c) : CPU_STEP_LEAST;
     if (p->supported)
         config_release(&c);
     else
@@ -39,7 +41,7 @@ int planned_open(struct planned *p, const char *name, const json_t *config, stru
 
 int planned_of(struct planned *p, const struct config *c, struct err *e)
 {
-    *p = (struct planned){ .supported = 1 };
+    *p = (struct planned){ .supported = 1, .step_bytes = cpu_step_memory(c) };
     if (plan_shape_of(&p->shape, c, e) != 0)
         return -1;
     plan_count(&p->shape, &p->params);
@@ -56,7 +58,9 @@ uint64_t planned_bytes(const struct planned *p, const struct plan_weights *w, in
 
 json_t *planned_config(const char *name, char **title, struct err *e)
 {
-    struct err no_file;
+    struct err no_file, ignored;
+    struct hub_name on_hub;
+    char *path = NULL;
     json_t *config = NULL, *registry = registry_load(e);
     const json_t *m = registry ? registry_find(registry, name, e) : NULL;
     *title = NULL;
@@ -75,9 +79,13 @@ json_t *planned_config(const char *name, char **title, struct err *e)
         source_close(s);
         zfile_close(z);
         *title = strdup(name);
+    } else if (registry && strchr(name, '/') && hub_is_name(name, &on_hub, &path, &ignored) == 1) {
+        config = hub_config(&on_hub, e);
+        *title = strdup(name);
     } else if (registry && source_detect(name, &no_file) == SOURCE_NONE && strchr(name, '.')) {
         *e = no_file;
     }
+    free(path);
     json_decref(registry);
     if (config && !*title) {
         err_nomem(e, name);
@@ -186,8 +194,8 @@ void planned_file(const struct planned *p, const struct zfile *z, struct plan_we
 
 uint64_t planned_workspace(const struct planned *p)
 {
-    enum { STEP = 26 << 20, OTHERS = 8 << 20 };         /* see cpu_step_tokens; programs, tables, logits */
-    return STEP + OTHERS + (uint64_t)p->shape.vocab_size * 8;
+    enum { OTHERS = 8 << 20 };          /* programs, tables, logits */
+    return p->step_bytes + OTHERS + (uint64_t)p->shape.vocab_size * 8;
 }
 
 /* ---- rates ---- */

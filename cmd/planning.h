@@ -14,6 +14,7 @@ extern const char *const planned_types[PLANNED_TYPES];
 struct planned {
     struct plan_shape shape;
     struct plan_params params;
+    uint64_t step_bytes;            /* of the activations of a step: cpu_step_memory() */
     int supported;                  /* the engine runs it */
     char why_not[512];
 };
@@ -23,7 +24,7 @@ int planned_open(struct planned *p, const char *name, const json_t *config, stru
 int planned_of(struct planned *p, const struct config *c, struct err *e);
 void planned_close(struct planned *p);
 
-/* A config by name: of the registry, of a config.json, of a folder with one (or a GGUF or .zse file).  New reference; *title: what it is called, caller frees. */
+/* A config by name: of the registry, of a config.json, of a folder with one (or a GGUF or .zse file), of org/name on the hub.  New reference; *title: what it is called, caller frees. */
 json_t *planned_config(const char *name, char **title, struct err *e);
 
 /* What the weights take as this type (a name that zse-convert knows, one type for all): *exact says to the byte what zse-convert writes from bf16 weights; else
@@ -33,7 +34,7 @@ int planned_weights(const struct planned *p, const char *name, const json_t *con
 int planned_source(const struct planned *p, const char *path, const char *type, struct plan_weights *w, struct err *e);
 /* The same of a .zse. */
 void planned_file(const struct planned *p, const struct zfile *z, struct plan_weights *w);
-/* Activations and other private memory beside keys and values: as much as the CPU engine's default steps take. */
+/* Activations and other private memory beside keys and values: as much as the CPU engine's default steps take (the least of them where the architecture does not run). */
 uint64_t planned_workspace(const struct planned *p);
 /* Weights, keys and values (f16) of one sequence of so many tokens (at most the model's), its states, workspace. */
 uint64_t planned_bytes(const struct planned *p, const struct plan_weights *w, int context);

@@ -28,15 +28,29 @@ static uint64_t kv_of(const struct config *c, const struct engine_options *eo)
     return eo->kv_bytes ? eo->kv_bytes : blocks * config_kv_bytes(c, eo->kv_type);
 }
 
-/* Of the processor's part: p is the GPU's, NULL: there is none. */
-static int sum_up(struct need *n, const struct opened_model *o, const struct run_options *r, const struct engine_options *eo, const struct gpu_plan *p, struct err *e)
+/* What is planned for: a model that is open, or one that is not. */
+struct subject { const char *name, *type; const struct config *config; uint64_t weights; };
+
+static const char *type_name(const struct opened_model *o)
 {
-    const struct config *c = &o->model->config;
-    const struct planned planned = { .shape = { .vocab_size = c->vocab_size } };
-    n->weights = p ? p->host_weights : eo->max_weights && eo->max_weights < o->model->weight_bytes ? eo->max_weights : o->model->weight_bytes;
+    const json_t *q = js_get(o->json, "quantization"), *type = json_is_object(q) ? js_get(q, "type") : q;
+    return json_string_value(type);
+}
+
+static struct subject subject_of(const struct opened_model *o)
+{
+    return (struct subject){ .name = o->name, .type = type_name(o), .config = &o->model->config, .weights = o->model->weight_bytes };
+}
+
+/* Of the processor's part: p is the GPU's, NULL: there is none. */
+static int sum_up(struct need *n, const struct subject *s, const struct run_options *r, const struct engine_options *eo, const struct gpu_plan *p, struct err *e)
+{
+    const struct config *c = s->config;
+    const struct planned planned = { .shape = { .vocab_size = c->vocab_size }, .step_bytes = cpu_step_memory(c) };
+    n->weights = p ? p->host_weights : eo->max_weights && eo->max_weights < s->weights ? eo->max_weights : s->weights;
     n->kv = p ? p->host_kv : kv_of(c, eo);
     n->states = (uint64_t)(eo->max_seqs + ENGINE_SNAPSHOTS) * config_state_bytes(c);
-    n->workspace = planned_workspace(&planned) + cpu_step_memory(c) - CPU_STEP_LEAST;
+    n->workspace = planned_workspace(&planned);
     struct memory m;
     if (memory_read(&m, preflight_root(), e) != 0)
         return -1;
@@ -105,20 +119,21 @@ uint64_t preflight_kv_room(const struct opened_model *o, const struct engine_opt
 /* ---- */
 
 /* A mixture of experts that does not fit: so many of its experts as there is room for; 1 if that is done. */
-static int stream_experts(const char *prog, const struct opened_model *o, const struct need *n, struct engine_options *eo)
+static int stream_experts(const char *prog, const struct subject *s, const struct need *n, struct engine_options *eo)
 {
     const uint64_t least = n->most < n->now ? n->most : n->now, rest = n->kv + n->states + n->workspace, usable = least / 10 * 9;
-    if (!o->model->config.moe.n_experts || eo->backend || eo->max_weights || usable <= rest)
+    if (!s->config->moe.n_experts || eo->backend || eo->max_weights || usable <= rest)
         return 0;
     char all[CLI_BYTES], some[CLI_BYTES];
     eo->max_weights = (size_t)(usable - rest);
-    cli_note(prog, "%s: %s of weights, but there is memory for %s: experts are read from the file as they are chosen", o->name,
+    cli_note(prog, "%s: %s of weights, but there is memory for %s: experts are read from the file as they are chosen", s->name,
              cli_bytes(all, n->weights), cli_bytes(some, eo->max_weights));
     return 1;
 }
 
 int preflight_check(const char *prog, const struct opened_model *o, const struct run_options *r, struct engine_options *eo, struct err *e)
 {
+    const struct subject s = subject_of(o);
     struct need n;
     struct err why;
     struct gpu_plan p;
@@ -127,7 +142,7 @@ int preflight_check(const char *prog, const struct opened_model *o, const struct
         return -1;
     if (eo->backend && p.host_weights == 0)
         return 0;
-    if (sum_up(&n, o, r, eo, eo->backend ? &p : NULL, &why) != 0)         /* a system that does not say what it has refuses nothing */
+    if (sum_up(&n, &s, r, eo, eo->backend ? &p : NULL, &why) != 0)         /* a system that does not say what it has refuses nothing */
         return 0;
     if (fits(&n, o->name, &tight, &why) == 0) {
         if (tight)
@@ -138,18 +153,19 @@ int preflight_check(const char *prog, const struct opened_model *o, const struct
         cli_note(prog, "%s (--force: trying)", why.msg);
         return 0;
     }
-    if (stream_experts(prog, o, &n, eo))
+    if (stream_experts(prog, &s, &n, eo))
         return 0;
     return err_set(e, ERR_LIMIT, "%s; a smaller type (-q nl4), --ctx, --kv i8 or --max-memory take less, --force tries it", why.msg);
 }
 
 void preflight_compare(const char *prog, const struct opened_model *o, const struct run_options *r, const struct engine_options *eo, const struct engine *g)
 {
+    const struct subject s = subject_of(o);
     struct need n;
     struct err ignored;
     struct engine_stats es;
     char planned[CLI_BYTES], taken[CLI_BYTES];
-    if (eo->backend || sum_up(&n, o, r, eo, NULL, &ignored) != 0)        /* a GPU's memory is counted by its backend */
+    if (eo->backend || sum_up(&n, &s, r, eo, NULL, &ignored) != 0)        /* a GPU's memory is counted by its backend */
         return;
     engine_stats(g, &es);
     const uint64_t plan = n.kv + n.states + n.workspace, real = es.private_bytes;         /* keys and values are part of it */
@@ -170,13 +186,7 @@ static json_t *rates_json(const struct plan_rates *r)
     return json_pack("{s:i, s:f, s:f, s:f, s:o}", "threads", r->n_threads, "memory_bytes_per_s", r->memory, "f32_flop_per_s", r->f32, "loop_s", r->sync_s, "types", types);
 }
 
-static const char *type_name(const struct opened_model *o)
-{
-    const json_t *q = js_get(o->json, "quantization"), *type = json_is_object(q) ? js_get(q, "type") : q;
-    return json_string_value(type);
-}
-
-static json_t *plan_json(const struct opened_model *o, const struct need *n, const struct planned *p, const struct plan_weights *w, const struct run_options *r, int max_len, int ok,
+static json_t *plan_json(const struct subject *s, const struct need *n, const struct planned *p, const struct plan_weights *w, const struct run_options *r, int max_len, int ok,
                          const char *why)
 {
     const uint64_t all = n->weights + n->kv + n->states + n->workspace;
@@ -184,11 +194,11 @@ static json_t *plan_json(const struct opened_model *o, const struct need *n, con
     struct err e;
     double prefill = 0, decode = 0;         /* of weights in memory: nothing is known of the file's speed */
     const int prompt = max_len > PROMPT ? PROMPT : max_len;
-    if (!r->exact && n->weights >= o->model->weight_bytes && planned_rates(&rates, w, &p->shape, r->threads, r->kernels, &e) == 0) {
+    if (!r->exact && n->weights >= s->weights && planned_rates(&rates, w, &p->shape, r->threads, r->kernels, &e) == 0) {
         prefill = plan_prefill(&p->shape, w, &rates, prompt);
         decode = plan_decode(&p->shape, w, &rates, r->kv, prompt);
     }
-    return json_pack("{s:s, s:s?, s:s, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:b, s:s?, s:o, s:o, s:o}", "model_name", o->name, "quantization", type_name(o), "device",
+    return json_pack("{s:s, s:s?, s:s, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:b, s:s?, s:o, s:o, s:o}", "model_name", s->name, "quantization", s->type, "device",
                      "cpu", "estimated_vram_gb", (double)all * 1e-9, "weight_bytes", (json_int_t)n->weights, "kv_bytes", (json_int_t)n->kv, "state_bytes",
                      (json_int_t)n->states, "workspace_bytes", (json_int_t)n->workspace, "needed_bytes", (json_int_t)all, "memory_bytes", (json_int_t)n->most, "available_bytes",
                      (json_int_t)n->now, "context", max_len, "fits", ok, "reason", why, "expected_prefill_tokens_per_sec",
@@ -240,23 +250,31 @@ static int finish_plan(json_t *j, int ok, int json)
 }
 
 /* Of the processor alone.  What streams its experts fits: the weights are those that it keeps. */
-static int plan_processor(const char *prog, const struct opened_model *o, const struct run_options *r, struct engine_options *eo, int json)
+static int plan_processor(const char *prog, const struct subject *s, const struct planned *p, const struct plan_weights *w, const struct run_options *r, struct engine_options *eo, int json)
 {
     struct need n;
-    struct planned p;
-    struct plan_weights w;
     struct err e, why;
     int tight;
-    if (sum_up(&n, o, r, eo, NULL, &e) != 0)
+    if (sum_up(&n, s, r, eo, NULL, &e) != 0)
         return cli_fail(prog, &e);
-    int ok = fits(&n, o->name, &tight, &why) == 0, rc = planned_open(&p, o->name, js_get(o->json, "config"), &e);
-    if (rc == 0 && !ok && stream_experts(prog, o, &n, eo)) {
+    int ok = fits(&n, s->name, &tight, &why) == 0;
+    if (!ok && stream_experts(prog, s, &n, eo)) {
         n.weights = eo->max_weights;
         ok = 1;
     }
+    return finish_plan(plan_json(s, &n, p, w, r, eo->max_len, ok, ok ? NULL : why.msg), ok, json);
+}
+
+static int plan_opened(const char *prog, const struct opened_model *o, const struct run_options *r, struct engine_options *eo, int json)
+{
+    const struct subject s = subject_of(o);
+    struct planned p;
+    struct plan_weights w;
+    struct err e;
+    int rc = planned_of(&p, &o->model->config, &e);
     if (rc == 0) {
         planned_file(&p, o->model->file, &w);
-        rc = finish_plan(plan_json(o, &n, &p, &w, r, eo->max_len, ok, ok ? NULL : why.msg), ok, json);
+        rc = plan_processor(prog, &s, &p, &w, r, eo, json);
     } else {
         rc = cli_fail(prog, &e);
     }
@@ -264,8 +282,16 @@ static int plan_processor(const char *prog, const struct opened_model *o, const 
     return rc;
 }
 
+int preflight_plan_unopened(const char *prog, const struct unopened *u, const struct run_options *r, struct engine_options *eo, int json)
+{
+    const struct subject s = { .name = u->name, .type = u->type, .config = &u->config, .weights = u->w.bytes };
+    const int rc = plan_processor(prog, &s, &u->planned, &u->w, r, eo, json), written = cli_finish(prog);
+    return written ? written : rc;
+}
+
 int preflight_plan(const char *prog, const struct opened_model *o, const struct run_options *r, struct engine_options *eo, int json)
 {
+    const struct subject s = subject_of(o);
     struct need n;
     struct gpu_plan device;
     struct backend_options bo;
@@ -275,10 +301,10 @@ int preflight_plan(const char *prog, const struct opened_model *o, const struct 
     if (settled < 0 && plan_device(o, eo, &bo, &device, &e) < 0)
         return cli_fail(prog, &e);
     if (eo->backend) {                  /* and the processor's part, as preflight_check() looks at it */
-        const int ok = settled == 0 && (device.host_weights == 0 || sum_up(&n, o, r, eo, &device, &e) != 0 || fits(&n, o->name, &tight, &why) == 0);
+        const int ok = settled == 0 && (device.host_weights == 0 || sum_up(&n, &s, r, eo, &device, &e) != 0 || fits(&n, o->name, &tight, &why) == 0);
         rc = finish_plan(device_json(o, &device, eo->max_len, ok, ok ? NULL : why.msg), ok, json);
     } else {
-        rc = plan_processor(prog, o, r, eo, json);
+        rc = plan_opened(prog, o, r, eo, json);
     }
     const int written = cli_finish(prog);
     return written ? written : rc;

@@ -4,6 +4,7 @@
 
 #include "cmd/open_model.h"
 #include "cmd/preflight_convert.h"
+#include "cmd/unopened.h"
 
 /* Refused (with all the numbers, and what helps) where weights, keys and values and workspace of an engine with these options (of r, see run_engine_options) do not
  * fit in what this process, or the GPU, may have.  With --force, and where memory is only tight, a note; a GPU's memory is never tried.
@@ -18,5 +19,7 @@ uint64_t preflight_kv_room(const struct opened_model *o, const struct engine_opt
 void preflight_compare(const char *prog, const struct opened_model *o, const struct run_options *r, const struct engine_options *eo, const struct engine *g);
 /* --plan: the same as a table or JSON, with predicted speeds (measured rates, about a second).  Returns an exit code: 1 if it does not fit. */
 int preflight_plan(const char *prog, const struct opened_model *o, const struct run_options *r, struct engine_options *eo, int json);
+/* The same of a model that is not open, on the processor. */
+int preflight_plan_unopened(const char *prog, const struct unopened *u, const struct run_options *r, struct engine_options *eo, int json);
 
 #endif

@@ -206,12 +206,21 @@ static int run_remote(struct chat_options *o, int interactive)
 static int run(struct chat_options *o, uint64_t main_ns)
 {
     struct opened_model m;
+    struct unopened u;
     struct err e;
     int interactive = !o->plan && !o->prompt && !o->batch && isatty(STDIN_FILENO), rc;
     if (interactive && (o->raw || o->json || o->ids))
         return cli_wrong("zse-chat", "--raw, --json and --ids need a prompt: -p, --batch or standard input");
     if (o->url)
         return run_remote(o, interactive);
+    if (o->plan && (rc = unopened_find(&u, "zse-chat", o->model, &o->run, &e)) != 0) {
+        if (rc < 0)
+            return cli_fail("zse-chat", &e);
+        struct engine_options eo = run_engine_options(&o->run, o->batch ? o->parallel : 1, context_of(&u.config, &o->run));
+        rc = preflight_plan_unopened("zse-chat", &u, &o->run, &eo, o->json);
+        unopened_release(&u);
+        return rc;
+    }
     if (open_model("zse-chat", o->model, &o->run, &m, &e) != 0)
         return cli_fail("zse-chat", &e);
     if (o->plan) {

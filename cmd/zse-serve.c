@@ -26,9 +26,8 @@ static uint64_t quarter_of_memory(void)
 
 /* Bytes of keys and values: as asked, else enough for max_seqs whole sequences, at most a quarter of memory (a GPU's: nine tenths of what is left beside
  * the weights and all else), at least one sequence. */
-static uint64_t kv_bytes(const struct serve_options *o, const struct opened_model *m, const struct engine_options *eo)
+static uint64_t kv_bytes(const struct serve_options *o, const struct config *c, const struct opened_model *m, const struct engine_options *eo)
 {
-    const struct config *c = &m->model->config;
     const int max_len = eo->max_len;
     uint64_t block = config_kv_bytes(c, o->run.kv);
     uint64_t one = block * (uint64_t)((max_len + KV_BLOCK - 1) / KV_BLOCK), all = one * (uint64_t)o->max_seqs, most = eo->backend ? preflight_kv_room(m, eo) / 10 * 9 : quarter_of_memory();
@@ -37,12 +36,13 @@ static uint64_t kv_bytes(const struct serve_options *o, const struct opened_mode
     return all < most ? all : one > most ? one : most;
 }
 
-static struct engine_options serve_engine_options(const struct serve_options *o, const struct opened_model *m)
+/* m: open, or NULL (then nothing is the GPU's). */
+static struct engine_options serve_engine_options(const struct serve_options *o, const struct config *c, const struct opened_model *m)
 {
-    struct engine_options eo = run_engine_options(&o->run, o->max_seqs, context_len(m, &o->run));
+    struct engine_options eo = run_engine_options(&o->run, o->max_seqs, context_of(c, &o->run));
     eo.max_waiting = o->max_queue;
     eo.no_prefix_cache = o->no_prefix_cache;
-    eo.kv_bytes = kv_bytes(o, m, &eo);
+    eo.kv_bytes = kv_bytes(o, c, m, &eo);
     return eo;
 }
 
@@ -57,7 +57,7 @@ static int open_served(void *user, const char *path, struct served_model *m, str
         return -1;
     }
     int max_len = context_len(opened, &o->run);
-    struct engine_options eo = serve_engine_options(o, opened);
+    struct engine_options eo = serve_engine_options(o, &opened->model->config, opened);
     const json_t *type = js_get(js_get(opened->json, "quantization"), "type");
     *m = (struct served_model){ .model = opened->model, .tokenizer = opened->tokenizer, .json = opened->json, .max_len = max_len,
                                 .quantization = json_string_value(type), .file_bytes = opened->model->weight_bytes, .handle = opened };
@@ -115,6 +115,27 @@ static int load_models(const struct serve_options *o, struct server *s, struct e
     return 0;
 }
 
+static int plan_model(const struct serve_options *o, const char *name)
+{
+    struct opened_model m;
+    struct unopened u;
+    struct engine_options eo;
+    struct err e;
+    int rc = unopened_find(&u, prog, name, &o->run, &e);
+    if (rc == 1) {
+        eo = serve_engine_options(o, &u.config, NULL);
+        rc = preflight_plan_unopened(prog, &u, &o->run, &eo, 0);
+        unopened_release(&u);
+        return rc;
+    }
+    if (rc < 0 || open_model(prog, name, &o->run, &m, &e) != 0)
+        return cli_fail(prog, &e);
+    eo = serve_engine_options(o, &m.model->config, &m);
+    rc = preflight_plan(prog, &m, &o->run, &eo, 0);
+    close_model(&m);
+    return rc;
+}
+
 /* --plan: each model in turn; nothing is served. */
 static int plan_models(const struct serve_options *o)
 {
@@ -123,14 +144,8 @@ static int plan_models(const struct serve_options *o)
     if (n == 0)
         return cli_wrong(prog, "--plan: which MODEL?");
     for (int i = 0; i < n; i++) {
-        struct opened_model m;
-        struct err e;
-        if (open_model(prog, models[i], &o->run, &m, &e) != 0)
-            return cli_fail(prog, &e);
-        struct engine_options eo = serve_engine_options(o, &m);
-        const int one = preflight_plan(prog, &m, &o->run, &eo, 0);
+        const int one = plan_model(o, models[i]);
         rc = one > rc ? one : rc;
-        close_model(&m);
     }
     return rc;
 }

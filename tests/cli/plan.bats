@@ -125,6 +125,33 @@ J
   done
 }
 
+@test "--plan of a folder and a GGUF file: as what they would become, nothing is converted" {
+  export XDG_CACHE_HOME=$T/cache
+  zse-chat models/tiny -q nl4 --plan --json >"$T/j"
+  zse-chat "$Z" --plan --json >"$T/made"
+  jq -se '.[0] as $a | .[1] as $b | [$a, $b | .weight_bytes, .kv_bytes, .workspace_bytes, .quantization] | .[:4] == .[4:]' "$T/j" "$T/made"
+  zse-serve models/tiny --plan | grep -q ', keep, on cpu'
+  ZSE_QUANTIZATION=int8 zse-chat models/tiny --plan | grep -q ', int8, on cpu'
+  [ ! -e "$T/cache" ]
+  run --separate-stderr zse-chat models/tiny --plan --ctx 1000000
+  [ "$status" = 1 ] && [ -z "$output" ] && [[ "$stderr" == *"--ctx 1000000: models/tiny was made for at most 2048 tokens"* ]]
+  local gguf=../shared/oracles/models/gguf/Q4_0.gguf
+  [ -f $gguf ] || skip "$gguf is not here"
+  zse-chat $gguf --plan --json | jq -e '.quantization == "keep" and .fits and .weight_bytes > 0'
+  zse-convert $gguf --plan --json | jq -e '.supported and (.types | length) == 3'
+  [ ! -e "$T/cache" ]
+}
+
+@test "--plan of a mixture of experts: more room for a step, and the weights that it keeps where not all fit" {
+  local config=$T/config.json
+  echo '{"model_type":"qwen3_moe","num_hidden_layers":2,"hidden_size":256,"intermediate_size":512,"num_attention_heads":4,"num_key_value_heads":4,"head_dim":64,"vocab_size":512,
+    "max_position_embeddings":512,"rope_theta":1e4,"rms_norm_eps":1e-6,"num_experts":32,"num_experts_per_tok":4,"moe_intermediate_size":512,"norm_topk_prob":true,"hidden_act":"silu"}' >"$config"
+  zse-convert "$config" --plan --json | jq -e '.supported and .exact and .types[0].bytes - .types[0].weight_bytes == 512 * 2 * 2 * 4 * 64 * 2 + (34 * 1048576) + 512 * 8'
+  # 46.6e9 weights in 4 bits: a 64th of them is more than 256 MB, which is the most
+  zse-info models info Mixtral-8x7B --json >"$T/j"
+  jq -e --argjson kv $((4096 * 32 * 2 * 8 * 128 * 2)) '.vram.bf16 - $kv - (264 * 1048576) - 32000 * 8 > .parameters * 1.99 and .vram.bf16 - $kv - (264 * 1048576) - 32000 * 8 < .parameters * 2.01' "$T/j"
+}
+
 @test "--mode chooses the type: convert, chat, bench" {
   export XDG_CACHE_HOME=$T
   run --separate-stderr zse-convert models/tiny --mode balanced -n --json

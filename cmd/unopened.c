@@ -1,0 +1,84 @@
+#include "cmd/unopened.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "cmd/cli.h"
+#include "cmd/hub.h"
+#include "libcommon/base/json.h"
+#include "libcommon/import/source.h"
+
+/* The type that a source without one is kept as; NULL with *e. */
+static const char *kept_type(const char *name, const json_t *config, struct err *e)
+{
+    const char *dtype = json_string_value(js_get(config, "dtype"));
+    if (js_get(config, "quantization_config") || js_get(config, "compression_config")) {
+        err_set(e, ERR_UNSUPPORTED, "%s: is quantized: what it takes is known when it is here (zse-info models fetch), or with -q TYPE", name);
+        return NULL;
+    }
+    return !dtype || strcmp(dtype, "bfloat16") == 0 ? "bf16" : strcmp(dtype, "float16") == 0 ? "f16" : strcmp(dtype, "float32") == 0 ? "f32" : "bf16";
+}
+
+/* A folder or file: its own tensors. */
+static int find_here(struct unopened *u, const char *prog, const char *path, const struct run_options *r, struct err *e)
+{
+    struct source *s;
+    if (!(u->type = open_model_type(prog, path, r, u->name, e)) || !(s = source_open(path, e)))
+        return -1;
+    int rc = !s->config || !s->n_tensors ? err_set(e, ERR_UNSUPPORTED, "%s has no weights, expected a .zse, a GGUF file or a Hugging Face folder", path)
+                                         : config_parse(&u->config, s->config, e);
+    source_close(s);
+    if (rc != 0)
+        return -1;
+    return planned_of(&u->planned, &u->config, e) == 0 && planned_source(&u->planned, path, u->type, &u->w, e) == 0 ? 1 : -1;
+}
+
+/* On the hub: its configuration alone. */
+static int find_there(struct unopened *u, const struct hub_name *name, const struct run_options *r, struct err *e)
+{
+    int exact;
+    json_t *raw = hub_config(name, e), *config = raw ? config_normalize(raw, e) : NULL;
+    int rc = config ? config_parse(&u->config, config, e) : -1;
+    if (rc == 0 && r->mode.given)
+        rc = err_set(e, ERR_UNSUPPORTED, "%s: --mode with --plan needs the model here; zse-convert %s --plan compares types from its configuration", u->name, u->name);
+    if (rc == 0 && (u->type = open_model_given_type(r)) && strcmp(u->type, "keep") == 0)
+        u->type = NULL;
+    if (rc == 0 && !u->type && !(u->type = kept_type(u->name, config, e)))
+        rc = -1;
+    if (rc == 0)
+        rc = planned_of(&u->planned, &u->config, e);
+    if (rc == 0)
+        rc = planned_weights(&u->planned, u->name, config, u->type, &u->w, &exact, e);
+    json_decref(config);
+    json_decref(raw);
+    return rc == 0 ? 1 : -1;
+}
+
+int unopened_find(struct unopened *u, const char *prog, const char *path, const struct run_options *r, struct err *e)
+{
+    struct hub_name name;
+    char *found;
+    *u = (struct unopened){ 0 };
+    u->name = path ? path : getenv("ZSE_MODEL");
+    if (r->gpu || !u->name || !*u->name)
+        return 0;
+    int rc = hub_is_name(u->name, &name, &found, e);
+    if (rc == 1 && !(found = hub_cached(&name)))
+        rc = find_there(u, &name, r, e);
+    else if (rc >= 0) {
+        const enum source_kind kind = source_detect(found, e);
+        rc = kind == SOURCE_NONE ? -1 : kind == SOURCE_ZSE ? 0 : find_here(u, prog, found, r, e);
+    }
+    free(found);
+    if (rc == 1 && r->ctx && u->config.max_len > 0 && r->ctx > u->config.max_len)
+        rc = err_set(e, ERR_LIMIT, "--ctx %d: %s was made for at most %d tokens", r->ctx, u->name, u->config.max_len);
+    if (rc != 1)
+        unopened_release(u);
+    return rc;
+}
+
+void unopened_release(struct unopened *u)
+{
+    planned_close(&u->planned);
+    config_release(&u->config);
+}
