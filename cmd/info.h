@@ -21,10 +21,11 @@ struct info {
 int info_open(struct info *i, const char *path, struct err *e);
 void info_close(struct info *i);
 
-/* All there is to say, as one JSON object (keys: zse-info(1)).  layer >= 0 leaves only that layer's tensors and group.  New reference. */
-json_t *info_describe(const struct info *i, int layer);
-
 enum { INFO_TENSORS = 1, INFO_LAYERS = 2, INFO_MEMORY = 4, INFO_LAYOUT = 8 };
+/* All there is to say, as one JSON object (keys: zse-info(1)), with the lists of tensors and of layers if `lists` asks for them: of a model with many experts
+ * they are thousands of lines.  layer >= 0 leaves only that layer's.  New reference. */
+json_t *info_describe(const struct info *i, int layer, unsigned lists);
+
 /* What info_describe said, for people; no parts: an overview. */
 void info_print(const json_t *d, unsigned parts);
 

@@ -51,16 +51,27 @@ static int has(const char *name, const char *const *parts)
     return 0;
 }
 
+/* "layers.3.experts.17...": most of the tensors there are, where there are experts. */
+static int is_our_expert(const char *name)
+{
+    if (strncmp(name, "layers.", 7) != 0)
+        return 0;
+    name += 7 + strspn(name + 7, "0123456789");
+    return strncmp(name, ".experts.", 9) == 0;
+}
+
 /* What a tensor is for, from its name in any of the three worlds. */
 static const char *role_of(const char *name)
 {
     static const char *const norm[] = { "norm", "ln_", "layernorm", "layer_norm", NULL };
     static const char *const embed[] = { "embed", "token_embd", "position_embd", "wte", "wpe", NULL };
-    static const char *const attention[] = { "attn", "attention", "q_proj", "k_proj", "v_proj", "o_proj", "qkv", "query_key_value", "in_proj", "in_ba_proj", "mixer.", "mamba.",
+    static const char *const attention[] = { "attn", "attention", "q_proj", "k_proj", "v_proj", "o_proj", "qkv", "query_key_value", "in_proj", "in_ba_proj", "in_z_proj", "ssm_", "shortconv.", "mixer.", "mamba.",
                                              NULL };
     static const char *const experts[] = { "experts.", "block_sparse_moe.", "_exps", NULL }, *const routers[] = { "router", ".gate.weight", "ffn_gate_inp", NULL };
     static const char *const mlp[] = { "mlp", "ffn", "gate_proj", "up_proj", "down_proj", "gate_up_proj", "fc1", "fc2", "fc_in", "fc_out", NULL };
     size_t n = strlen(name);
+    if (is_our_expert(name))
+        return "experts";
     if (strncmp(name, "lm_head", 7) == 0 || strcmp(name, "output.weight") == 0 || strncmp(name, "head.", 5) == 0 || strncmp(name, "embed_out", 9) == 0)
         return "lm_head";
     if (has(name, norm))
@@ -147,37 +158,32 @@ static json_t *all_tensors(const struct info *i)
 }
 
 static int64_t int_of(const json_t *o, const char *key) { return json_integer_value(json_object_get(o, key)); }
-static const char *string_of(const json_t *o, const char *key) { return json_string_value(json_object_get(o, key)); }
-
-static int64_t elements(const json_t *tensor)
+/* Groups as they lie in a .zse. */
+static json_t *zse_groups(const struct info *i)
 {
-    const json_t *shape = json_object_get(tensor, "shape");
-    int64_t n = 1;
-    for (size_t i = 0; i < json_array_size(shape); i++)
-        n *= json_integer_value(json_array_get(shape, i));
-    return n;
+    json_t *a = json_array();
+    int n = 0;
+    for (int g = 0; g < zfile_n_groups(i->z); g++) {
+        const struct zfile_group *z = zfile_group(i->z, g);
+        json_t *names = json_array();
+        for (; n < zfile_n_tensors(i->z) && zfile_tensor(i->z, n)->group == g; n++)
+            json_array_append_new(names, json_string(zfile_tensor(i->z, n)->name));
+        json_array_append_new(a, json_pack("{s:s, s:i, s:I, s:I, s:o}", "kind", z->kind, "layer_idx", z->layer, "offset", (json_int_t)z->offset,
+                                           "size_bytes", (json_int_t)z->size, "tensor_names", names));
+    }
+    return a;
 }
 
-/* Groups as they lie in a .zse; of other files, the tensors that name the same layer. */
-static json_t *all_groups(const struct info *i, const json_t *tensors)
+/* Of other files, the tensors that name the same layer. */
+static json_t *source_groups(const struct info *i)
 {
-    json_t *a = json_array(), *t;
-    size_t k;
-    if (i->z)
-        for (int g = 0; g < zfile_n_groups(i->z); g++) {
-            const struct zfile_group *z = zfile_group(i->z, g);
-            json_t *names = json_array();
-            for (int n = 0; n < zfile_n_tensors(i->z); n++)
-                if (zfile_tensor(i->z, n)->group == g)
-                    json_array_append_new(names, json_string(zfile_tensor(i->z, n)->name));
-            json_array_append_new(a, json_pack("{s:s, s:i, s:I, s:I, s:o}", "kind", z->kind, "layer_idx", z->layer, "offset", (json_int_t)z->offset,
-                                               "size_bytes", (json_int_t)z->size, "tensor_names", names));
-        }
-    json_array_foreach((json_t *)tensors, k, t) {
-        int layer = (int)int_of(t, "layer");
+    json_t *a = json_array();
+    for (int k = 0; k < i->s->n_tensors; k++) {
+        const struct source_tensor *t = &i->s->tensors[k];
+        const int layer = layer_of(t->name);
         json_t *g = NULL, *other;
         size_t n;
-        if (i->z || layer < 0)
+        if (layer < 0)
             continue;
         json_array_foreach(a, n, other)
             if (int_of(other, "layer_idx") == layer)
@@ -186,24 +192,39 @@ static json_t *all_groups(const struct info *i, const json_t *tensors)
             g = json_pack("{s:s, s:i, s:I, s:[]}", "kind", "layer", "layer_idx", layer, "size_bytes", (json_int_t)0, "tensor_names");
             json_array_append_new(a, g);
         }
-        json_object_set_new(g, "size_bytes", json_integer(int_of(g, "size_bytes") + int_of(t, "size_bytes")));
-        json_array_append(json_object_get(g, "tensor_names"), json_object_get(t, "name"));
+        json_object_set_new(g, "size_bytes", json_integer(int_of(g, "size_bytes") + (json_int_t)t->size));
+        json_array_append_new(json_object_get(g, "tensor_names"), json_string(t->name));
     }
     return a;
 }
 
 /* ---- memory ---- */
 
-static void add_to(json_t *table, const char *key, const json_t *tensor)
+/* Sums by number format or by role, in the order in which they occur. */
+enum { SUMS = 64 };
+struct sums { int n; struct { const char *key; int64_t tensors, parameters, bytes; } row[SUMS]; };
+
+static void add_to(struct sums *s, const char *key, int64_t parameters, uint64_t bytes)
 {
-    json_t *row = json_object_get(table, key);
-    if (!row) {
-        row = json_pack("{s:i, s:i, s:i}", "tensors", 0, "parameters", 0, "bytes", 0);
-        json_object_set_new(table, key, row);
-    }
-    json_object_set_new(row, "tensors", json_integer(int_of(row, "tensors") + 1));
-    json_object_set_new(row, "parameters", json_integer(int_of(row, "parameters") + elements(tensor)));
-    json_object_set_new(row, "bytes", json_integer(int_of(row, "bytes") + int_of(tensor, "size_bytes")));
+    int k = 0;
+    while (k < s->n && strcmp(s->row[k].key, key) != 0)
+        k++;
+    if (k == SUMS)
+        return;
+    s->n += k == s->n;
+    s->row[k].key = key;
+    s->row[k].tensors++;
+    s->row[k].parameters += parameters;
+    s->row[k].bytes += (int64_t)bytes;
+}
+
+static json_t *sums_json(const struct sums *s)
+{
+    json_t *j = json_object();
+    for (int k = 0; k < s->n; k++)
+        json_object_set_new(j, s->row[k].key, json_pack("{s:I, s:I, s:I}", "tensors", (json_int_t)s->row[k].tensors, "parameters", (json_int_t)s->row[k].parameters,
+                                                        "bytes", (json_int_t)s->row[k].bytes));
+    return j;
 }
 
 static uint64_t kv_bytes(const struct config *c, enum kv_type type)
@@ -227,18 +248,26 @@ static uint64_t file_bytes(const struct info *i)
     return n;
 }
 
-static json_t *memory(const struct info *i, const json_t *tensors)
+/* Also how many weights there are. */
+static json_t *memory(const struct info *i, int64_t *parameters)
 {
-    json_t *types = json_object(), *roles = json_object(), *t;
+    struct sums types = { 0 }, roles = { 0 };
     uint64_t weights = 0, total = file_bytes(i);
-    size_t k;
-    json_array_foreach((json_t *)tensors, k, t) {
-        add_to(types, string_of(t, "type"), t);
-        add_to(roles, string_of(t, "role"), t);
-        weights += (uint64_t)int_of(t, "size_bytes");
+    *parameters = 0;
+    for (int k = 0; k < n_tensors(i); k++) {
+        const struct zfile_tensor *z = i->z ? zfile_tensor(i->z, k) : NULL;
+        const struct source_tensor *t = i->z ? NULL : &i->s->tensors[k];
+        const uint64_t bytes = z ? z->m.size : t->size;
+        int64_t n = 1;
+        for (int d = 0; d < (z ? z->n_dims : t->n_dims); d++)
+            n *= z ? z->dim[d] : t->dim[d];
+        add_to(&types, z ? qtype_info(z->m.type)->name : ggml_type_info(t->type)->name, n, bytes);
+        add_to(&roles, role_of(z ? z->name : t->name), n, bytes);
+        weights += bytes;
+        *parameters += n;
     }
     json_t *m = json_pack("{s:I, s:I, s:I, s:o, s:o}", "file_bytes", (json_int_t)total, "weights_bytes", (json_int_t)weights, "other_bytes",
-                          (json_int_t)(total - weights), "by_type", types, "by_role", roles);
+                          (json_int_t)(total - weights), "by_type", sums_json(&types), "by_role", sums_json(&roles));
     if (i->runs) {
         uint64_t f16 = kv_bytes(&i->c, KV_F16);
         json_t *kv = json_object();
@@ -426,11 +455,11 @@ static json_t *only_layer(json_t *array, const char *key, int layer)
     return out;
 }
 
-json_t *info_describe(const struct info *i, int layer)
+json_t *info_describe(const struct info *i, int layer, unsigned lists)
 {
     static const char *const kinds[] = { [SOURCE_ZSE] = "zse", [SOURCE_GGUF] = "gguf", [SOURCE_FOLDER] = "folder", [SOURCE_CONFIG] = "config",
                                          [SOURCE_TOKENIZER] = "tokenizer" };
-    json_t *d = json_pack("{s:s, s:s}", "file", i->path, "kind", kinds[i->kind]), *tensors = all_tensors(i), *types = json_array(), *t;
+    json_t *d = json_pack("{s:s, s:s}", "file", i->path, "kind", kinds[i->kind]), *types = json_array(), *t;
     if (!d)                                         /* a path that is not UTF-8 */
         d = json_pack("{s:n, s:s}", "file", "kind", kinds[i->kind]);
     add_model(i, d);
@@ -440,14 +469,11 @@ json_t *info_describe(const struct info *i, int layer)
         add_gguf(i, d);
     else
         add_folder(i, d);
-    json_t *published = original_config(i), *m = memory(i, tensors), *groups = all_groups(i, tensors);
+    int64_t parameters;
+    json_t *published = original_config(i), *m = memory(i, &parameters);
     if (published)
         json_object_set_new(d, "hf_config_json", published);
-    int64_t parameters = 0;
-    size_t k;
-    json_array_foreach(tensors, k, t)
-        parameters += elements(t);
-    if (!json_array_size(tensors) && i->runs)
+    if (!n_tensors(i) && i->runs)
         parameters = parameters_of_config(&i->c);
     const char *type;
     json_object_foreach(json_object_get(m, "by_type"), type, t)
@@ -455,7 +481,13 @@ json_t *info_describe(const struct info *i, int layer)
     json_object_set_new(d, "parameters", json_integer(parameters));
     json_object_set_new(d, "quant_types", types);
     json_object_set_new(d, "memory", m);
-    json_object_set_new(d, "layer_groups", layer >= 0 ? only_layer(groups, "layer_idx", layer) : groups);
-    json_object_set_new(d, "tensors", layer >= 0 ? only_layer(tensors, "layer", layer) : tensors);
+    if (lists & INFO_LAYERS) {
+        json_t *groups = i->z ? zse_groups(i) : source_groups(i);
+        json_object_set_new(d, "layer_groups", layer >= 0 ? only_layer(groups, "layer_idx", layer) : groups);
+    }
+    if (lists & INFO_TENSORS) {
+        json_t *tensors = all_tensors(i);
+        json_object_set_new(d, "tensors", layer >= 0 ? only_layer(tensors, "layer", layer) : tensors);
+    }
     return d;
 }

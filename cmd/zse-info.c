@@ -142,8 +142,8 @@ static int run(const struct options *o, const struct info *i, struct err *e)
         return run_extract(o, i, e);
     if (o->verify)
         return run_verify(o, i, e);
-    json_t *d = info_describe(i, o->layer), *n = json_object_get(d, "num_hidden_layers");
-    unsigned lists = INFO_TENSORS | INFO_LAYERS | INFO_LAYOUT;
+    const unsigned lists = INFO_TENSORS | INFO_LAYERS | INFO_LAYOUT, parts = o->layer >= 0 && !(o->parts & lists) ? o->parts | INFO_TENSORS : o->parts;
+    json_t *d = info_describe(i, o->layer, o->json ? lists : parts & INFO_LAYOUT ? parts | INFO_TENSORS : parts), *n = json_object_get(d, "num_hidden_layers");
     int r = 0;
     if (!d)
         r = err_nomem(e, o->model);
@@ -152,7 +152,7 @@ static int run(const struct options *o, const struct info *i, struct err *e)
     else if (o->json)
         cli_json(d);
     else
-        info_print(d, o->layer >= 0 && !(o->parts & lists) ? o->parts | INFO_TENSORS : o->parts);
+        info_print(d, parts);
     json_decref(d);
     return r;
 }

@@ -1,5 +1,7 @@
 #include "libcommon/base/utf8.h"
 
+#include <string.h>
+
 int32_t utf8_decode(const char *s, size_t size, int *n)
 {
     static const uint32_t least[] = { 0, 0, 0x80, 0x800, 0x10000 };     /* below: overlong */
@@ -51,15 +53,24 @@ int utf8_encode(uint32_t c, char *out)
     return 4;
 }
 
+/* Eight bytes of ASCII at a time. */
+static size_t skip_ascii(const char *s, size_t i, size_t size)
+{
+    uint64_t eight;
+    for (; size - i >= sizeof eight; i += sizeof eight) {
+        memcpy(&eight, s + i, sizeof eight);
+        if (eight & 0x8080808080808080u)
+            break;
+    }
+    while (i < size && (unsigned char)s[i] < 0x80)
+        i++;
+    return i;
+}
+
 size_t utf8_valid(const char *s, size_t size)
 {
-    size_t i = 0;
-    while (i < size) {
+    for (size_t i = 0; (i = skip_ascii(s, i, size)) < size;) {
         int n;
-        if ((unsigned char)s[i] < 0x80) {
-            i++;
-            continue;
-        }
         if (utf8_decode(s + i, size - i, &n) < 0)
             return i;
         i += (size_t)n;

@@ -1,4 +1,4 @@
-/* zbytes.h - the fixed parts of a .zse file as C structs, shared by reader and writer.  FORMAT.md, sections 1 and 2. */
+/* zbytes.h - the fixed parts of a .zse file as C structs, shared by reader and writer.  FORMAT.md, sections 1, 2 and 3. */
 #ifndef ZSE_FORMAT_ZBYTES_H
 #define ZSE_FORMAT_ZBYTES_H
 
@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 enum {
-    ZSE_MAJOR = 1, ZSE_MINOR = 0, ZSE_PATCH = 0,
+    ZSE_MAJOR = 1, ZSE_MINOR = 1, ZSE_PATCH = 0,
     ZSE_PAGE = 4096,            /* groups begin at multiples of this, and large matrices */
     ZSE_LINE = 64,              /* every tensor begins at a multiple of this, and every section */
     ZSE_LARGE = 1 << 20,        /* a matrix from this size on begins at a page */
@@ -31,13 +31,40 @@ enum { ZSE_REQUIRED = 1,        /* a reader that does not know this section must
        ZSE_GROUP_CRCS = 2 };    /* crc is 0: the groups have checksums of their own */
 
 struct zse_section {
-    char kind[4];               /* "JSON", "WGTS", "TOKB", "ORIG" */
+    char kind[4];               /* "JSON", "TNSR", "WGTS", "TOKB", "ORIG" */
     uint32_t flags;
     uint64_t offset, size;
     uint32_t crc;               /* CRC-32 of the bytes */
     uint32_t zero;
 };
 _Static_assert(sizeof(struct zse_section) == 32, "section");
+
+/* Section TNSR: this, the records, the maps, the strings. */
+struct zse_tensors {
+    uint32_t n_tensors, n_maps;
+    uint32_t n_string_bytes;    /* the first is 0, so that 0 is the empty string, and so is the last */
+    uint32_t zero;
+};
+_Static_assert(sizeof(struct zse_tensors) == 16, "list of tensors");
+
+enum { ZSE_TILED = 1, ZSE_GRID_KEPT = 2, ZSE_TRANSPOSED = 4 };
+
+struct zse_tensor {
+    uint64_t offset, size;
+    uint32_t name, source, source_type;         /* where they begin in the strings; 0: none */
+    uint16_t type;              /* enum qtype */
+    uint8_t n_dims, flags;      /* ZSE_TILED ... */
+    uint32_t dim[2];            /* outermost first; a vector's second is 0 */
+    uint32_t group;
+    uint16_t group_size, act_group;             /* 0 unless tiled */
+    uint32_t source_dim[2];
+    uint32_t pairs;
+    uint32_t map;               /* 1 + index of its map; 0: identity */
+};
+_Static_assert(sizeof(struct zse_tensor) == 64, "tensor");
+
+struct zse_map { int64_t offset, run, stride, first, slice, slice_stride; };    /* zfile.h, struct row_map */
+_Static_assert(sizeof(struct zse_map) == 48, "map of rows");
 
 static inline uint64_t zse_round_up(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
 

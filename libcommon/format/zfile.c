@@ -18,6 +18,7 @@
 #include "libcommon/base/json.h"
 #include "libcommon/base/thread.h"
 #include "libcommon/format/zbytes.h"
+#include "libcommon/format/zlist.h"
 
 struct original { const char *name; uint64_t offset, packed, size; uint32_t crc; };
 
@@ -25,12 +26,11 @@ struct zfile {
     struct map map;
     struct zse_header header;
     struct zse_section sections[ZSE_MAX_SECTIONS];
-    const struct zse_section *json_section, *weights, *tokenizer, *packed;      /* NULL: none */
+    const struct zse_section *json_section, *weights, *tokenizer, *packed, *list;       /* NULL: none */
     json_t *json;
-    int n_groups, n_tensors, n_originals;
+    int n_groups, n_originals;
     struct zfile_group *groups;
-    struct zfile_tensor *tensors;
-    const struct zfile_tensor **by_name;
+    struct zlist tensors;
     struct original *originals;
     pthread_t ahead; int has_ahead;     /* the thread of zfile_open_ahead */
     struct map_guard guard;
@@ -101,9 +101,9 @@ static int read_table(struct zfile *z, struct err *e)
 
 static int remember_section(struct zfile *z, const struct zse_section *s, uint64_t at, struct err *e)
 {
-    static const char kinds[4][4] = { { 'J', 'S', 'O', 'N' }, { 'W', 'G', 'T', 'S' }, { 'T', 'O', 'K', 'B' }, { 'O', 'R', 'I', 'G' } };
-    const struct zse_section **where[4] = { &z->json_section, &z->weights, &z->tokenizer, &z->packed };
-    for (int k = 0; k < 4; k++) {
+    static const char kinds[5][4] = { { 'J', 'S', 'O', 'N' }, { 'W', 'G', 'T', 'S' }, { 'T', 'O', 'K', 'B' }, { 'O', 'R', 'I', 'G' }, { 'T', 'N', 'S', 'R' } };
+    const struct zse_section **where[5] = { &z->json_section, &z->weights, &z->tokenizer, &z->packed, &z->list };
+    for (int k = 0; k < 5; k++) {
         if (memcmp(s->kind, kinds[k], 4) != 0)
             continue;
         if (*where[k])
@@ -222,163 +222,20 @@ static int read_groups(struct zfile *z, struct err *e)
 
 /* ---- tensors ---- */
 
-static int read_dims(const json_t *j, const char *key, int least, int64_t dim[2], int *n, struct err *e)
-{
-    const json_t *a = json_object_get(j, key);
-    *n = (int)json_array_size(a);
-    if (!json_is_array(a) || *n < least || *n > 2)
-        return err_set(e, ERR_FORMAT, "%s: expected an array of %s", key, least == 1 ? "1 or 2 sizes" : "2 sizes");
-    for (int i = 0; i < *n; i++) {
-        const json_t *v = json_array_get(a, (size_t)i);
-        dim[i] = json_integer_value(v);
-        if (!json_is_integer(v) || dim[i] < 1 || dim[i] > INT32_MAX)
-            return err_set(e, ERR_FORMAT, "%s: size %d is not 1 to 2^31 - 1", key, i);
-    }
-    return 0;
-}
-
-/* Every row of ours must be a row of the source. */
-static int check_map(const struct zfile_tensor *t, struct err *e)
-{
-    const struct row_map *m = &t->map;
-    int64_t rows = t->n_dims == 1 ? 1 : t->dim[0], cols = t->n_dims == 1 ? t->dim[0] : t->dim[1];
-    int64_t source_rows = m->transposed ? t->source_cols : t->source_rows, source_cols = m->transposed ? t->source_rows : t->source_cols, last;
-    if (t->n_dims == 1) {                       /* a vector's elements are mapped like rows */
-        rows = cols, cols = 1;
-        source_rows = t->source_rows * t->source_cols, source_cols = 1;
-    }
-    if (m->first < 0 || m->slice < 0 || m->slice_stride < 0 || ((m->first || m->slice) && !m->transposed) || (m->slice && rows % m->slice))
-        return err_set(e, ERR_FORMAT, "block: [%" PRId64 ", %" PRId64 ", %" PRId64 "] is no block of a transposed source", m->first, m->slice, m->slice_stride);
-    if (m->transposed && t->n_dims == 2) {
-        int64_t end;
-        if (__builtin_mul_overflow(m->slice ? rows / m->slice - 1 : 0, m->slice_stride, &end) || __builtin_add_overflow(end, m->first, &end) || end > source_cols - cols)
-            return err_set(e, ERR_FORMAT, "block: [%" PRId64 ", %" PRId64 ", %" PRId64 "] lies outside of a source of %" PRId64 " rows", m->first, m->slice,
-                           m->slice_stride, source_cols);
-        rows = m->slice ? m->slice : rows;
-    }
-    if (m->run == 0 && m->stride == 0 && m->offset == 0)
-        last = rows - 1;
-    else if (m->run < 1 || m->stride < 0 || m->offset < 0 || __builtin_mul_overflow((rows - 1) / m->run, m->stride, &last) ||
-             __builtin_add_overflow(last, m->offset, &last) || __builtin_add_overflow(last, (rows < m->run ? rows : m->run) - 1, &last))
-        return err_set(e, ERR_FORMAT, "rows: [%" PRId64 ", %" PRId64 ", %" PRId64 "] is no map of rows", m->offset, m->run, m->stride);
-    if (m->pairs < 0 || m->pairs % 2 || (m->pairs && rows % m->pairs))
-        return err_set(e, ERR_FORMAT, "pairs: %d does not divide %" PRId64 " rows into heads", m->pairs, rows);
-    if (last >= source_rows || cols > source_cols)
-        return err_set(e, ERR_FORMAT, "source_shape: [%" PRId64 ", %" PRId64 "] has no row %" PRId64 " of %" PRId64 " values", t->source_rows, t->source_cols,
-                       last, cols);
-    return 0;
-}
-
-static int read_map(struct zfile_tensor *t, const json_t *j, struct err *e)
-{
-    const json_t *rows = js_get(j, "rows"), *block = js_get(j, "block");
-    int64_t pairs, dim[2];
-    int n;
-    if (js_string_or(j, "source", NULL, &t->source_name, e) < 0 || js_int_or(j, "pairs", 0, INT32_MAX, 0, &pairs, e) < 0 ||
-        js_bool_or(j, "transposed", 0, &t->map.transposed, e) < 0 || js_string_or(j, "source_type", NULL, &t->source_type, e) < 0 ||
-        js_bool_or(j, "grid_kept", 0, &t->grid_kept, e) < 0)
-        return -1;
-    t->map.pairs = (int)pairs;
-    if (!t->source_name)
-        return 0;
-    if (read_dims(j, "source_shape", 2, dim, &n, e) < 0)
-        return -1;
-    t->source_rows = dim[0];
-    t->source_cols = dim[1];
-    if (rows) {
-        const json_t *v[3] = { json_array_get(rows, 0), json_array_get(rows, 1), json_array_get(rows, 2) };
-        if (json_array_size(rows) != 3 || !json_is_integer(v[0]) || !json_is_integer(v[1]) || !json_is_integer(v[2]))
-            return err_set(e, ERR_FORMAT, "rows: expected [offset, run, stride]");
-        t->map.offset = json_integer_value(v[0]);
-        t->map.run = json_integer_value(v[1]);
-        t->map.stride = json_integer_value(v[2]);
-    }
-    if (block) {
-        const json_t *v[3] = { json_array_get(block, 0), json_array_get(block, 1), json_array_get(block, 2) };
-        if (json_array_size(block) != 3 || !json_is_integer(v[0]) || !json_is_integer(v[1]) || !json_is_integer(v[2]))
-            return err_set(e, ERR_FORMAT, "block: expected [first, slice, stride]");
-        t->map.first = json_integer_value(v[0]);
-        t->map.slice = json_integer_value(v[1]);
-        t->map.slice_stride = json_integer_value(v[2]);
-    }
-    return check_map(t, e);
-}
-
-static int read_type(struct zfile_tensor *t, const json_t *j, struct err *e)
-{
-    const char *name;
-    int64_t group_size, act_group;
-    if (js_string(j, "type", &name, e) < 0 || read_dims(j, "shape", 1, t->dim, &t->n_dims, e) < 0 || js_bool_or(j, "tiled", 0, &t->tiled, e) < 0)
-        return -1;
-    const struct qtype_info *info = qtype_find(name);
-    if (!info)
-        return err_set(e, ERR_UNSUPPORTED, "type: number format '%s' is unknown to this program (version %d.%d.%d)", name, ZSE_MAJOR, ZSE_MINOR, ZSE_PATCH);
-    int64_t rows = t->n_dims == 1 ? 1 : t->dim[0], cols = t->n_dims == 1 ? t->dim[0] : t->dim[1];
-    if (t->tiled) {
-        if (js_int_or(j, "group_size", 1, 1 << 20, 32, &group_size, e) < 0 || js_int_or(j, "act_group", 0, 1 << 20, 0, &act_group, e) < 0)
-            return -1;
-        return mat_init(&t->m, info->type, (int)group_size, (int)act_group, rows, cols, e);
-    }
-    if (!info->is_float)
-        return err_set(e, ERR_FORMAT, "type: %s is not possible in plain rows, expected f32, f16 or bf16", name);
-    t->m.type = info->type;
-    t->m.rows = (int)rows;
-    t->m.cols = (int)cols;
-    if (__builtin_mul_overflow((size_t)rows * (size_t)cols, (size_t)(info->bits / 8), &t->m.size))
-        return err_set(e, ERR_FORMAT, "shape: %" PRId64 " x %" PRId64 " overflows", rows, cols);
-    return 0;
-}
-
-static int read_tensor(struct zfile *z, struct zfile_tensor *t, const json_t *j, const struct zfile_tensor *before, struct err *e)
-{
-    int64_t group, offset, size;
-    if (!json_is_object(j))
-        return err_set(e, ERR_FORMAT, "found %s, expected an object", js_kind(j));
-    if (js_string(j, "name", &t->name, e) < 0)
-        return -1;
-    if (js_int(j, "group", 0, z->n_groups - 1, &group, e) < 0 || js_int(j, "offset", 0, INT64_MAX, &offset, e) < 0 ||
-        js_int(j, "size", 1, INT64_MAX, &size, e) < 0 || read_type(t, j, e) < 0 || read_map(t, j, e) < 0)
-        return err_prefix(e, "tensor %s", t->name);
-    const struct zfile_group *g = &z->groups[group];
-    uint64_t from = before && before->group == group ? before->offset + before->m.size : g->offset;
-    if ((uint64_t)size != t->m.size)
-        return err_set(e, ERR_FORMAT, "tensor %s: size: found %" PRId64 ", type and shape need %zu", t->name, size, t->m.size);
-    if (offset % ZSE_LINE || (uint64_t)offset < from)
-        return err_set(e, ERR_FORMAT, "tensor %s: offset: found %" PRId64 ", expected a multiple of %d from %" PRIu64 " on", t->name, offset, ZSE_LINE, from);
-    if ((uint64_t)offset > g->offset + g->size || (uint64_t)size > g->offset + g->size - (uint64_t)offset)
-        return err_set(e, ERR_FORMAT, "tensor %s: offset %" PRId64 ", size %" PRId64 ": beyond its group, which ends at %" PRIu64, t->name, offset, size,
-                       g->offset + g->size);
-    if (before && before->group > group)
-        return err_set(e, ERR_FORMAT, "tensor %s: group %" PRId64 " after group %d", t->name, group, before->group);
-    t->group = (int)group;
-    t->offset = (uint64_t)offset;
-    t->m.data = z->map.data + offset;
-    return 0;
-}
-
-static int by_name(const void *a, const void *b)
-{
-    return strcmp((*(const struct zfile_tensor *const *)a)->name, (*(const struct zfile_tensor *const *)b)->name);
-}
-
+/* From section TNSR, or from the JSON as files of version 1.0 have them. */
 static int read_tensors(struct zfile *z, struct err *e)
 {
-    const json_t *array;
-    if (open_array(z, "tensors", &array, sizeof *z->tensors, &z->tensors, &z->n_tensors, e) < 0)
-        return -1;
-    for (int i = 0; i < z->n_tensors; i++)
-        if (read_tensor(z, &z->tensors[i], json_array_get(array, (size_t)i), i ? &z->tensors[i - 1] : NULL, e) < 0)
-            return err_prefix(e, "%s: offset %" PRIu64 ": section JSON: tensor %d", z->map.path, z->json_section->offset, i);
-    z->by_name = calloc((size_t)z->n_tensors + 1, sizeof *z->by_name);
-    if (!z->by_name)
-        return err_nomem(e, "tensor names");
-    for (int i = 0; i < z->n_tensors; i++)
-        z->by_name[i] = &z->tensors[i];
-    qsort(z->by_name, (size_t)z->n_tensors, sizeof *z->by_name, by_name);
-    for (int i = 1; i < z->n_tensors; i++)
-        if (strcmp(z->by_name[i - 1]->name, z->by_name[i]->name) == 0)
-            return bad(z, z->json_section->offset, e, "section JSON: tensor %s occurs twice", z->by_name[i]->name);
-    return 0;
+    const struct zse_section *s = z->list;
+    const json_t *array = js_get(z->json, "tensors");
+    const struct zlist_file f = { z->map.data, z->groups, z->n_groups };
+    if (!s)
+        return zlist_from_json(&z->tensors, array, &f, e) == 0 ? 0 : err_prefix(e, "%s: offset %" PRIu64 ": section JSON", z->map.path, z->json_section->offset);
+    if (array)
+        return bad(z, z->json_section->offset, e, "section JSON: tensors: the file has a section TNSR");
+    const uint32_t crc = checksum(z->map.data + s->offset, s->size);
+    if (crc != s->crc)
+        return bad(z, s->offset, e, "section TNSR: checksum: found %08" PRIx32 ", the bytes give %08" PRIx32, s->crc, crc);
+    return zlist_read(&z->tensors, z->map.data + s->offset, s->size, &f, e) == 0 ? 0 : err_prefix(e, "%s: offset %" PRIu64 ": section TNSR", z->map.path, s->offset);
 }
 
 /* ---- originals ---- */
@@ -503,8 +360,7 @@ void zfile_close(struct zfile *z)
     }
     json_decref(z->json);
     free(z->groups);
-    free(z->tensors);
-    free(z->by_name);
+    zlist_release(&z->tensors);
     free(z->originals);
     if (z->guard.remove)
         z->guard.remove(&z->map);
@@ -516,8 +372,8 @@ const char *zfile_path(const struct zfile *z) { return z->map.path; }
 size_t zfile_size(const struct zfile *z) { return z->map.size; }
 const void *zfile_data(const struct zfile *z) { return z->map.data; }
 struct map *zfile_map(struct zfile *z) { return &z->map; }
-int zfile_n_tensors(const struct zfile *z) { return z->n_tensors; }
-const struct zfile_tensor *zfile_tensor(const struct zfile *z, int i) { return &z->tensors[i]; }
+int zfile_n_tensors(const struct zfile *z) { return z->tensors.n; }
+const struct zfile_tensor *zfile_tensor(const struct zfile *z, int i) { return &z->tensors.tensor[i]; }
 int zfile_n_groups(const struct zfile *z) { return z->n_groups; }
 const struct zfile_group *zfile_group(const struct zfile *z, int i) { return &z->groups[i]; }
 const json_t *zfile_json(const struct zfile *z) { return z->json; }
@@ -589,12 +445,7 @@ int zfile_pread_direct(const struct zfile *z, int direct, const void *from, size
     return read_at(z->map.fd, at + whole, inside - whole, (uint8_t *)out + whole);
 }
 
-const struct zfile_tensor *zfile_find(const struct zfile *z, const char *name)
-{
-    struct zfile_tensor key = { .name = name };
-    const struct zfile_tensor *k = &key, **found = bsearch(&k, z->by_name, (size_t)z->n_tensors, sizeof *z->by_name, by_name);
-    return found ? *found : NULL;
-}
+const struct zfile_tensor *zfile_find(const struct zfile *z, const char *name) { return zlist_find(&z->tensors, name); }
 
 const void *zfile_tokenizer(const struct zfile *z, size_t *size)
 {

@@ -1,4 +1,4 @@
-/* zwriter.c - write a .zse file front to back: header (patched at the end), weights, tokenizer, originals, JSON, section table. */
+/* zwriter.c - write a .zse file front to back: header (patched at the end), weights, tokenizer, originals, list of tensors, JSON, section table. */
 #include <assert.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -11,20 +11,21 @@
 
 enum { BUFFER = 1 << 18 };
 
-struct blob { void *data; size_t size; };
+struct blob { void *data; size_t size, room; };
 
 struct zwriter {
     struct atomic_file f;
     uint8_t *buffer;                    /* [BUFFER] bytes not yet written */
     size_t n;
     uint32_t crc;                       /* of the current group or section */
-    json_t *tensors, *groups, *originals;
+    json_t *groups, *originals;
+    struct blob records, maps, strings; /* of section TNSR */
+    uint32_t source;                    /* where the name of the last source is in strings: parts of one follow each other */
     json_t *group;                      /* the current one, borrowed; NULL: none */
     uint64_t group_offset, weights_end;
     uint64_t left;                      /* bytes the current tensor still wants */
     char name[160];                     /* of the current tensor, for messages */
     struct blob tokenizer, packed;      /* packed: the zlib streams of all originals */
-    size_t packed_room;
     struct zse_section sections[8];
     uint32_t n_sections;
 };
@@ -44,6 +45,8 @@ static int flush(struct zwriter *w, struct err *e)
 static int put(struct zwriter *w, const void *data, size_t n, struct err *e)
 {
     const uint8_t *p = data;
+    if (n == 0)
+        return 0;
     for (size_t done = 0; done < n;) {                  /* crc32 takes an unsigned int */
         unsigned piece = n - done > 1u << 30 ? 1u << 30 : (unsigned)(n - done);
         w->crc = (uint32_t)crc32(w->crc, p + done, piece);
@@ -68,7 +71,7 @@ static int pad_to(struct zwriter *w, uint64_t multiple, struct err *e)
 struct zwriter *zwriter_open(const char *path, struct err *e)
 {
     struct zwriter *w = calloc(1, sizeof *w);
-    if (!w || !(w->buffer = malloc(BUFFER)) || !(w->tensors = json_array()) || !(w->groups = json_array()) || !(w->originals = json_array())) {
+    if (!w || !(w->buffer = malloc(BUFFER)) || !(w->groups = json_array()) || !(w->originals = json_array())) {
         err_nomem(e, path);
         goto fail;
     }
@@ -86,12 +89,14 @@ void zwriter_abort(struct zwriter *w)
         return;
     if (w->f.path)
         atomic_abort(&w->f);
-    json_decref(w->tensors);
     json_decref(w->groups);
     json_decref(w->originals);
     free(w->buffer);
     free(w->tokenizer.data);
     free(w->packed.data);
+    free(w->records.data);
+    free(w->maps.data);
+    free(w->strings.data);
     free(w);
 }
 
@@ -129,51 +134,80 @@ int zwriter_group(struct zwriter *w, const char *kind, int layer, struct err *e)
     return 0;
 }
 
-/* What FORMAT.md, section 3 says of one tensor; what is as usual is left out. */
-static json_t *describe(const struct zwriter *w, const struct zfile_tensor *t, uint64_t offset)
+/* n bytes more; where they are, or NULL. */
+static void *append(struct blob *b, const void *data, size_t n)
+{
+    if (b->room - b->size < n) {
+        const size_t room = 2 * b->room + n + 1024;
+        void *grown = realloc(b->data, room);
+        if (!grown)
+            return NULL;
+        b->data = grown;
+        b->room = room;
+    }
+    void *at = (uint8_t *)b->data + b->size;
+    memcpy(at, data, n);
+    b->size += n;
+    return at;
+}
+
+static int add_string(struct blob *strings, const char *s, uint32_t *at, struct err *e)
+{
+    if ((!strings->size && !append(strings, "", 1)) || strings->size + strlen(s) >= UINT32_MAX)
+        return err_nomem(e, "names of tensors");
+    *at = (uint32_t)strings->size;
+    return append(strings, s, strlen(s) + 1) ? 0 : err_nomem(e, "names of tensors");
+}
+
+/* A map that is there already is used again: layers are alike. */
+static int add_map(struct blob *maps, const struct row_map *m, uint32_t *index, struct err *e)
+{
+    const struct zse_map z = { m->offset, m->run, m->stride, m->first, m->slice, m->slice_stride };
+    const size_t n = maps->size / sizeof z;
+    for (size_t i = n, tried = 0; i-- > 0 && tried < 4096; tried++)
+        if (memcmp((const struct zse_map *)maps->data + i, &z, sizeof z) == 0) {
+            *index = (uint32_t)i + 1;
+            return 0;
+        }
+    *index = (uint32_t)n + 1;
+    return append(maps, &z, sizeof z) ? 0 : err_nomem(e, "maps of rows");
+}
+
+/* What FORMAT.md, section 3 says of one tensor. */
+static int describe(struct zwriter *w, const struct zfile_tensor *t, uint64_t offset, struct err *e)
 {
     const struct row_map *m = &t->map;
-    json_t *j = json_pack("{s:s, s:s, s:I, s:I}", "name", t->name, "type", qtype_info(t->m.type)->name, "offset", (json_int_t)offset,
-                          "size", (json_int_t)t->m.size);
-    if (!j)
-        return NULL;
-    json_object_set_new(j, "shape", t->n_dims == 1 ? json_pack("[I]", (json_int_t)t->dim[0])
-                                                   : json_pack("[I,I]", (json_int_t)t->dim[0], (json_int_t)t->dim[1]));
-    json_object_set_new(j, "group", json_integer((json_int_t)json_array_size(w->groups) - 1));
+    struct zse_tensor r = {
+        .offset = offset, .size = t->m.size, .type = (uint16_t)t->m.type, .n_dims = (uint8_t)t->n_dims, .group = (uint32_t)json_array_size(w->groups) - 1,
+        .dim = { (uint32_t)t->dim[0], t->n_dims == 2 ? (uint32_t)t->dim[1] : 0 }, .pairs = (uint32_t)m->pairs,
+        .flags = (uint8_t)((t->tiled ? ZSE_TILED : 0) | (t->grid_kept ? ZSE_GRID_KEPT : 0) | (m->transposed ? ZSE_TRANSPOSED : 0)),
+    };
     if (t->tiled) {
-        json_object_set_new(j, "tiled", json_true());
-        if (!qtype_info(t->m.type)->is_float) {
-            json_object_set_new(j, "group_size", json_integer(t->m.group_size));
-            json_object_set_new(j, "act_group", json_integer(t->m.act_group));
-        }
+        r.group_size = (uint16_t)t->m.group_size;
+        r.act_group = (uint16_t)t->m.act_group;
     }
+    if ((m->offset || m->run || m->first || m->slice) && add_map(&w->maps, m, &r.map, e) < 0)
+        return -1;
+    if (add_string(&w->strings, t->name, &r.name, e) < 0 || (t->source_type && add_string(&w->strings, t->source_type, &r.source_type, e) < 0))
+        return -1;
     if (t->source_name) {
-        json_object_set_new(j, "source", json_string(t->source_name));
-        json_object_set_new(j, "source_shape", json_pack("[I,I]", (json_int_t)t->source_rows, (json_int_t)t->source_cols));
+        r.source_dim[0] = (uint32_t)t->source_rows;
+        r.source_dim[1] = (uint32_t)t->source_cols;
+        if (w->source && strcmp((const char *)w->strings.data + w->source, t->source_name) == 0)
+            r.source = w->source;
+        else if (add_string(&w->strings, t->source_name, &r.source, e) < 0)
+            return -1;
+        w->source = r.source;
     }
-    if (t->source_type) {
-        json_object_set_new(j, "source_type", json_string(t->source_type));
-        json_object_set_new(j, "grid_kept", json_boolean(t->grid_kept));
-    }
-    if (m->offset || m->run)
-        json_object_set_new(j, "rows", json_pack("[I,I,I]", (json_int_t)m->offset, (json_int_t)m->run, (json_int_t)m->stride));
-    if (m->pairs)
-        json_object_set_new(j, "pairs", json_integer(m->pairs));
-    if (m->transposed)
-        json_object_set_new(j, "transposed", json_true());
-    if (m->first || m->slice)
-        json_object_set_new(j, "block", json_pack("[I,I,I]", (json_int_t)m->first, (json_int_t)m->slice, (json_int_t)m->slice_stride));
-    return j;
+    return append(&w->records, &r, sizeof r) ? 0 : err_nomem(e, t->name);
 }
 
 int zwriter_tensor(struct zwriter *w, const struct zfile_tensor *t, struct err *e)
 {
     assert(w->group);
-    if (end_tensor(w, e) < 0 || pad_to(w, t->page || (t->tiled && t->m.size >= ZSE_LARGE) ? ZSE_PAGE : ZSE_LINE, e) < 0)
+    if (end_tensor(w, e) < 0 || pad_to(w, t->page || (t->tiled && t->m.size >= ZSE_LARGE) ? ZSE_PAGE : ZSE_LINE, e) < 0 ||
+        describe(w, t, zwriter_bytes(w), e) < 0)
         return -1;
-    json_t *j = describe(w, t, zwriter_bytes(w));
-    if (!j || json_array_append_new(w->tensors, j) < 0)
-        return err_nomem(e, t->name);
     w->left = t->m.size;
     strncpy(w->name, t->name, sizeof w->name - 1);
     return 0;
@@ -201,20 +235,25 @@ int zwriter_tokenizer(struct zwriter *w, const void *blob, size_t n, struct err 
 int zwriter_original(struct zwriter *w, const char *name, const void *data, size_t n, struct err *e)
 {
     uLongf packed = compressBound((uLong)n);
-    if (w->packed_room - w->packed.size < packed) {
-        void *p = realloc(w->packed.data, w->packed.size + packed);
-        if (!p)
-            return err_nomem(e, name);
-        w->packed.data = p;
-        w->packed_room = w->packed.size + packed;
-    }
-    if (compress2((Bytef *)w->packed.data + w->packed.size, &packed, data, (uLong)n, 9) != Z_OK)
+    Bytef *stream = malloc(packed);
+    const size_t at = w->packed.size;
+    const int done = stream && compress2(stream, &packed, data, (uLong)n, 9) == Z_OK && append(&w->packed, stream, packed);
+    free(stream);
+    if (!done)
         return err_nomem(e, name);
-    json_t *j = json_pack("{s:s, s:I, s:I, s:I, s:I}", "name", name, "at", (json_int_t)w->packed.size, "packed", (json_int_t)packed,
+    json_t *j = json_pack("{s:s, s:I, s:I, s:I, s:I}", "name", name, "at", (json_int_t)at, "packed", (json_int_t)packed,
                           "size", (json_int_t)n, "crc", (json_int_t)crc32_z(0, data, n));
     if (!j || json_array_append_new(w->originals, j) < 0)
         return err_nomem(e, name);
-    w->packed.size += packed;
+    return 0;
+}
+
+static int begin_section(struct zwriter *w, uint64_t *offset, struct err *e)
+{
+    if (pad_to(w, ZSE_LINE, e) < 0)
+        return -1;
+    *offset = zwriter_bytes(w);
+    w->crc = 0;
     return 0;
 }
 
@@ -230,13 +269,22 @@ static void add_section(struct zwriter *w, const char *kind, uint32_t flags, uin
 
 static int put_section(struct zwriter *w, const char *kind, const void *data, size_t n, struct err *e)
 {
-    if (pad_to(w, ZSE_LINE, e) < 0)
-        return -1;
-    uint64_t offset = zwriter_bytes(w);
-    w->crc = 0;
-    if (put(w, data, n, e) < 0)
+    uint64_t offset;
+    if (begin_section(w, &offset, e) < 0 || put(w, data, n, e) < 0)
         return -1;
     add_section(w, kind, ZSE_REQUIRED, offset, n, w->crc);
+    return 0;
+}
+
+static int put_tensors(struct zwriter *w, struct err *e)
+{
+    const struct zse_tensors head = { .n_tensors = (uint32_t)(w->records.size / sizeof(struct zse_tensor)), .n_maps = (uint32_t)(w->maps.size / sizeof(struct zse_map)),
+                                      .n_string_bytes = (uint32_t)w->strings.size };
+    uint64_t offset;
+    if (begin_section(w, &offset, e) < 0 || put(w, &head, sizeof head, e) < 0 || put(w, w->records.data, w->records.size, e) < 0 ||
+        put(w, w->maps.data, w->maps.size, e) < 0 || put(w, w->strings.data, w->strings.size, e) < 0)
+        return -1;
+    add_section(w, "TNSR", ZSE_REQUIRED, offset, zwriter_bytes(w) - offset, w->crc);
     return 0;
 }
 
@@ -244,8 +292,7 @@ static int put_json(struct zwriter *w, const json_t *json, struct err *e)
 {
     json_t *all = json_copy((json_t *)json);
     char *text = NULL;
-    if (all && json_object_set(all, "groups", w->groups) == 0 && json_object_set(all, "tensors", w->tensors) == 0 &&
-        json_object_set(all, "originals", w->originals) == 0)
+    if (all && json_object_set(all, "groups", w->groups) == 0 && json_object_set(all, "originals", w->originals) == 0)
         text = json_dumps(all, JSON_COMPACT);
     json_decref(all);
     if (!text)
@@ -267,7 +314,7 @@ static int finish(struct zwriter *w, const json_t *json, struct err *e)
         return -1;
     if (w->packed.size && put_section(w, "ORIG", w->packed.data, w->packed.size, e) < 0)
         return -1;
-    if (put_json(w, json, e) < 0 || pad_to(w, ZSE_LINE, e) < 0)
+    if (put_tensors(w, e) < 0 || put_json(w, json, e) < 0 || pad_to(w, ZSE_LINE, e) < 0)
         return -1;
     struct zse_header h = { .magic = "ZSE", .major = ZSE_MAJOR, .minor = ZSE_MINOR, .patch = ZSE_PATCH };
     size_t table = w->n_sections * sizeof *w->sections;

@@ -1,7 +1,7 @@
 /* fuzz-zfile.c - .zse files with right checksums and anything else wrong.
  *
- * The first byte chooses: even, the rest is the JSON of a small file whose other sections are good; odd, the rest is a whole file, of which header
- * and table get right checksums and the size is made to fit. */
+ * The first byte chooses by its remainder by 3: 0, the rest is the JSON of a small file of version 1.0 whose other sections are good; 1, the rest is a whole
+ * file, of which header and table get right checksums and the size is made to fit; 2, the rest is section TNSR of a small file. */
 #include "tests/fuzz/fuzz.h"
 
 #include <string.h>
@@ -12,22 +12,33 @@
 
 enum { WEIGHTS = 2 * ZSE_PAGE, ROOM = 1 << 20 };
 
-static size_t wrap_json(uint8_t *b, const uint8_t *json, size_t size)
+static size_t wrap(uint8_t *b, const char *kind, const uint8_t *data, size_t size)
 {
-    struct zse_section s[4] = { { "WGTS", 3, ZSE_PAGE, WEIGHTS, 0, 0 }, { "TOKB", 1, ZSE_PAGE + WEIGHTS, 64, 0, 0 },
-                                { "ORIG", 1, ZSE_PAGE + WEIGHTS + 64, 64, 0, 0 }, { "JSON", 1, ZSE_PAGE + WEIGHTS + 128, 0, 0, 0 } };
-    struct zse_header h = { .magic = "ZSE", .major = ZSE_MAJOR, .n_sections = 4 };
+    static const char json[] = "{\"groups\":[{\"kind\":\"layer\",\"layer\":0,\"offset\":4096,\"size\":4096,\"crc\":0},"
+                               "{\"kind\":\"head\",\"offset\":8192,\"size\":4096,\"crc\":0}]}";
+    struct zse_section s[5] = { { "WGTS", 3, ZSE_PAGE, WEIGHTS, 0, 0 }, { "TOKB", 1, ZSE_PAGE + WEIGHTS, 64, 0, 0 },
+                                { "ORIG", 1, ZSE_PAGE + WEIGHTS + 64, 64, 0, 0 }, { "JSON", 1, ZSE_PAGE + WEIGHTS + 128, 0, 0, 0 }, { "TNSR", 1, 0, 0, 0, 0 } };
+    const int list = strcmp(kind, "TNSR") == 0;
+    struct zse_header h = { .magic = "ZSE", .major = ZSE_MAJOR, .n_sections = list ? 5 : 4 };
+    struct zse_section *last = &s[h.n_sections - 1];
     for (size_t i = 0; i < WEIGHTS + 128; i++)
         b[ZSE_PAGE + i] = (uint8_t)(i * 7);
     uLongf packed = 64;
     compress2(b + s[2].offset, &packed, (const Bytef *)"{}", 2, 9);
-    memcpy(b + s[3].offset, json, size);
-    s[3].size = size;
-    s[3].crc = (uint32_t)crc32_z(0, json, size);
-    h.table_offset = zse_round_up(s[3].offset + size, ZSE_LINE);
-    memcpy(b + h.table_offset, s, sizeof s);
-    h.table_crc = (uint32_t)crc32_z(0, (uint8_t *)s, sizeof s);
-    h.size = h.table_offset + sizeof s;
+    if (list) {
+        memcpy(b + s[3].offset, json, sizeof json - 1);
+        s[3].size = sizeof json - 1;
+        s[3].crc = (uint32_t)crc32_z(0, (const uint8_t *)json, sizeof json - 1);
+        last->offset = zse_round_up(s[3].offset + s[3].size, ZSE_LINE);
+    }
+    memcpy(b + last->offset, data, size);
+    last->size = size;
+    last->crc = (uint32_t)crc32_z(0, data, size);
+    h.table_offset = zse_round_up(last->offset + size, ZSE_LINE);
+    const size_t table = h.n_sections * sizeof *s;
+    memcpy(b + h.table_offset, s, table);
+    h.table_crc = (uint32_t)crc32_z(0, (uint8_t *)s, table);
+    h.size = h.table_offset + table;
     memcpy(b, &h, sizeof h);
     return h.size;
 }
@@ -62,7 +73,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct err e;
     if (size < 1 || size > ROOM / 2)
         return 0;
-    size_t n = data[0] % 2 == 0 ? wrap_json(b, data + 1, size - 1) : repair(b, data + 1, size - 1);
+    size_t n = data[0] % 3 == 1 ? repair(b, data + 1, size - 1) : wrap(b, data[0] % 3 ? "TNSR" : "JSON", data + 1, size - 1);
     if (n >= sizeof h) {
         memcpy(&h, b, sizeof h);
         h.header_crc = (uint32_t)crc32_z(0, (uint8_t *)&h, offsetof(struct zse_header, header_crc));

@@ -101,8 +101,28 @@ def read_row(b, t, row):
     return out[:cols], tile * ((rows + 31) // 32)
 
 
+NUMBERS = {0: "f32", 1: "f16", 2: "bf16", 8: "i8", 9: "i8r", 16: "i4", 17: "i4m", 18: "i4z", 20: "nl4", 21: "nf4", 32: "m2", 33: "m3", 35: "m5", 36: "m6",
+           48: "f8e4m3", 49: "f8e5m2", 50: "mxfp4", 64: "t2", 65: "t3"}
+
+
+def read_tensors(b, at, length):
+    """Section 3: the records of TNSR."""
+    n, m, s, zero = struct.unpack_from("<IIII", b, at)
+    assert zero == 0 and length == 16 + 64 * n + 48 * m + s
+    strings = at + 16 + 64 * n + 48 * m
+    def text(i):
+        return b[strings + i:b.index(0, strings + i)].decode()
+    out = []
+    for i in range(n):
+        offset, size, name, _, _, kind, n_dims, flags, rows, cols, group, group_size, act_group, _, _, _, _ = struct.unpack_from(
+            "<QQIIIHBBIIIHHIIII", b, at + 16 + 64 * i)
+        out.append({"name": text(name), "type": NUMBERS[kind], "shape": [rows, cols][:n_dims], "offset": offset, "size": size, "group": group,
+                    "tiled": bool(flags & 1), "group_size": group_size, "act_group": act_group})
+    return out
+
+
 def read_file(path):
-    """Sections 1 to 3: bytes and JSON, every checksum compared."""
+    """Sections 1 to 3: bytes, JSON and tensors, every checksum compared."""
     with open(path, "rb") as f:
         b = f.read()
     magic, major, _, _, zero, size, table, n, table_crc = struct.unpack_from("<4sBBBBQQII", b, 0)
@@ -119,6 +139,7 @@ def read_file(path):
     j = json.loads(b[at:at + length])
     for g in j["groups"]:
         assert g["offset"] % 4096 == 0 and zlib.crc32(b[g["offset"]:g["offset"] + g["size"]]) == g["crc"]
+    j["tensors"] = read_tensors(b, *sections[b"TNSR"])
     originals = sections[b"ORIG"][0] if b"ORIG" in sections else 0
     for o in j["originals"]:
         text = zlib.decompress(b[originals + o["at"]:originals + o["at"] + o["packed"]])

@@ -1,0 +1,29 @@
+/* zlist.h - the list of tensors of a .zse: section TNSR, or what files of version 1.0 have in their JSON.  FORMAT.md, section 3.
+ *
+ * A file with 128 experts a layer has some 20,000 tensors: records of fixed size are checked at 0.1 us each, where as many JSON objects take 10 and more. */
+#ifndef ZSE_FORMAT_ZLIST_H
+#define ZSE_FORMAT_ZLIST_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <jansson.h>
+
+#include "libcommon/base/err.h"
+#include "libcommon/format/zfile.h"
+
+struct zlist {
+    int n;
+    struct zfile_tensor *tensor;        /* [n]; names are borrowed from the section or the JSON */
+    uint64_t *slot; uint32_t mask;      /* [mask + 1] upper half of the hash of a tensor's name, 1 + its index; 0: nobody */
+    uint64_t seed;                      /* of the hash: no file can make its names collide */
+};
+struct zlist_file { const uint8_t *data; const struct zfile_group *groups; int n_groups; };     /* the mapping; groups are checked */
+
+/* Every place, size, type, map and name is checked.  The error names the tensor. */
+int zlist_read(struct zlist *l, const uint8_t *section, uint64_t size, const struct zlist_file *f, struct err *e);
+int zlist_from_json(struct zlist *l, const json_t *array, const struct zlist_file *f, struct err *e);
+const struct zfile_tensor *zlist_find(const struct zlist *l, const char *name);     /* NULL: none */
+void zlist_release(struct zlist *l);
+
+#endif
