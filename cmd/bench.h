@@ -15,7 +15,7 @@ struct bench_options {
     struct run_options run;
     int prompt, generate, batch, repeats, warmup, json;
     int window, windows;                /* windows 0: all that the text fills */
-    const char *ids, *output;
+    const char *ids, *output, *ref;
     const char *file;                   /* limits */
     const char *peer, *peer_model;      /* coldstart */
     struct bench_list contexts, tokens; /* kv; matmul */
@@ -43,6 +43,10 @@ int bench_matmul(const struct bench_options *o);                                
 int bench_ternary(const struct bench_options *o);                                                       /* bench_ternary.c */
 int bench_coldstart(const struct bench_options *o, const char *model);                                  /* bench_cold.c */
 int bench_serve(const struct bench_options *o, const char *url);                                        /* bench_serve.c */
+int bench_layers(const struct bench_options *o, const char *model);                                     /* bench_layers.c */
+
+/* The token ids of --ids, '1 5 9'; NULL with *e.  Caller frees.  (bench_score.c) */
+int32_t *bench_ids(const char *text, int *n, struct err *e);
 
 /* ---- bench_speed.c, for others ---- */
 struct summary { double median, mean, min, max; };

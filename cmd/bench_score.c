@@ -16,7 +16,7 @@ static const char prog[] = "zse-bench";
 
 /* ---- logits ---- */
 
-static int32_t *parse_ids(const char *text, int *n, struct err *e)
+int32_t *bench_ids(const char *text, int *n, struct err *e)
 {
     int32_t *ids = malloc((strlen(text) / 2 + 1) * sizeof *ids);
     const char *p = text;
@@ -48,7 +48,7 @@ int bench_logits(const struct bench_options *options, const char *model)
     struct err e;
     int n, rc = -1;
     float *logits = NULL;
-    int32_t *ids = parse_ids(o.ids, &n, &e);
+    int32_t *ids = bench_ids(o.ids, &n, &e);
     o.run.exact = 1;
     o.run.kv = KV_F32;
     if (!ids || open_model(prog, model, &o.run, &m, &e) != 0)

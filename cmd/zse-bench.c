@@ -15,7 +15,7 @@ static const char usage[] =
     "usage: zse-bench [OPTIONS] [MODEL]\n"
     "       zse-bench limits|matmul|ternary [OPTIONS]\n"
     "       zse-bench serve [OPTIONS] URL\n"
-    "       zse-bench batch|kv|moe|threads|coldstart|logits [OPTIONS] [MODEL]\n"
+    "       zse-bench batch|kv|moe|threads|coldstart|logits|layers [OPTIONS] [MODEL]\n"
     "       zse-bench perplexity|quality [REFERENCE] MODEL TEXTFILE [OPTIONS]\n"
     "Measure prefill, decode, time to first token and memory; or what the command says.  Speeds come with their share of the machine's limits.\n"
     "MODEL is a .zse, a GGUF file, a Hugging Face folder or org/name on the hub (default where it is alone: $ZSE_MODEL).\n"
@@ -30,6 +30,7 @@ static const char usage[] =
     "  coldstart                  from exec to the first token in fresh processes, page cache warm and dropped, by phases\n"
     "  serve                      load on an OpenAI server: time to first token and between tokens, tokens a second, failures\n"
     "  logits                     the logits after every token of --ids\n"
+    "  layers                     what comes out of each layer against the arrays of --ref, or with -o: make such arrays\n"
     "  perplexity                 how well the model predicts a text\n"
     "  quality                    how far its predictions are from REFERENCE's, which runs with --exact\n"
     "\n"
@@ -57,8 +58,10 @@ static const char usage[] =
     "      --temp T               serve: temperature of the answers (default: 0, always the likeliest token)\n"
     "      --seed N               serve: the same prompts in every run (default: others each time)\n"
     "      --timeout SECONDS      serve: a request that takes longer has failed, 0: none has (default: 600)\n"
-    "      --ids IDS              logits: token ids, '1 5 9'\n"
+    "      --ids IDS              logits, layers -o: token ids, '1 5 9'\n"
     "  -o, --output FILE          logits: float32 little endian [n_tokens, vocab_size], always --exact; '-': standard output\n"
+    "                             layers: a folder for the arrays, always --exact\n"
+    "      --ref DIR              layers: a folder with ids.npy and any of embed.npy, layer.0.npy ..., logits.npy\n"
     "      --window N             perplexity, quality: tokens of a window; logits: of a step (default: 512)\n"
     "      --windows N            perplexity, quality: only the first N windows of the text\n"
     "\n"
@@ -70,7 +73,7 @@ static const char usage[] =
     "perplexity scores tokens 1 .. window-1 of each window; quality compares the distributions at positions window/2 .. window-2.\n";
 
 enum { OPT_JSON = 300, OPT_FILE, OPT_CONTEXTS, OPT_SHAPE, OPT_TOKENS, OPT_PEER, OPT_PEER_MODEL, OPT_IDS, OPT_WINDOW, OPT_WINDOWS,
-       OPT_REQUESTS, OPT_RATE, OPT_SHARED, OPT_BACKGROUND, OPT_API, OPT_SERVED, OPT_KEY, OPT_IGNORE_EOS, OPT_TEMP, OPT_SEED, OPT_TIMEOUT };
+       OPT_REQUESTS, OPT_RATE, OPT_SHARED, OPT_BACKGROUND, OPT_API, OPT_SERVED, OPT_KEY, OPT_IGNORE_EOS, OPT_TEMP, OPT_SEED, OPT_TIMEOUT, OPT_REF };
 static const struct option options[] = {
     { "prompt", required_argument, NULL, 'p' }, { "generate", required_argument, NULL, 'n' }, { "batch", required_argument, NULL, 'b' },
     { "repeats", required_argument, NULL, 'r' }, { "warmup", required_argument, NULL, 'w' }, { "json", no_argument, NULL, OPT_JSON },
@@ -81,16 +84,16 @@ static const struct option options[] = {
     { "requests", required_argument, NULL, OPT_REQUESTS }, { "rate", required_argument, NULL, OPT_RATE }, { "shared", required_argument, NULL, OPT_SHARED },
     { "background", required_argument, NULL, OPT_BACKGROUND }, { "api", required_argument, NULL, OPT_API }, { "model", required_argument, NULL, OPT_SERVED },
     { "key", required_argument, NULL, OPT_KEY }, { "ignore-eos", no_argument, NULL, OPT_IGNORE_EOS }, { "temp", required_argument, NULL, OPT_TEMP }, { "seed", required_argument, NULL, OPT_SEED },
-    { "timeout", required_argument, NULL, OPT_TIMEOUT }, RUN_LONG_OPTIONS, MEMORY_LONG_OPTION,
+    { "timeout", required_argument, NULL, OPT_TIMEOUT }, { "ref", required_argument, NULL, OPT_REF }, RUN_LONG_OPTIONS, MEMORY_LONG_OPTION,
     { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
 };
 
 /* The commands, how many arguments they take, and which options mean something to them. */
-enum command { SPEED, LIMITS, BATCH, KV, MOE, THREADS, MATMUL, TERNARY, COLDSTART, SERVE, LOGITS, PERPLEXITY, QUALITY, N_COMMANDS };
+enum command { SPEED, LIMITS, BATCH, KV, MOE, THREADS, MATMUL, TERNARY, COLDSTART, SERVE, LOGITS, LAYERS, PERPLEXITY, QUALITY, N_COMMANDS };
 static const struct { const char *name; int least, most; const char *letters; } commands[N_COMMANDS] = {
     [SPEED] = { NULL, 0, 1, "pnbrw" }, [LIMITS] = { "limits", 0, 0, "f" }, [BATCH] = { "batch", 0, 1, "pbr" }, [KV] = { "kv", 0, 1, "rc" }, [MOE] = { "moe", 0, 1, "pbr" },
     [THREADS] = { "threads", 0, 1, "pr" }, [MATMUL] = { "matmul", 0, 0, "rst" }, [TERNARY] = { "ternary", 0, 0, "rst" }, [COLDSTART] = { "coldstart", 0, 1, "prPM" },
-    [SERVE] = { "serve", 1, 1, "pnbwS" }, [LOGITS] = { "logits", 1, 1, "ioW" }, [PERPLEXITY] = { "perplexity", 2, 2, "WN" }, [QUALITY] = { "quality", 3, 3, "WN" },
+    [SERVE] = { "serve", 1, 1, "pnbwS" }, [LOGITS] = { "logits", 1, 1, "ioW" }, [LAYERS] = { "layers", 1, 1, "ioR" }, [PERPLEXITY] = { "perplexity", 2, 2, "WN" }, [QUALITY] = { "quality", 3, 3, "WN" },
 };
 /* Options that not every command takes. */
 static const struct { int c; char letter; const char *name; } special[] = {
@@ -99,6 +102,7 @@ static const struct { int c; char letter; const char *name; } special[] = {
     { OPT_PEER_MODEL, 'M', "--peer-model" }, { OPT_IDS, 'i', "--ids" }, { 'o', 'o', "-o" }, { OPT_WINDOW, 'W', "--window" }, { OPT_WINDOWS, 'N', "--windows" },
     { OPT_REQUESTS, 'S', "--requests" }, { OPT_RATE, 'S', "--rate" }, { OPT_SHARED, 'S', "--shared" }, { OPT_BACKGROUND, 'S', "--background" }, { OPT_API, 'S', "--api" },
     { OPT_SERVED, 'S', "--model" }, { OPT_KEY, 'S', "--key" }, { OPT_IGNORE_EOS, 'S', "--ignore-eos" }, { OPT_TEMP, 'S', "--temp" }, { OPT_SEED, 'S', "--seed" }, { OPT_TIMEOUT, 'S', "--timeout" },
+    { OPT_REF, 'R', "--ref" },
 };
 enum { N_SPECIAL = sizeof special / sizeof *special };
 
@@ -182,6 +186,7 @@ static int take(struct bench_options *o, int c, const char *arg)
     case OPT_IGNORE_EOS: o->ignore_eos = 1; return 0;
     case OPT_JSON: o->json = 1; return 0;
     case OPT_FILE: o->file = arg; return 0;
+    case OPT_REF: o->ref = arg; return 0;
     case OPT_PEER: o->peer = arg; return 0;
     case OPT_PEER_MODEL: o->peer_model = arg; return 0;
     case OPT_IDS: o->ids = arg; return 0;
@@ -198,6 +203,15 @@ static int check_logits(const struct bench_options *o)
         return cli_wrong(prog, "-o -: logits are not written to a terminal");
     if (o->run.kv_given && o->run.kv != KV_F32)
         return cli_wrong(prog, "logits: always --exact, which stores keys and values as f32");
+    return 0;
+}
+
+static int check_layers(const struct bench_options *o)
+{
+    if (o->output ? !o->ids || o->ref : o->ids || !o->ref)
+        return cli_wrong(prog, "layers: either --ref DIR, or --ids IDS and -o DIR");
+    if (o->run.kv_given && o->run.kv != KV_F32)
+        return cli_wrong(prog, "layers: keys and values are always f32");
     return 0;
 }
 
@@ -229,7 +243,7 @@ static int run(struct bench_options *o, unsigned given, int n, char **args)
         if (given >> i & 1 && !strchr(commands[c].letters, special[i].letter))
             return cli_wrong(prog, "%s does not belong to %s%s", special[i].name, c == SPEED ? "the measurement of speed" : "zse-bench ", c == SPEED ? "" : commands[c].name);
     const char *model = n ? args[0] : NULL;
-    if (o->run.gpu && (c == LIMITS || c == BATCH || c == KV || c == MOE || c == THREADS || c == MATMUL || c == TERNARY)) {
+    if (o->run.gpu && (c == LIMITS || c == BATCH || c == KV || c == MOE || c == THREADS || c == MATMUL || c == TERNARY || c == LAYERS)) {
         if (o->run.device)
             return cli_wrong(prog, "%s measures the processor: --device has no meaning", commands[c].name);
         o->run.gpu = 0;                 /* a GPU that is there by chance, or named for other programs */
@@ -252,6 +266,7 @@ static int run(struct bench_options *o, unsigned given, int n, char **args)
     case COLDSTART: return bench_coldstart(o, model);
     case SERVE: return (rc = check_serve(o)) ? rc : bench_serve(o, args[0]);
     case LOGITS: return (rc = check_logits(o)) ? rc : bench_logits(o, args[0]);
+    case LAYERS: return (rc = check_layers(o)) ? rc : bench_layers(o, args[0]);
     case PERPLEXITY: return bench_perplexity(o, args[0], args[1]);
     case QUALITY: return bench_quality(o, args[0], args[1], args[2]);
     default: break;

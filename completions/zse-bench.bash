@@ -25,6 +25,7 @@ _zse_bench() {
     --timeout) COMPREPLY=(); return ;;
     --ids) COMPREPLY=(); return ;;
     -o|--output) COMPREPLY=($(compgen -f -- "$cur")); return ;;
+    --ref) COMPREPLY=($(compgen -f -- "$cur")); return ;;
     --window) COMPREPLY=(); return ;;
     --windows) COMPREPLY=(); return ;;
     -q|--quantize) COMPREPLY=($(compgen -W "nl4 int4 int8 nf4 bf16 keep" -- "$cur")); return ;;
@@ -38,9 +39,9 @@ _zse_bench() {
     --max-memory) COMPREPLY=(); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--prompt --generate --batch --repeats --warmup --json --file --contexts --shape --tokens --peer --peer-model --requests --rate --shared --background --api --model --key --ignore-eos --temp --seed --timeout --ids --output --window --windows --quantize --mode --threads --ctx --kv --exact --kernels --device --gpu-layers --strict --force --verbose --max-memory --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--prompt --generate --batch --repeats --warmup --json --file --contexts --shape --tokens --peer --peer-model --requests --rate --shared --background --api --model --key --ignore-eos --temp --seed --timeout --ids --output --ref --window --windows --quantize --mode --threads --ctx --kv --exact --kernels --device --gpu-layers --strict --force --verbose --max-memory --help --version" -- "$cur")) ;;
     *) COMPREPLY=($(compgen -f -- "$cur"))
-       [ "$COMP_CWORD" != 1 ] || COMPREPLY+=($(compgen -W "limits matmul ternary serve batch kv moe threads coldstart logits perplexity quality" -- "$cur"))
+       [ "$COMP_CWORD" != 1 ] || COMPREPLY+=($(compgen -W "limits matmul ternary serve batch kv moe threads coldstart logits layers perplexity quality" -- "$cur"))
        ;;
   esac
 }

@@ -59,6 +59,8 @@ int cpu_layers_experts(struct cpu_layers *l, int index, const struct layer *w, c
                        int (*load)(void *user, int expert, struct err *e), void *user, const struct cpu_tap *tap, struct err *e);
 /* x = embedding rows (and what follows before layer 0) of ids [n_windows * window_len]. Needs embed, pos_embed, embed_norm of m. */
 int cpu_layers_embed(struct cpu_layers *l, const struct model *m, const int32_t *ids, float *x, struct err *e);
+/* The final norm and the head for rows x [n][hidden_size], n at most window_len: logits [n][vocab_size]. */
+int cpu_layers_logits(struct cpu_layers *l, const struct model *m, int exact, const float *x, int n, float *logits, struct err *e);
 struct pool *cpu_layers_pool(struct cpu_layers *l);
 const struct kernels *cpu_layers_kernels(struct cpu_layers *l);
 

@@ -117,5 +117,22 @@ int cpu_layers_embed(struct cpu_layers *l, const struct model *m, const int32_t 
     return 0;
 }
 
+int cpu_layers_logits(struct cpu_layers *l, const struct model *m, int exact, const float *x, int n, float *logits, struct err *e)
+{
+    if (n < 1 || n > l->window_len)
+        return err_set(e, ERR_SHAPE, "%d rows, expected 1 to %d", n, l->window_len);
+    const float **rows = malloc((size_t)n * sizeof *rows);
+    if (!rows)
+        return err_nomem(e, "logits");
+    for (int i = 0; i < n; i++)
+        rows[i] = x + (size_t)i * (size_t)l->c->hidden_size;
+    l->core.exact = exact;
+    const int rc = core_reserve(&l->core, NULL, 0, &m->head, e);
+    if (rc == 0)
+        core_logits(&l->core, m, rows, n, logits);
+    free(rows);
+    return rc;
+}
+
 struct pool *cpu_layers_pool(struct cpu_layers *l) { return l->pool; }
 const struct kernels *cpu_layers_kernels(struct cpu_layers *l) { return l->core.k; }

@@ -395,3 +395,86 @@ END
   [ "$status" = 1 ]
   [[ "$output" == *"llama has no experts"* ]]
 }
+
+@test "layers: a model against itself, against itself rounded, and against numbers made by hand" {
+  t=$BATS_TEST_TMPDIR
+  run --separate-stderr zse-bench layers "$MODEL" --ids '1 5 9 12 40' -o "$t/ref"
+  [ "$status" = 0 ] && [ -z "$output" ] && [ -z "$stderr" ]
+  n=$(zse-info --json "$MODEL" | jq .num_hidden_layers)
+  [ "$(ls "$t/ref" | wc -l)" = $((n + 3)) ]
+  run --separate-stderr zse-bench layers "$MODEL" --ref "$t/ref" --exact --json
+  [ "$status" = 0 ]
+  check 'j["tokens"] == 5 and j["exact"] and j["logits"]["top1_agreement"] == 1 and j["logits"]["largest_difference"] == 0 and j["embed"]["largest"] > 0' <<<"$output"
+  check '[r["layer"] for r in j["layers"]] == list(range(len(j["layers"]))) and all(r["largest_difference"] == 0 and abs(r["cosine"] - 1) < 1e-9 for r in j["layers"])' <<<"$output"
+  # the logits of the reference are those of zse-bench logits
+  zse-bench logits "$MODEL" --ids '1 5 9 12 40' -o "$t/logits" >/dev/null
+  tail -c "$(stat -c %s "$t/logits")" "$t/ref/logits.npy" | cmp - "$t/logits"
+  # fewer bits: worse, the more layers the worse, but each layer alone is better than what it passes on
+  zse-convert models/tiny -q m3 --quality fast -o "$t/m3.zse" >/dev/null
+  run --separate-stderr zse-bench layers "$t/m3.zse" --ref "$t/ref" --json
+  [ "$status" = 0 ]
+  check 'not j["exact"] and 0.5 < j["layers"][-1]["cosine"] < 0.99999 and j["layers"][-1]["alone"]["cosine"] > j["layers"][-1]["cosine"]' <<<"$output"
+  check 'all(r["least_cosine"] <= r["cosine"] + 1e-12 and 0 <= r["least_token"] < 5 and r["largest_difference"] > 0 for r in j["layers"])' <<<"$output"
+  run zse-bench layers "$t/m3.zse" --ref "$t/ref"
+  [ "$status" = 0 ]
+  [[ "$output" == *"layer 0"*"logits"*"% of 5 tokens"* ]]
+}
+
+@test "layers: cosine and difference by hand; arrays that do not fit are refused by name" {
+  command -v python3 >/dev/null || skip "no python3"
+  t=$BATS_TEST_TMPDIR
+  zse-bench layers "$MODEL" --ids '3 7' -o "$t/ref"
+  python3 - "$t/ref" <<'END'
+import math, struct, sys
+d = sys.argv[1]
+def load(name):
+    b = open(f"{d}/{name}.npy", "rb").read()
+    return list(struct.unpack(f"<{(len(b) - 128) // 4}f", b[128:]))
+def save(name, x, shape, order=False, descr="<f4"):
+    head = repr({"descr": descr, "fortran_order": order, "shape": shape}).encode()
+    head += b" " * (-(len(head) + 11) % 64) + b"\n"
+    open(f"{d}/{name}.npy", "wb").write(b"\x93NUMPY\1\0" + struct.pack("<H", len(head)) + head + struct.pack(f"<{len(x)}f", *x))
+x = load("layer.0")
+h = len(x) // 2
+y = [2 * v for v in x[:h]] + [-v for v in x[h:]]        # token 0 twice as long, token 1 the other way round
+y[0] += 1
+save("layer.0", y, (1, 2, h))
+a, b = x[:h], y[:h]
+cos = sum(p * q for p, q in zip(a, b)) / math.sqrt(sum(p * p for p in a) * sum(q * q for q in b))
+open(f"{d}/want", "w").write(f"{(cos - 1) / 2} {max(abs(p - q) for p, q in zip(x, y))}\n")
+for i in list(range(1, 99)):
+    try:
+        load(f"layer.{i}")
+    except OSError:
+        break
+    __import__("os").remove(f"{d}/layer.{i}.npy")
+END
+  read -r cosine difference <"$t/ref/want"
+  run --separate-stderr zse-bench layers "$MODEL" --ref "$t/ref" --exact --json
+  [ "$status" = 0 ]
+  check "len(j['layers']) == 1 and abs(j['layers'][0]['cosine'] - $cosine) < 1e-6 and abs(j['layers'][0]['largest_difference'] - $difference) < 1e-5" <<<"$output"
+  check "abs(j['layers'][0]['least_cosine'] + 1) < 1e-6 and j['layers'][0]['least_token'] == 1 and j['layers'][0]['alone']['cosine'] == j['layers'][0]['cosine']" <<<"$output"
+  refused() { run --separate-stderr zse-bench layers "$MODEL" --ref "$t/ref"; [ "$status" = 1 ] && [ -z "$output" ] && [[ "$stderr" == *"$1"* ]] || { echo "$1: $output $stderr"; return 1; }; }
+  cp "$t/ref/layer.0.npy" "$t/ref/layer.99.npy"
+  refused "layer.99.npy: expected ids, embed, logits, or layer.0 to layer."
+  rm "$t/ref/layer.99.npy"
+  sed -i 's/(1, 2, /(1, 3, /' "$t/ref/layer.0.npy"
+  refused "layer.0.npy: "
+  sed -i "s/(1, 3, /(1, 2, /; s/<f4/<f8/" "$t/ref/layer.0.npy"
+  refused "descr: expected '<f4'"
+  sed -i "s/<f8/<f4/; s/False/True,/" "$t/ref/layer.0.npy"
+  refused "fortran_order: expected False"
+  head -c 100 "$t/ref/embed.npy" >"$t/ref/layer.0.npy"
+  refused "layer.0.npy: offset 8: expected a header"
+  echo text >"$t/ref/layer.0.npy"
+  refused "layer.0.npy: offset 0: expected a .npy file"
+  rm "$t/ref/layer.0.npy" "$t/ref/embed.npy" "$t/ref/logits.npy"
+  refused "has no embed.npy, layer.N.npy or logits.npy"
+  rm "$t/ref/ids.npy"
+  refused "ids.npy: No such file"
+  for wrong in "--ids 1" "--ref x --ids 1" "--ref x --kv i8" "--ref x --window 3"; do
+    # shellcheck disable=SC2086
+    run --separate-stderr zse-bench layers "$MODEL" $wrong
+    [ "$status" = 2 ] || { echo "$wrong: $status"; return 1; }
+  done
+}
