@@ -54,7 +54,7 @@ struct weight_place weight_place(struct model *m, const struct weight_spec *w)
         { "q_a_proj", offsetof(struct layer, q_a), 0 }, { "kv_a_proj", offsetof(struct layer, kv_a), 0 }, { "k_b_proj", offsetof(struct layer, k_b), 0 },
         { "v_b_proj", offsetof(struct layer, v_b), 0 }, { "q_a_norm", offsetof(struct layer, q_a_norm), 1 }, { "kv_norm", offsetof(struct layer, kv_norm), 1 },
         { "router", offsetof(struct layer, router), 0 }, { "shared_router", offsetof(struct layer, shared_router), 0 },
-        { "q_gate_proj", offsetof(struct layer, q_gate), 0 }, { "in_proj", offsetof(struct layer, in), 0 }, { "in_ba_proj", offsetof(struct layer, in_ba), 0 },
+        { "q_gate_proj", offsetof(struct layer, q_gate), 0 }, { "in_proj", offsetof(struct layer, in), 0 }, { "in_ba_proj", offsetof(struct layer, in_ba), 0 }, { "in_z_proj", offsetof(struct layer, in_z), 0 },
         { "gate_norm", offsetof(struct layer, gate_norm), 1 },
     };
     static const struct { const char *name; size_t at; } plain[] = {

@@ -30,7 +30,7 @@ static double sensitivity(const struct config *c, const struct weight_spec *s)
     static const double by_role[N_ROLES] = { [ROLE_Q] = 1, [ROLE_K] = 7, [ROLE_V] = 10, [ROLE_O] = 2, [ROLE_GATE] = 3, [ROLE_UP] = 5, [ROLE_DOWN] = 5,
                                       [ROLE_EMBED] = 5, [ROLE_HEAD] = 5, [ROLE_Q_A] = 1, [ROLE_KV_A] = 10, [ROLE_K_B] = 7, [ROLE_V_B] = 10,
                                               [ROLE_EXPERT_GATE] = 3, [ROLE_EXPERT_UP] = 5, [ROLE_EXPERT_DOWN] = 5,
-                                              [ROLE_Q_GATE] = 1, [ROLE_IN] = 5 };     /* a guess: like up, which it resembles */
+                                              [ROLE_Q_GATE] = 1, [ROLE_IN] = 5, [ROLE_IN_Z] = 3 };     /* a guess: like up, which it resembles */
     const double share = s->expert >= 0 ? (double)c->moe.top_k / c->moe.n_experts : 1;
     return share * by_role[s->role] * (s->layer == 0 || s->layer == 1 ? 2 : 1) * (double)s->rows * (double)s->cols;
 }

@@ -54,7 +54,7 @@ enum convert_part plan_part(const struct weight_spec *s)
 {
     switch (s->role) {
     case ROLE_Q: case ROLE_K: case ROLE_V: case ROLE_O: case ROLE_Q_A: case ROLE_KV_A: case ROLE_K_B: case ROLE_V_B:
-    case ROLE_Q_GATE: case ROLE_IN: case ROLE_IN_BA:    return PART_ATTENTION;
+    case ROLE_Q_GATE: case ROLE_IN: case ROLE_IN_BA: case ROLE_IN_Z: return PART_ATTENTION;
     case ROLE_GATE: case ROLE_UP: case ROLE_DOWN:       return PART_MLP;
     case ROLE_EXPERT_GATE: case ROLE_EXPERT_UP: case ROLE_EXPERT_DOWN: return PART_EXPERTS;
     case ROLE_HEAD:                                     return PART_LM_HEAD;

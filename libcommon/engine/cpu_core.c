@@ -262,7 +262,7 @@ int core_reserve(struct core *k, const struct layer *layers, int n_layers, const
         const struct linear *readers[MAX_SHARED];
         const int n_readers = mlp_readers(k, l, readers);
         if (reserve_slot(k, 0, (const struct linear *[]){ &l->q, &l->k, &l->v, &l->q_gate }, 4, e) < 0 ||
-            reserve_slot(k, 0, (const struct linear *[]){ &l->in, &l->in_ba }, 2, e) < 0 || reserve_slot(k, 0, (const struct linear *[]){ &l->o }, 1, e) < 0 ||
+            reserve_slot(k, 0, (const struct linear *[]){ &l->in, &l->in_ba, &l->in_z }, 3, e) < 0 || reserve_slot(k, 0, (const struct linear *[]){ &l->o }, 1, e) < 0 ||
             reserve_slot(k, 0, (const struct linear *[]){ &l->q_a, &l->q, &l->kv_a }, 3, e) < 0 ||
             reserve_slot(k, mlp, readers, n_readers, e) < 0 || reserve_slot(k, mlp, (const struct linear *[]){ &l->down }, 1, e) < 0 ||
             (l->experts && moe_reserve(k, l, e) < 0) || (l->k_b.w.data && mla_reserve(k, l, e) < 0))

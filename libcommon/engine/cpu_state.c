@@ -24,9 +24,11 @@ struct run { int from, to, n, part; };  /* part: delta net: 0 a query, 1 a key, 
 
 static size_t in_rows(const struct config *c, int layer)
 {
-    int64_t rows, cols;
+    int64_t rows, cols, z = 0;
     config_linear_shape(c, layer, ROLE_IN, &rows, &cols);
-    return (size_t)rows;
+    if (c->mixer[layer] == MIXER_DELTA)
+        config_linear_shape(c, layer, ROLE_IN_Z, &z, &cols);
+    return (size_t)(rows + z);
 }
 
 /* Floats of a token in each buffer: the most of any layer. */
@@ -89,7 +91,8 @@ static struct run run_of(const struct state_job *j, int i)
         return (struct run){ before + to, to, j->channels - to < RUN ? j->channels - to : RUN, 2 };
     }
     const int group = i / 3, part = i % 3, key = r->state_size, values = r->n_heads / r->n_groups * r->head_dim, keys = r->n_groups * key;
-    return (struct run){ group * (2 * key + 2 * values) + part * key, part < 2 ? part * keys + group * key : 2 * keys + group * values, part < 2 ? key : values, part };
+    const int to = part < 2 ? part * keys + group * key : 2 * keys + group * values;
+    return (struct run){ r->z_apart ? to : group * (2 * key + 2 * values) + part * key, to, part < 2 ? key : values, part };
 }
 
 static void add_product(float *restrict out, const float *restrict x, const float *restrict w, int n)
@@ -160,6 +163,9 @@ static void conv_part(void *arg, int i, int thread)
 
 static float softplus(float x) { return x > 20 ? x : log1pf(expf(x)); }
 
+/* Of forgetting: below 0. */
+static float rate_of(const struct state_job *j, int head) { return j->k->c->gguf ? j->l->a_log[head] : -expf(j->l->a_log[head]); }
+
 static void mamba_token(const struct state_job *j, int head, int token, float *state)
 {
     const struct recurrent *r = j->r;
@@ -168,7 +174,7 @@ static void mamba_token(const struct state_job *j, int head, int token, float *s
     float dt = softplus(j->k->state.in[(size_t)token * (size_t)j->n_in + (size_t)(j->width + j->channels + head)] + j->l->dt_bias[head]);
     dt = dt < r->dt_min ? r->dt_min : dt > r->dt_max ? r->dt_max : dt;
     j->k->k->scan_mamba(state, b, c, x + head * r->head_dim, j->k->state.out + (size_t)token * (size_t)j->width + head * r->head_dim, r->state_size, r->head_dim,
-                        expf(-expf(j->l->a_log[head]) * dt), dt, j->l->d[head]);
+                        expf(rate_of(j, head) * dt), dt, j->l->d[head]);
 }
 
 static void delta_token(const struct state_job *j, int head, int token, float *state)
@@ -178,9 +184,10 @@ static void delta_token(const struct state_job *j, int head, int token, float *s
     const float *q = j->k->state.conv + (size_t)token * (size_t)j->channels + group * r->state_size, *k = q + keys;
     const float *v = q - group * r->state_size + 2 * keys + head * r->head_dim;
     const float *ba = j->k->state.ba + (size_t)token * 2 * (size_t)r->n_heads + group * 2 * share;
-    const float *z = j->k->state.in + (size_t)token * (size_t)j->n_in + group * (2 * r->state_size + 2 * share * r->head_dim) + 2 * r->state_size + (share + member) * r->head_dim;
+    const int z_at = r->z_apart ? j->channels + head * r->head_dim : group * (2 * r->state_size + 2 * share * r->head_dim) + 2 * r->state_size + (share + member) * r->head_dim;
+    const float *z = j->k->state.in + (size_t)token * (size_t)j->n_in + z_at;
     float *out = j->k->state.out + (size_t)token * (size_t)j->width + head * r->head_dim;
-    const float decay = expf(-expf(j->l->a_log[head]) * softplus(ba[share + member] + j->l->dt_bias[head])), rate = 1 / (1 + expf(-ba[member]));
+    const float decay = expf(rate_of(j, head) * softplus(ba[share + member] + j->l->dt_bias[head])), rate = 1 / (1 + expf(-ba[member]));
     j->k->k->scan_delta(state, q, k, v, out, r->state_size, r->head_dim, decay, rate);
     j->k->k->rms_norm(out, out, j->l->gate_norm.w, r->head_dim, r->norm_eps, 0);
     j->k->k->act_mul(out, z, out, r->head_dim, ACT_SILU);
@@ -232,12 +239,13 @@ int state_run(struct core *k, const struct step *s, const struct layer *l, int i
     struct state_job j = { k, s, l, &c->recurrent, c->mixer[index], (int)in_rows(c, index), recurrent_channels(c, index), recurrent_width(c, index), 0 };
     struct input in;
     j.n_runs = j.kind == MIXER_DELTA ? 3 * j.r->n_groups : (j.channels + RUN - 1) / RUN;
-    core_input(k, &in, 0, h, c->hidden_size, n, (const struct linear *[]){ &l->in, &l->in_ba }, 2);
+    core_input(k, &in, 0, h, c->hidden_size, n, (const struct linear *[]){ &l->in, &l->in_ba, &l->in_z }, 3);
     if (core_tapped(k, index, ROLE_IN, &in, n))
         return 1;
     core_linear(k, (struct op[]){ { .l = &l->in, .in = &in, .out = k->state.in, .ldo = (size_t)j.n_in, .kind = OP_STORE },
-                                  { .l = &l->in_ba, .in = &in, .out = k->state.ba, .ldo = 2 * (size_t)j.r->n_heads, .kind = OP_STORE } },
-                j.kind == MIXER_DELTA ? 2 : 1, n, core_after(k, index, LOOP_QKV));
+                                  { .l = &l->in_ba, .in = &in, .out = k->state.ba, .ldo = 2 * (size_t)j.r->n_heads, .kind = OP_STORE },
+                                  { .l = &l->in_z, .in = &in, .out = k->state.in + j.channels, .ldo = (size_t)j.n_in, .kind = OP_STORE } },
+                j.kind != MIXER_DELTA ? 1 : j.r->z_apart ? 3 : 2, n, core_after(k, index, LOOP_QKV));
     run_jobs(&j, s->n_items * j.n_runs, (size_t)n * (size_t)j.channels, conv_part);
     *o = k->state.conv;
     *cols = j.width;

@@ -21,6 +21,7 @@ struct translator {
     char arch[64];
     json_t *out;
     int64_t n_layers, hidden, heads, kv_heads, head_dim, n_rot, ff, context;
+    int hybrid;                 /* some numbers are one a layer: 0 where the layer has no such thing */
 };
 
 static const char *full_key(const struct translator *t, const char *key, char *buf, size_t room)
@@ -67,6 +68,35 @@ static int key_int(const struct translator *t, const char *key, int64_t otherwis
                            gguf_array_int(kv, i), i);
     if (*out < 0 || *out > INT32_MAX)
         return err_set(e, ERR_FORMAT, "%s: key %s: %" PRId64 " is out of range", t->g->map.path, k, *out);
+    return 0;
+}
+
+/* Of layer i, where a key may have a number for each. */
+static int64_t key_at(const struct translator *t, const char *key, int64_t i, int64_t otherwise)
+{
+    char k[160];
+    const struct gguf_kv *kv = gguf_find(t->g, full_key(t, key, k, sizeof k));
+    if (!kv || kv->elem == GGUF_STR || kv->n < 1)
+        return otherwise;
+    return kv->type != GGUF_ARR ? gguf_array_int(kv, 0) : (uint64_t)i < kv->n ? gguf_array_int(kv, (uint64_t)i) : otherwise;
+}
+
+/* The most that any layer has; hybrid models only, others have the same number in all layers. */
+static int key_most(const struct translator *t, const char *key, int64_t otherwise, int64_t *out, struct err *e)
+{
+    char k[160];
+    if (!t->hybrid || !has_key(t, key))
+        return key_int(t, key, otherwise, out, e);
+    const struct gguf_kv *kv = gguf_find(t->g, full_key(t, key, k, sizeof k));
+    if (kv->elem == GGUF_STR || kv->n < 1 || (kv->type == GGUF_ARR && kv->n != (uint64_t)t->n_layers))
+        return err_set(e, ERR_FORMAT, "%s: key %s: expected a number, or %" PRId64 " of them", t->g->map.path, k, t->n_layers);
+    *out = 0;
+    for (uint64_t i = 0; i < kv->n; i++) {
+        const int64_t n = gguf_array_int(kv, i);
+        if (n < 0 || n > INT32_MAX)
+            return err_set(e, ERR_FORMAT, "%s: key %s: %" PRId64 " is out of range", t->g->map.path, k, n);
+        *out = n > *out ? n : *out;
+    }
     return 0;
 }
 
@@ -426,8 +456,123 @@ static void add_hunyuan_moe(struct translator *t)
     set_int(t, "num_shared_expert", find_tensor(t, "blk.0.ffn_up_shexp.weight") != NULL);
 }
 
-/* How an architecture spells its sizes. */
-enum words { WORDS_TODAY, WORDS_GPT2, WORDS_OWN };
+/* chunks and temperatures are as the models have them: GGUF has no keys for those */
+static void add_llama4(struct translator *t)
+{
+    add_experts(t);
+    copy_int(t, "expert_feed_forward_length", "intermediate_size");
+    json_object_del(t->out, "moe_intermediate_size");
+    copy_int(t, "feed_forward_length", "intermediate_size_mlp");
+    copy_int(t, "interleave_moe_layer_step", "interleave_moe_layer_step");
+    set_bool(t, "attention_bias", any_attn_bias(t));
+    set_bool(t, "use_qk_norm", key_float(t, "expert_count", 0) != 128);
+}
+
+/* ---- layers with a state ---- */
+
+/* "layer_types" or the like: names of layers with attention, with a state, and (NULL: there are none) with nothing but an MLP. */
+static void set_layer_kinds(struct translator *t, const char *key, const char *attention, const char *state, const char *mlp)
+{
+    json_t *kinds = json_array();
+    for (int64_t i = 0; i < t->n_layers; i++) {
+        const int attends = key_at(t, "attention.head_count_kv", i, 0) > 0, feeds = mlp && key_at(t, "feed_forward_length", i, 0) > 0;
+        json_array_append_new(kinds, json_string(attends ? attention : feeds ? mlp : state));
+    }
+    json_object_set_new(t->out, key, kinds);
+}
+
+static void add_lfm2(struct translator *t)
+{
+    copy_int(t, "shortconv.l_cache", "conv_L_cache");
+    set_bool(t, "block_auto_adjust_ff_dim", 0);
+    set_int(t, "block_ff_dim", t->ff);
+    set_layer_kinds(t, "layer_types", "full_attention", "conv", NULL);
+}
+
+/* Mamba2's sizes under an architecture's names. */
+static void set_mamba(struct translator *t, const char *heads_key, const char *head_dim_key, const char *groups_key, const char *state_key, const char *kernel_key)
+{
+    int64_t inner = 0, heads = 0;
+    key_int(t, "ssm.inner_size", 0, &inner, NULL);
+    key_int(t, "ssm.time_step_rank", 0, &heads, NULL);
+    set_int(t, heads_key, heads);
+    set_int(t, head_dim_key, heads > 0 ? inner / heads : 0);
+    copy_int(t, "ssm.group_count", groups_key);
+    copy_int(t, "ssm.state_size", state_key);
+    copy_int(t, "ssm.conv_kernel", kernel_key);
+}
+
+/* Has any layer a tensor whose name ends so? */
+static int any_layer_has(const struct translator *t, const char *end)
+{
+    const size_t m = strlen(end);
+    for (int i = 0; i < t->g->n_tensors; i++) {
+        const size_t n = strlen(t->g->tensors[i].name);
+        if (n > m && strcmp(t->g->tensors[i].name + n - m, end) == 0)
+            return 1;
+    }
+    return 0;
+}
+
+static void add_mamba2(struct translator *t)
+{
+    set_mamba(t, "num_heads", "head_dim", "n_groups", "state_size", "conv_kernel");
+    set_real(t, "expand", key_float(t, "ssm.inner_size", 0) / (double)t->hidden);
+    set_bool(t, "use_conv_bias", any_layer_has(t, ".ssm_conv1d.bias"));
+    static const char *const none[] = { "num_attention_heads", "num_key_value_heads", "intermediate_size", "max_position_embeddings" };
+    for (size_t i = 0; i < sizeof none / sizeof *none; i++)
+        json_object_del(t->out, none[i]);
+}
+
+static void add_granitehybrid(struct translator *t)
+{
+    int64_t shared = t->ff;
+    add_granite(t);
+    json_object_del(t->out, "mlp_bias");
+    copy_int(t, "expert_used_count", "num_experts_per_tok");
+    if (!(key_float(t, "expert_count", 0) > 0))
+        set_int(t, "num_local_experts", 0);
+    key_int(t, "expert_shared_feed_forward_length", t->ff, &shared, NULL);
+    set_int(t, "shared_intermediate_size", shared);
+    set_mamba(t, "mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv");
+    set_real(t, "mamba_expand", key_float(t, "ssm.inner_size", 0) / (double)t->hidden);
+    set_bool(t, "mamba_conv_bias", any_layer_has(t, ".ssm_conv1d.bias"));
+    set_layer_kinds(t, "layer_types", "attention", "mamba", NULL);
+    const int rotates = key_float(t, "rope.scaling.finetuned", 1) != 0;     /* what granite's files mean by it */
+    set_string(t, "position_embedding_type", rotates ? "rope" : "nope");
+    if (!rotates)
+        json_object_del(t->out, "rope_parameters");
+}
+
+static void add_nemotron_h(struct translator *t)
+{
+    set_mamba(t, "mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel");
+    set_bool(t, "use_conv_bias", any_layer_has(t, ".ssm_conv1d.bias"));
+    set_layer_kinds(t, "layers_block_type", "attention", "mamba", "mlp");
+    biases(t);
+}
+
+static void add_qwen3next(struct translator *t)
+{
+    char k[160];
+    const struct gguf_kv *states = gguf_find(t->g, full_key(t, "attention.recurrent_layers", k, sizeof k));
+    int64_t every = 4;
+    add_experts(t);
+    copy_int(t, "expert_shared_feed_forward_length", "shared_expert_intermediate_size");
+    set_bool(t, "attention_bias", any_attn_bias(t));
+    set_mamba(t, "linear_num_value_heads", "linear_value_head_dim", "linear_num_key_heads", "linear_key_head_dim", "linear_conv_kernel_dim");
+    key_int(t, "full_attention_interval", 4, &every, NULL);
+    json_t *kinds = json_array();
+    for (int64_t i = 0; i < t->n_layers; i++) {
+        const int attends = states && states->type == GGUF_ARR ? !key_at(t, "attention.recurrent_layers", i, 0) : every > 0 && (i + 1) % every == 0;
+        json_array_append_new(kinds, json_string(attends ? "full_attention" : "linear_attention"));
+    }
+    json_object_set_new(t->out, "layer_types", kinds);
+    set_bool(t, "zse_z_apart", any_layer_has(t, ".attn_gate.weight"));
+}
+
+/* How an architecture spells its sizes.  Hybrid: as today, but some are one a layer. */
+enum words { WORDS_TODAY, WORDS_HYBRID, WORDS_GPT2, WORDS_OWN };
 
 static const struct arch {
     const char *gguf, *model_type, *class_name, *eps, *act_key, *act;
@@ -477,6 +622,12 @@ static const struct arch {
     { "hunyuan-moe",   "hunyuan_v1_moe",   "HunYuanMoEV1ForCausalLM",   "rms_norm_eps",       "hidden_act",          "silu",              WORDS_TODAY, 1, add_hunyuan_moe },
     { "minimax-m2",    "minimax_m2",       "MiniMaxM2ForCausalLM",      "rms_norm_eps",       "hidden_act",          "silu",              WORDS_TODAY, 1, add_experts },
     { "gpt-oss",       "gpt_oss",          "GptOssForCausalLM",         "rms_norm_eps",       "hidden_act",          "silu",              WORDS_TODAY, 1, add_gpt_oss },
+    { "llama4",        "llama4_text",      "Llama4ForCausalLM",         "rms_norm_eps",       "hidden_act",          "silu",              WORDS_TODAY, 1, add_llama4 },
+    { "lfm2",          "lfm2",             "Lfm2ForCausalLM",           "rms_norm_eps",       "hidden_act",          "silu",              WORDS_HYBRID, 1, add_lfm2 },
+    { "mamba2",        "mamba2",           "Mamba2ForCausalLM",         "rms_norm_eps",       "hidden_act",          "silu",              WORDS_HYBRID, 0, add_mamba2 },
+    { "granitehybrid", "granitemoehybrid", "GraniteMoeHybridForCausalLM", "rms_norm_eps",     "hidden_act",          "silu",              WORDS_HYBRID, 1, add_granitehybrid },
+    { "nemotron_h",    "nemotron_h",       "NemotronHForCausalLM",      "rms_norm_eps",       "mlp_hidden_act",      "relu2",             WORDS_HYBRID, 0, add_nemotron_h },
+    { "qwen3next",     "qwen3_next",       "Qwen3NextForCausalLM",      "rms_norm_eps",       "hidden_act",          "silu",              WORDS_HYBRID, 1, add_qwen3next },
 };
 
 /* ---- RoPE ---- */
@@ -576,7 +727,7 @@ static void write_sizes(struct translator *t, const struct arch *a)
         set_int(t, "n_layer", t->n_layers);
         set_int(t, "n_inner", t->ff);
         set_int(t, "n_positions", t->context);
-    } else if (a->words == WORDS_TODAY) {
+    } else if (a->words == WORDS_TODAY || a->words == WORDS_HYBRID) {
         set_int(t, "hidden_size", t->hidden);
         set_int(t, "intermediate_size", t->ff);
         set_int(t, "num_hidden_layers", t->n_layers);
@@ -597,15 +748,17 @@ static int read_sizes(struct translator *t, struct err *e)
     if (key_int(t, "block_count", -1, &t->n_layers, e) < 0 || key_int(t, "embedding_length", -1, &t->hidden, e) < 0 ||
         key_int(t, "attention.head_count", -1, &t->heads, e) < 0)
         return -1;
+    if (t->hybrid && t->heads == 0)
+        t->heads = 1;                       /* mamba2 has none */
     if (t->n_layers < 1 || t->hidden < 1 || t->heads < 1)
         return err_set(e, ERR_FORMAT, "%s: keys %s.block_count, embedding_length, attention.head_count: %" PRId64 ", %" PRId64 ", %" PRId64 ", expected at least 1",
                        t->g->map.path, t->arch, t->n_layers, t->hidden, t->heads);
     if (t->n_layers > 65536)
         return err_set(e, ERR_FORMAT, "%s: key %s.block_count: %" PRId64 " layers", t->g->map.path, t->arch, t->n_layers);
     int64_t even = t->hidden / t->heads;
-    if (key_int(t, "attention.head_count_kv", t->heads, &t->kv_heads, e) < 0 || key_int(t, "attention.key_length", even, &t->head_dim, e) < 0 ||
+    if (key_most(t, "attention.head_count_kv", t->heads, &t->kv_heads, e) < 0 || key_int(t, "attention.key_length", even, &t->head_dim, e) < 0 ||
         key_int(t, "attention.value_length", t->head_dim, &value_length, e) < 0 ||
-        key_int(t, "rope.dimension_count", t->head_dim, &t->n_rot, e) < 0 || key_int(t, "feed_forward_length", 4 * t->hidden, &t->ff, e) < 0 ||
+        key_int(t, "rope.dimension_count", t->head_dim, &t->n_rot, e) < 0 || key_most(t, "feed_forward_length", 4 * t->hidden, &t->ff, e) < 0 ||
         key_int(t, "context_length", 2048, &t->context, e) < 0)
         return -1;
     if (value_length != t->head_dim && has_key(t, "attention.key_length") && !has_key(t, "attention.kv_lora_rank"))
@@ -644,6 +797,7 @@ static int translate(struct translator *t, struct err *e)
     static const struct arch unknown = { .eps = "rms_norm_eps", .words = WORDS_TODAY, .rope = 1 };
     set_string(t, "model_type", a ? a->model_type : t->arch);         /* an unknown one is shown, and refused by name when it shall run */
     a = a ? a : &unknown;
+    t->hybrid = a->words == WORDS_HYBRID;
     if (a->class_name)
         json_object_set_new(t->out, "architectures", json_pack("[s]", a->class_name));
     set_bool(t, "zse_gguf", 1);

@@ -36,7 +36,7 @@ struct weight_names {
     const char *expert_gate, *expert_up, *expert_down;
     const char *shared_gate_up;             /* one matrix, gate first; shared_gate and shared_up are then NULL */
     /* layers with a state; conv: and its bias, the others are whole names.  NULL state_o: o */
-    const char *in, *in_ba, *conv, *a_log, *dt_bias, *d, *gate_norm, *state_o;
+    const char *in, *in_ba, *in_z, *conv, *a_log, *dt_bias, *d, *gate_norm, *state_o;
     int q_gated;                            /* rows of q: per head its query, then its gate */
     int qkv_grouped;                        /* rows of qkv: per KV head its query heads, key, value; otherwise all q, all k, all v */
     int conv1d;                             /* matrices of the layers are stored [in, out] */

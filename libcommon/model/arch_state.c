@@ -22,7 +22,8 @@ mamba2_names = { .embed = "embeddings", .final_norm = "norm_f", .head = "lm_head
 granite_names = { .embed = "embed_tokens", .final_norm = "norm", .head = "lm_head", .layer = "layers.", .attn_norm = "input_layernorm",
                   .mlp_norm = "post_attention_layernorm", ATTN, SSM("mamba."), .gate_up = "shared_mlp.input_linear", .down = "shared_mlp.output_linear",
                   .shared_gate_up = "shared_mlp.input_linear", .shared_down = "shared_mlp.output_linear", .router = "block_sparse_moe.router.layer",
-                  .experts_form = EXPERTS_FUSED, .experts = "block_sparse_moe.", .expert_gate = "input_linear", .expert_down = "output_linear" },
+                  .experts_form = EXPERTS_FUSED, .experts = "block_sparse_moe.", .expert_gate = "input_linear", .expert_down = "output_linear",
+                  .gguf_permuted = 1 },
 nemotron_names = { .embed = "embeddings", .final_norm = "norm_f", .head = "lm_head", .layer = "layers.", .attn_norm = "norm", .mlp_norm = "norm",
                    .q = "mixer.q_proj", .k = "mixer.k_proj", .v = "mixer.v_proj", .o = "mixer.o_proj", SSM("mixer."), .up = "mixer.up_proj",
                    .down = "mixer.down_proj" },
@@ -301,14 +302,15 @@ static void more_qwen3_next(struct parse *p, struct config *c)
     c->moe.normalize = parse_bool(p, "norm_topk_prob", 1);
     c->moe.shared_size = (int)parse_int(p, "shared_expert_intermediate_size", 0, MOST_WIDTH, 512);
     c->moe.shared_gate = c->moe.shared_size > 0;
-    c->norm_offset = c->qk_norm_offset = 1;
+    c->norm_offset = c->qk_norm_offset = c->gguf ? 0 : 1;
     c->attn_gate = 1;
     for (int i = 0; i < c->n_layers; i++)
         c->mixer[i] = (i + 1) % every ? MIXER_DELTA : MIXER_ATTENTION;
     kinds_parse(p, c, "layer_types", kinds);
     *r = (struct recurrent){ .conv_kernel = (int)parse_int(p, "linear_conv_kernel_dim", 2, MOST_KERNEL, 4), .n_heads = width(p, "linear_num_value_heads", 32),
                              .head_dim = width(p, "linear_value_head_dim", 128), .n_groups = width(p, "linear_num_key_heads", 16),
-                             .state_size = width(p, "linear_key_head_dim", 128), .norm_eps = c->norm_eps };
+                             .state_size = width(p, "linear_key_head_dim", 128), .norm_eps = c->norm_eps,
+                             .z_apart = parse_bool(p, "zse_z_apart", 0) };
     if (!p->bad && (r->n_heads % r->n_groups || (int64_t)r->n_heads * r->head_dim > MOST_WIDTH || (int64_t)r->n_groups * r->state_size > MOST_WIDTH ||
          (int64_t)r->n_heads * r->head_dim * r->state_size > MOST_STATE))
         parse_fail(p, ERR_SHAPE, "linear_num_value_heads %d of %d, linear_num_key_heads %d of %d: does not fit", r->n_heads, r->head_dim, r->n_groups, r->state_size);

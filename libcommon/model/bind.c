@@ -190,6 +190,7 @@ static int bind_layer(struct binder *b, int i, struct layer *l)
         { attends && c->attn_gate ? "q_gate_proj" : NULL, ROLE_Q_GATE, BIAS_Q, &l->q_gate },
         { attends ? "k_proj" : NULL, ROLE_K, BIAS_K, &l->k }, { attends ? "v_proj" : NULL, ROLE_V, BIAS_V, &l->v },
         { state ? "in_proj" : NULL, ROLE_IN, BIAS_IN, &l->in }, { delta ? "in_ba_proj" : NULL, ROLE_IN_BA, 0, &l->in_ba },
+        { delta && c->recurrent.z_apart ? "in_z_proj" : NULL, ROLE_IN_Z, 0, &l->in_z },
         { mla ? "kv_a_proj" : NULL, ROLE_KV_A, 0, &l->kv_a }, { mla ? "k_b_proj" : NULL, ROLE_K_B, 0, &l->k_b }, { mla ? "v_b_proj" : NULL, ROLE_V_B, 0, &l->v_b },
         { mixes ? "o_proj" : NULL, ROLE_O, state ? BIAS_IN : BIAS_O, &l->o },
         { mlp && c->gated ? "gate_proj" : NULL, ROLE_GATE, BIAS_GATE, &l->gate }, { mlp ? "up_proj" : NULL, ROLE_UP, BIAS_UP, &l->up },

@@ -376,7 +376,7 @@ size_t config_state_bytes(const struct config *c)
 static int64_t recurrent_projected(const struct config *c, int layer)
 {
     const int64_t channels = recurrent_channels(c, layer), width = recurrent_width(c, layer);
-    return c->mixer[layer] == MIXER_CONV ? 3 * width : channels + width + (c->mixer[layer] == MIXER_MAMBA2 ? c->recurrent.n_heads : 0);
+    return c->mixer[layer] == MIXER_CONV ? 3 * width : channels + (c->recurrent.z_apart ? 0 : width) + (c->mixer[layer] == MIXER_MAMBA2 ? c->recurrent.n_heads : 0);
 }
 
 void config_linear_shape(const struct config *c, int layer, int role, int64_t *rows, int64_t *cols)
@@ -392,6 +392,7 @@ void config_linear_shape(const struct config *c, int layer, int role, int64_t *r
         break;
     case ROLE_Q_GATE:               *rows = q;                          *cols = hidden; break;
     case ROLE_IN:                   *rows = recurrent_projected(c, layer); *cols = hidden; break;
+    case ROLE_IN_Z:                 *rows = c->recurrent.z_apart ? recurrent_width(c, layer) : 0; *cols = hidden; break;
     case ROLE_IN_BA:                *rows = 2 * c->recurrent.n_heads;   *cols = hidden; break;
     case ROLE_K: case ROLE_V:       *rows = kv;                         *cols = hidden; break;
     case ROLE_O:                    *rows = hidden;                     *cols = is_mla ? heads * m->v_dim : layer >= 0 && mixer_has_state(c->mixer[layer]) ? recurrent_width(c, layer) : q; break;
@@ -412,7 +413,7 @@ void config_linear_shape(const struct config *c, int layer, int role, int64_t *r
 int64_t config_mixer_parameters(const struct config *c, int layer)
 {
     static const int attention[] = { ROLE_Q, ROLE_K, ROLE_V, ROLE_O, -1 }, latent[] = { ROLE_Q, ROLE_Q_A, ROLE_KV_A, ROLE_K_B, ROLE_V_B, ROLE_O, -1 };
-    static const int gated[] = { ROLE_Q, ROLE_Q_GATE, ROLE_K, ROLE_V, ROLE_O, -1 }, state[] = { ROLE_IN, ROLE_O, -1 }, delta[] = { ROLE_IN, ROLE_IN_BA, ROLE_O, -1 };
+    static const int gated[] = { ROLE_Q, ROLE_Q_GATE, ROLE_K, ROLE_V, ROLE_O, -1 }, state[] = { ROLE_IN, ROLE_O, -1 }, delta[] = { ROLE_IN, ROLE_IN_BA, ROLE_IN_Z, ROLE_O, -1 };
     static const int none[] = { -1 };
     static const int *const roles[] = { [MIXER_ATTENTION] = attention, [MIXER_MLA] = latent, [MIXER_CONV] = state, [MIXER_MAMBA2] = state, [MIXER_DELTA] = delta,
                                         [MIXER_NONE] = none };

@@ -79,6 +79,7 @@ struct recurrent {
     float dt_min, dt_max;       /* limits of mamba2's time step */
     float norm_eps;
     int norm_groups;            /* mamba2: parts of the gated norm */
+    int z_apart;                /* delta net from a GGUF: `in` makes q of all groups, k of all groups, v of all heads, and a matrix of its own z of all heads */
 };
 
 struct rope {                   /* one table of rotations; layers choose one by index */
@@ -165,9 +166,9 @@ struct layer {
     struct norm q_a_norm, kv_norm;
     struct linear q_gate;           /* config.attn_gate */
     /* Layers with a state: in_ba: delta net's rates of learning and forgetting, per group those of its heads; o is the way out */
-    struct linear in, in_ba;
+    struct linear in, in_ba, in_z;  /* in_z: recurrent.z_apart */
     const float *conv, *conv_bias;  /* [conv_kernel][channels], [channels] or NULL */
-    const float *a_log, *dt_bias, *d;       /* [n_heads]; d: mamba2 only */
+    const float *a_log, *dt_bias, *d;       /* [n_heads]; a_log from a GGUF: minus its exponential; d: mamba2 only */
     struct norm gate_norm;          /* mamba2: of all heads together; delta net: of one */
     /* FF_MOE */
     struct linear router, shared_router;
@@ -236,7 +237,7 @@ struct weight_spec {
 enum weight_role {
     ROLE_EMBED, ROLE_POS, ROLE_NORM, ROLE_BIAS, ROLE_Q, ROLE_K, ROLE_V, ROLE_O, ROLE_GATE, ROLE_UP, ROLE_DOWN, ROLE_HEAD,
     ROLE_Q_A, ROLE_KV_A, ROLE_K_B, ROLE_V_B, ROLE_ROUTER, ROLE_SHARED_ROUTER, ROLE_EXPERT_GATE, ROLE_EXPERT_UP, ROLE_EXPERT_DOWN,
-    ROLE_Q_GATE, ROLE_IN, ROLE_IN_BA, N_ROLES
+    ROLE_Q_GATE, ROLE_IN, ROLE_IN_BA, ROLE_IN_Z, N_ROLES
 };
 
 /* A source as the namer needs it: does this tensor exist, and with what shape?  (import/ is above this layer.) */

@@ -17,6 +17,7 @@ const struct weight_names gguf_names = {
     .router = "ffn_gate_inp", .correction = "exp_probs_b.bias", .shared_router = "ffn_gate_inp_shexp",
     .shared_gate = "ffn_gate_shexp", .shared_up = "ffn_up_shexp", .shared_down = "ffn_down_shexp",
     .experts_form = EXPERTS_STACKED, .experts = "", .expert_gate = "ffn_gate_exps", .expert_up = "ffn_up_exps", .expert_down = "ffn_down_exps",
+    .in = "ssm_in", .in_ba = "ssm_ba", .conv = "ssm_conv1d", .a_log = "ssm_a", .dt_bias = "ssm_dt.bias", .d = "ssm_d", .gate_norm = "ssm_norm", .state_o = "ssm_out",
 };
 
 struct builder {
@@ -185,7 +186,7 @@ static int add_qkv(struct builder *b, int layer)
         }
         if (c->gguf && b->have->gguf_permuted && i < 2)
             map.pairs = (int)hd;
-        if (i == 0 && b->n.q_gated) {
+        if (i == 0 && b->have->q_gated) {
             src_rows = 2 * q;
             map = (struct row_map){ .run = hd, .stride = 2 * hd };
             const struct row_map gate = { .offset = hd, .run = hd, .stride = 2 * hd };
@@ -233,15 +234,15 @@ static int add_mlp(struct builder *b, int layer)
 
 /* ---- mixture of experts ---- */
 
-/* A plain vector whose whole name stands in the table; some keep it as [1, n]. */
+/* A plain vector whose whole name stands in the table; some keep it as [1, n], GGUF of layers with a state as [n, 1]. */
 static int add_named_vector(struct builder *b, int layer, const char *ours, const char *stem, int64_t n)
 {
     char full[160];
     path(b, full, sizeof full, layer, stem);
-    const int64_t flat[2] = { 1, n };
+    const int64_t flat[2] = { 1, n }, upright[2] = { n, 1 };
     const int as_row = has_dims(b, full, 2);
     const struct weight_spec t = { .rows = 1, .cols = n, .is_vector = 1, .role = ROLE_BIAS, .layer = layer, .expert = -1 };
-    return add_as(b, ours, full, as_row ? flat : flat + 1, as_row ? 2 : 1, &t);
+    return add_as(b, ours, full, !as_row ? flat + 1 : b->c->gguf ? upright : flat, as_row ? 2 : 1, &t);
 }
 
 /* A matrix of one expert, and its bias, from where the source keeps it.  part: 0 gate, 1 up, 2 down. */
@@ -387,7 +388,7 @@ static int add_state(struct builder *b, int layer)
 {
     const struct config *c = b->c;
     const struct recurrent *r = &c->recurrent;
-    const int64_t channels = recurrent_channels(c, layer), want[3] = { channels, 1, r->conv_kernel };
+    const int64_t channels = recurrent_channels(c, layer), want[3] = { channels, 1, r->conv_kernel }, flat[2] = { channels, r->conv_kernel };
     const int conv = c->mixer[layer] == MIXER_CONV, delta = c->mixer[layer] == MIXER_DELTA;
     const struct row_map identity = { 0 };
     struct weight_spec t = { .rows = r->conv_kernel, .cols = channels, .is_vector = 1, .role = ROLE_BIAS, .layer = layer, .expert = -1, .map = { .transposed = 1 } };
@@ -397,7 +398,8 @@ static int add_state(struct builder *b, int layer)
         return -1;
     path(b, source, sizeof source, layer, b->n.conv);
     snprintf(full, sizeof full, "%s.weight", source);
-    if (add_as(b, "conv.weight", full, want, 3, &t) < 0 ||
+    const int is_flat = has_dims(b, full, 2);           /* GGUF leaves the 1 out */
+    if (add_as(b, "conv.weight", full, is_flat ? flat : want, is_flat ? 2 : 3, &t) < 0 ||
         (r->conv_bias && add(b, layer, "conv", ".bias", source, 1, channels, 1, identity, channels, ROLE_BIAS, 0) < 0))
         return -1;
     if (conv)
@@ -406,11 +408,19 @@ static int add_state(struct builder *b, int layer)
         path(b, source, sizeof source, layer, b->n.in_ba);
         if (add_linear(b, layer, "in_ba_proj", source, ROLE_IN_BA, 0, identity, 0) < 0)
             return -1;
+        path(b, source, sizeof source, layer, b->n.in_z ? b->n.in_z : "");
+        if (r->z_apart && add_linear(b, layer, "in_z_proj", source, ROLE_IN_Z, 0, identity, 0) < 0)
+            return -1;
     }
     if (add_named_vector(b, layer, "a_log", b->n.a_log, r->n_heads) < 0 || add_named_vector(b, layer, "dt_bias", b->n.dt_bias, r->n_heads) < 0 ||
         (!delta && add_named_vector(b, layer, "d", b->n.d, r->n_heads) < 0))
         return -1;
-    return add_norm(b, layer, "gate_norm", b->n.gate_norm, b->n.gate_norm, delta ? r->head_dim : recurrent_width(c, layer), 0);
+    const int64_t n = delta ? r->head_dim : recurrent_width(c, layer), parts[2] = { r->n_groups, n / r->n_groups };
+    const struct weight_spec norm = { .rows = 1, .cols = n, .is_vector = 1, .role = ROLE_NORM, .layer = layer, .expert = -1 };
+    path(b, source, sizeof source, layer, b->n.gate_norm);
+    snprintf(full, sizeof full, "%s.weight", source);
+    const int in_parts = !delta && has_dims(b, full, 2);        /* GGUF: a row for each group */
+    return add_as(b, "gate_norm.weight", full, in_parts ? parts : &n, in_parts ? 2 : 1, &norm) < 0 ? -1 : 0;
 }
 
 /* ---- a layer ---- */
@@ -538,6 +548,25 @@ static int find_prefix(struct builder *b)
     return err_set(b->e, ERR_FORMAT, "tensor '%s.weight' is missing (with and without 'model.' and the like before it)", b->n.embed);
 }
 
+/* Where a GGUF calls things by other names in models with layers that have a state. */
+static void state_names(struct builder *b)
+{
+    const struct weight_names *have = b->have;
+    if (config_has_mixer(b->c, MIXER_CONV)) {
+        b->n.in = "shortconv.in_proj";
+        b->n.conv = "shortconv.conv";
+        b->n.state_o = "shortconv.out_proj";
+        if (!exists(b, "output_norm.weight"))
+            b->n.final_norm = gguf_names.embed_norm;    /* what lfm2 calls it */
+    }
+    if (b->c->recurrent.z_apart) {
+        b->n.in = gguf_names.qkv;
+        b->n.in_z = "attn_gate";
+    }
+    if (have->mlp_norm && have->attn_norm && strcmp(have->mlp_norm, have->attn_norm) == 0)
+        b->n.mlp_norm = gguf_names.attn_norm;           /* nemotron_h: a layer has one norm, whatever it is of */
+}
+
 int weight_specs(const struct config *c, const struct weight_source *s, struct weight_spec **specs, int *n, struct err *e)
 {
     struct builder b = { .c = c, .s = s, .have = c->names, .n = c->gguf ? gguf_names : *c->names, .e = e };
@@ -547,6 +576,8 @@ int weight_specs(const struct config *c, const struct weight_source *s, struct w
     }
     if (c->gguf && c->names->mlp_norm && !c->names->attn_post_norm && exists(&b, "blk.0.post_attention_norm.weight"))
         b.n.mlp_norm = gguf_names.attn_post_norm;       /* seed_oss: called by its place, not by what reads it */
+    if (c->gguf)
+        state_names(&b);
     if ((c->gguf ? 0 : find_prefix(&b)) < 0 || add_embed(&b) < 0)
         goto fail;
     for (int i = 0; i < c->n_layers; i++)
