@@ -18,8 +18,8 @@ struct bench_options {
     const char *ids, *output, *ref;
     const char *file;                   /* limits */
     const char *peer, *peer_model;      /* coldstart */
-    struct bench_list contexts, tokens; /* kv; matmul */
-    int rows, cols;                     /* matmul, ternary */
+    struct bench_list contexts, tokens; /* kv; matmul, gpu */
+    int rows, cols;                     /* matmul, ternary, gpu */
     double load_s;
     /* serve; requests 0: by batch, rate 0: batch at once, seed 0: another each time, served NULL: the server's first model */
     int requests, shared, background, ignore_eos;
@@ -41,6 +41,7 @@ int bench_moe(const struct bench_options *o, const char *model);
 int bench_threads(const struct bench_options *o, const char *model);
 int bench_matmul(const struct bench_options *o);                                                        /* bench_matmul.c */
 int bench_ternary(const struct bench_options *o);                                                       /* bench_ternary.c */
+int bench_gpu(const struct bench_options *o);                                                           /* bench_gpu.c */
 int bench_coldstart(const struct bench_options *o, const char *model);                                  /* bench_cold.c */
 int bench_serve(const struct bench_options *o, const char *url);                                        /* bench_serve.c */
 int bench_layers(const struct bench_options *o, const char *model);                                     /* bench_layers.c */

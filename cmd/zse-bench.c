@@ -13,7 +13,7 @@
 static const char prog[] = "zse-bench";
 static const char usage[] =
     "usage: zse-bench [OPTIONS] [MODEL]\n"
-    "       zse-bench limits|matmul|ternary [OPTIONS]\n"
+    "       zse-bench limits|matmul|ternary|gpu [OPTIONS]\n"
     "       zse-bench serve [OPTIONS] URL\n"
     "       zse-bench batch|kv|moe|threads|coldstart|logits|layers [OPTIONS] [MODEL]\n"
     "       zse-bench perplexity|quality [REFERENCE] MODEL TEXTFILE [OPTIONS]\n"
@@ -27,6 +27,7 @@ static const char usage[] =
     "  threads                    prefill of -p tokens and decode after it with 1 to --threads threads\n"
     "  matmul                     one matrix of random weights against activations of several numbers of tokens\n"
     "  ternary                    the same of nl4 and the ternary layouts t2 and t3, in turn\n"
+    "  gpu                        each kernel of a GPU by itself: what it moves and computes a second, as shares of the GPU's limits\n"
     "  coldstart                  from exec to the first token in fresh processes, page cache warm and dropped, by phases\n"
     "  serve                      load on an OpenAI server: time to first token and between tokens, tokens a second, failures\n"
     "  logits                     the logits after every token of --ids\n"
@@ -34,7 +35,7 @@ static const char usage[] =
     "  perplexity                 how well the model predicts a text\n"
     "  quality                    how far its predictions are from REFERENCE's, which runs with --exact\n"
     "\n"
-    "  -p, --prompt N             tokens of a prompt (default: 512; batch, moe: 128; coldstart: 32); 0: decode from an empty context\n"
+    "  -p, --prompt N             tokens of a prompt (default: 512; batch, moe: 128; coldstart: 32; gpu: 4096); 0: decode from an empty context\n"
     "  -n, --generate N           tokens generated after it (default: 128); 0: prefill only\n"
     "  -b, --batch N              sequences, or requests to a server, at once (default: 1)\n"
     "  -r, --repeats N            measured runs (default: 5)\n"
@@ -43,8 +44,9 @@ static const char usage[] =
     "\n"
     "      --file FILE            limits: the file whose disk and page cache are read; its own pages are dropped first\n"
     "      --contexts LIST        kv: tokens in the cache, like 128,4096,8192 (the default, as far as the model goes)\n"
-    "      --shape ROWSxCOLS      matmul, ternary: output and input features (default: 8960x1536); the type is that of -q, else nl4\n"
-    "      --tokens LIST          matmul, ternary: numbers of tokens (default: 1,2,4,8,16,64,512)\n"
+    "      --shape ROWSxCOLS      matmul, ternary, gpu: output and input features (default: 8960x1536; gpu: 14336x4096); matmul's\n"
+    "                             type is that of -q, else nl4\n"
+    "      --tokens LIST          matmul, ternary, gpu: numbers of tokens (default: 1,2,4,8,16,64,512; gpu: 1,8,16,64,512,4096)\n"
     "      --peer LLAMA-CLI       coldstart: this program of llama.cpp beside ours, in turn\n"
     "      --peer-model GGUF      coldstart: its model (default: MODEL, if that is a GGUF file)\n"
     "      --requests N           serve: measured requests (default: 4 for each of -b, at least 16)\n"
@@ -89,13 +91,15 @@ static const struct option options[] = {
 };
 
 /* The commands, how many arguments they take, and which options mean something to them. */
-enum command { SPEED, LIMITS, BATCH, KV, MOE, THREADS, MATMUL, TERNARY, COLDSTART, SERVE, LOGITS, LAYERS, PERPLEXITY, QUALITY, N_COMMANDS };
+enum command { SPEED, LIMITS, BATCH, KV, MOE, THREADS, MATMUL, TERNARY, GPU, COLDSTART, SERVE, LOGITS, LAYERS, PERPLEXITY, QUALITY, N_COMMANDS };
 static const struct { const char *name; int least, most; const char *letters; } commands[N_COMMANDS] = {
     [SPEED] = { NULL, 0, 1, "pnbrw" }, [LIMITS] = { "limits", 0, 0, "f" }, [BATCH] = { "batch", 0, 1, "pbr" }, [KV] = { "kv", 0, 1, "rc" }, [MOE] = { "moe", 0, 1, "pbr" },
-    [THREADS] = { "threads", 0, 1, "pr" }, [MATMUL] = { "matmul", 0, 0, "rst" }, [TERNARY] = { "ternary", 0, 0, "rst" }, [COLDSTART] = { "coldstart", 0, 1, "prPM" },
+    [THREADS] = { "threads", 0, 1, "pr" }, [MATMUL] = { "matmul", 0, 0, "rst" }, [TERNARY] = { "ternary", 0, 0, "rst" }, [GPU] = { "gpu", 0, 0, "prst" },
+    [COLDSTART] = { "coldstart", 0, 1, "prPM" },
     [SERVE] = { "serve", 1, 1, "pnbwS" }, [LOGITS] = { "logits", 1, 1, "ioW" }, [LAYERS] = { "layers", 1, 1, "ioR" }, [PERPLEXITY] = { "perplexity", 2, 2, "WN" }, [QUALITY] = { "quality", 3, 3, "WN" },
 };
-/* Options that not every command takes. */
+/* Options that not every command takes; main's `given` has a bit for each. */
+enum { GIVEN_SHAPE = 7, GIVEN_TOKENS = 8 };
 static const struct { int c; char letter; const char *name; } special[] = {
     { 'p', 'p', "-p" }, { 'n', 'n', "-n" }, { 'b', 'b', "-b" }, { 'r', 'r', "-r" }, { 'w', 'w', "-w" }, { OPT_FILE, 'f', "--file" },
     { OPT_CONTEXTS, 'c', "--contexts" }, { OPT_SHAPE, 's', "--shape" }, { OPT_TOKENS, 't', "--tokens" }, { OPT_PEER, 'P', "--peer" },
@@ -248,11 +252,19 @@ static int run(struct bench_options *o, unsigned given, int n, char **args)
             return cli_wrong(prog, "%s measures the processor: --device has no meaning", commands[c].name);
         o->run.gpu = 0;                 /* a GPU that is there by chance, or named for other programs */
     }
+    if (c == GPU && !o->run.gpu) {
+        struct err e;
+        return gpu_count(&e) < 0 ? cli_fail(prog, &e) : cli_wrong(prog, "gpu: measures a GPU, expected --device cuda");
+    }
+    if (c == GPU && !(given >> GIVEN_SHAPE & 1))
+        o->rows = 14336, o->cols = 4096;
+    if (c == GPU && !(given >> GIVEN_TOKENS & 1))
+        o->tokens = (struct bench_list){ 6, { 1, 8, 16, 64, 512, 4096 } };
     if (!(given & 1) && c != SPEED)
-        o->prompt = c == COLDSTART ? 32 : c == BATCH || c == MOE ? 128 : 512;
+        o->prompt = c == GPU ? 4096 : c == COLDSTART ? 32 : c == BATCH || c == MOE ? 128 : 512;
     if (!(given >> 2 & 1) && (c == BATCH || c == MOE))
         o->batch = c == MOE ? 8 : 16;
-    if ((c == THREADS || c == COLDSTART) && o->prompt == 0)
+    if ((c == THREADS || c == COLDSTART || c == GPU) && o->prompt == 0)
         return cli_wrong(prog, "%s: -p 0 leaves nothing to measure", commands[c].name);
     int rc;
     switch (c) {
@@ -263,6 +275,7 @@ static int run(struct bench_options *o, unsigned given, int n, char **args)
     case THREADS: return bench_threads(o, model);
     case MATMUL: return bench_matmul(o);
     case TERNARY: return bench_ternary(o);
+    case GPU: return bench_gpu(o);
     case COLDSTART: return bench_coldstart(o, model);
     case SERVE: return (rc = check_serve(o)) ? rc : bench_serve(o, args[0]);
     case LOGITS: return (rc = check_logits(o)) ? rc : bench_logits(o, args[0]);

@@ -1,5 +1,5 @@
 # fish completion of zse-bench
-complete -c zse-bench -l prompt -s p -x -d 'tokens of a prompt (default 512; batch, moe 128; coldstart 32); 0 decode from an empty context'
+complete -c zse-bench -l prompt -s p -x -d 'tokens of a prompt (default 512; batch, moe 128; coldstart 32; gpu 4096); 0 decode from an empty context'
 complete -c zse-bench -l generate -s n -x -d 'tokens generated after it (default 128); 0 prefill only'
 complete -c zse-bench -l batch -s b -x -d 'sequences, or requests to a server, at once (default 1)'
 complete -c zse-bench -l repeats -s r -x -d 'measured runs (default 5)'
@@ -7,8 +7,8 @@ complete -c zse-bench -l warmup -s w -x -d 'runs before them that do not count (
 complete -c zse-bench -l json -d 'a JSON object instead of text; logits, perplexity and quality always print one'
 complete -c zse-bench -l file -r -d 'limits the file whose disk and page cache are read; its own pages are dropped first'
 complete -c zse-bench -l contexts -x -d 'kv tokens in the cache, like 128,4096,8192 (the default, as far as the model goes)'
-complete -c zse-bench -l shape -x -d 'matmul, ternary output and input features (default 8960x1536); the type is that of -q, else nl4'
-complete -c zse-bench -l tokens -x -d 'matmul, ternary numbers of tokens (default 1,2,4,8,16,64,512)'
+complete -c zse-bench -l shape -x -d 'matmul, ternary, gpu output and input features (default 8960x1536; gpu 14336x4096); matmuls'
+complete -c zse-bench -l tokens -x -d 'matmul, ternary, gpu numbers of tokens (default 1,2,4,8,16,64,512; gpu 1,8,16,64,512,4096)'
 complete -c zse-bench -l peer -x -d 'coldstart this program of llama.cpp beside ours, in turn'
 complete -c zse-bench -l peer-model -x -d 'coldstart its model (default MODEL, if that is a GGUF file)'
 complete -c zse-bench -l requests -x -d 'serve measured requests (default 4 for each of -b, at least 16)'
@@ -42,4 +42,4 @@ complete -c zse-bench -l verbose -d 'say what memory is in use as the model open
 complete -c zse-bench -l max-memory -x -d 'keep at most SIZE of the weights in memory, like 4GB; of a GPUs memory take at most SIZE (default all)'
 complete -c zse-bench -l help -s h -d 'show this help'
 complete -c zse-bench -l version -s V -d 'show the version'
-complete -c zse-bench -n __fish_is_first_arg -a 'limits matmul ternary serve batch kv moe threads coldstart logits layers perplexity quality'
+complete -c zse-bench -n __fish_is_first_arg -a 'limits matmul ternary gpu serve batch kv moe threads coldstart logits layers perplexity quality'

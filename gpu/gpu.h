@@ -37,6 +37,23 @@ int gpu_plan_fits(const struct gpu_plan *p, const struct backend_options *o, str
 struct gpu_speeds { double copy, upload, mma; };
 int gpu_measure(int device, struct gpu_speeds *out, struct err *e);
 
+/* Every kernel by itself, on random operands of a model's shape: row() hears of each kernel and number of tokens, in order. */
+struct gpu_bench_row {
+    const char *kernel, *type;          /* "matvec", "nl4"; of attention the type of keys and values; of sample the way */
+    int tokens;                         /* of attn_decode: sequences */
+    double bytes, flop;                 /* that a launch must read and write; that it computes, 0: not counted */
+    double seconds;                     /* of a launch, the median of the repeats */
+};
+struct gpu_bench_options {
+    int rows, cols, vocab;              /* of the widest matrices, of hidden states; tokens that there are */
+    int n_heads, n_kv_heads, head_dim, context;     /* context: of sequences that decode */
+    const int *tokens; int n_tokens;
+    int repeats;
+    void (*row)(void *user, const struct gpu_bench_row *r);
+    void *user;
+};
+int gpu_bench(int device, const struct gpu_bench_options *o, struct err *e);
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,6 +1,7 @@
-/* backend.c - the step on a device: the host fills one pinned buffer a step (tokens, positions, KV tables) and waits once, for the logits.
+/* backend.c - the step on a device: the host fills one pinned buffer a step (tokens, positions, KV tables) and waits once, for the tokens drawn or for the logits; not even
+ * that where a step is begun behind another, whose tokens it finds on the device.
  *
- * Steps of decoding alone are padded to 1, 2, 4 .. 64 tokens and replayed as graphs from the second of a kind on.  Where the device has the last layers only, the
+ * Steps of decoding alone are padded to 1, 2, 4 .. 64 tokens and replayed as graphs from the second of a kind on, as far as there is memory for graphs.  Where the device has the last layers only, the
  * CPU's backend runs those before it, and their hidden states are handed over once a step. */
 #include "gpu/backend/inside.h"
 
@@ -30,6 +31,9 @@ static void backend_close(void *backend)
     if (!b)
         return;
     if (b->g) {
+        struct err ignored;
+        if (b->n_begun)
+            gpu_sync(b->g, GPU_COMPUTE, &ignored);
         close_graphs(b);
         memory_close(b);
         gpu_close(b->g);
@@ -62,7 +66,7 @@ static void *backend_open(const struct model *m, const struct backend_options *o
 /* ---- a step ---- */
 
 /* What the caller may have got wrong. */
-static int check_batch(const struct gpu_backend *b, const struct batch *batch, size_t *n_tables, struct err *e)
+static int check_batch(const struct gpu_backend *b, const struct batch *batch, int n_follow, size_t *n_tables, struct err *e)
 {
     const struct config *c = &b->m->config;
     int64_t n_tokens = 0, n_logits = 0;
@@ -75,7 +79,9 @@ static int check_batch(const struct gpu_backend *b, const struct batch *batch, s
         if ((int64_t)it->pos + it->n_tokens > (int64_t)b->max_splits * GPU_SPLIT || (c->max_len > 0 && (int64_t)it->pos + it->n_tokens > c->max_len))
             return err_set(e, ERR_LIMIT, "%lld tokens, but there is memory and a model for %lld", (long long)it->pos + it->n_tokens,
                            c->max_len > 0 ? (long long)c->max_len : (long long)b->max_splits * GPU_SPLIT);
-        for (int t = 0; t < it->n_tokens; t++)
+        if (!it->tokens && (it->n_tokens != 1 || it->follows < 0 || it->follows >= n_follow))
+            return err_set(e, ERR_SHAPE, "batch item %d: %d tokens of row %d of the step before, which has %d", i, it->n_tokens, it->follows, n_follow);
+        for (int t = 0; it->tokens && t < it->n_tokens; t++)
             if (it->tokens[t] < 0 || it->tokens[t] >= c->vocab_size)
                 return err_set(e, ERR_SHAPE, "token %d is outside the vocabulary of %d", it->tokens[t], c->vocab_size);
         const int blocks = (it->pos + it->n_tokens - 1) / KV_BLOCK + 1;
@@ -95,22 +101,20 @@ static int check_batch(const struct gpu_backend *b, const struct batch *batch, s
 /* Tables of sequences that share blocks may be longer than the cache has blocks: the only memory that grows. */
 static int grow_step(struct gpu_backend *b, size_t n_tables, struct err *e)
 {
-    const size_t need = tables_at(b) + n_tables, room = 2 * need;
+    const size_t need = tables_at(b) + n_tables;
     if (need <= b->step_room)
         return 0;
-    int32_t *step = gpu_alloc(b->g, room * 4, "the step", e), *hstep = step ? gpu_pinned(b->g, room * 4, "the step", e) : NULL;
-    if (!hstep) {
-        gpu_free(b->g, step);
-        return -1;
-    }
     close_graphs(b);
-    gpu_free(b->g, b->step);
-    gpu_pinned_free(b->g, b->hstep);
-    b->step = step;
-    b->hstep = hstep;
-    b->pinned += (room - b->step_room) * 4;
-    b->step_room = room;
-    return 0;
+    return memory_grow_step(b, 2 * need, e);
+}
+
+/* The slot that no step that is begun has; of two of them, that of the first. */
+static int next_slot(const struct gpu_backend *b) { return (b->first_begun + b->n_begun) % MAX_BEGUN; }
+
+static void use_slot(struct gpu_backend *b, int i)
+{
+    b->hstep = b->slot[i].words;
+    b->hids = b->slot[i].ids;
 }
 
 /* How the token after logits' row is drawn: d, or not at all. */
@@ -119,7 +123,7 @@ static void put_draw(struct gpu_backend *b, int row, const struct draw *d)
     struct gpu_draw *to = (struct gpu_draw *)(b->hstep + draws_at(b)) + row;
     if (row >= MAX_DRAWS)
         return;
-    b->hstep[ids_at(b) + (size_t)row] = -1;
+    b->hids[row] = -1;
     *to = (struct gpu_draw){ .top_k = -1 };
     if (d)
         *to = (struct gpu_draw){ .temperature = d->temperature, .top_p = d->top_p, .min_p = d->min_p, .top_k = d->top_k, .seed = { (uint32_t)d->seed, (uint32_t)(d->seed >> 32) },
@@ -142,7 +146,7 @@ static size_t fill_step(struct gpu_backend *b, const struct batch *batch, int *n
             tiles[2 * b->n_tiles++ + 1] = it->n_tokens - t < GPU_ATTN_TILE ? it->n_tokens - t : GPU_ATTN_TILE;
         }
         for (int t = 0; t < it->n_tokens; t++, n++) {
-            token[n] = it->tokens[t];
+            token[n] = it->tokens ? it->tokens[t] : -1 - it->follows;
             pos[n] = it->pos + t;
             is_long[n] = long_from && (it->seq_len ? it->seq_len : len) >= long_from;
             table_of[n] = at;
@@ -197,18 +201,18 @@ static int run_logits(struct gpu_backend *b, int first, int n, struct err *e)
         return -1;
     if (first + n > MAX_DRAWS)
         return 0;
-    return gpu_sample(b->g, b->logits, (const struct gpu_draw *)(b->step + draws_at(b)) + first, n, b->m->config.vocab_size, b->step + ids_at(b) + first, e);
+    return gpu_sample(b->g, b->logits, (const struct gpu_draw *)(b->step + draws_at(b)) + first, n, b->m->config.vocab_size, b->ids + first, e);
 }
 
 /* To the host: the tokens, and the logits unless every row has its token. */
 static int download_logits(struct gpu_backend *b, int first, int n, float *logits, struct err *e)
 {
     const struct gpu_draw *draw = (const struct gpu_draw *)(b->hstep + draws_at(b)) + first;
-    int32_t *id = b->hstep + ids_at(b) + first;
+    int32_t *id = b->hids + first;
     int n_wanted = 0, n_drawn = 0;
     for (int i = 0; first + n <= MAX_DRAWS && i < n; i++)
         n_wanted += draw[i].top_k >= 0;
-    if (n_wanted && (gpu_download(b->g, GPU_COMPUTE, id, b->step + ids_at(b) + first, (size_t)n * sizeof *id, e) < 0 || gpu_sync(b->g, GPU_COMPUTE, e) < 0))
+    if (n_wanted && (gpu_download(b->g, GPU_COMPUTE, id, b->ids + first, (size_t)n * sizeof *id, e) < 0 || gpu_sync(b->g, GPU_COMPUTE, e) < 0))
         return -1;
     for (int i = 0; n_wanted && i < n; i++)
         n_drawn += id[i] >= 0;
@@ -221,27 +225,43 @@ static int download_logits(struct gpu_backend *b, int first, int n, float *logit
     return 0;
 }
 
-/* The whole of a decoding step, recorded the second time it is asked for. */
+static int run_launches(struct gpu_backend *b, struct err *e) { return layers_run(b, e) < 0 ? -1 : run_logits(b, 0, b->n, e); }
+
+/* The same as a graph. */
+static struct gpu_graph *record(struct gpu_backend *b, struct err *e)
+{
+    if (gpu_graph_begin(b->g, e) < 0)
+        return NULL;
+    struct err ignored;
+    const int rc = run_launches(b, e);
+    struct gpu_graph *graph = gpu_graph_end(b->g, rc < 0 ? &ignored : e);
+    if (rc < 0 && graph) {              /* half of a step */
+        gpu_graph_close(b->g, graph);
+        return NULL;
+    }
+    return graph;
+}
+
+/* The whole of a decoding step, recorded the second time it is asked for.  Where a graph cannot be had, for want of memory most likely, launches do; a device that is lost
+ * refuses those too. */
 static int run_decode(struct gpu_backend *b, int bucket, int splits_bit, struct err *e)
 {
     struct gpu_graph **graph = &b->graph[bucket][splits_bit];
+    int *seen = &b->seen[bucket][splits_bit];
+    struct err ignored;
     const int complete = dweights_complete(b->w, e);
     if (complete < 0)
         return -1;
-    if (*graph)
-        return gpu_graph_launch(b->g, *graph, e);
-    if (!complete || b->seen[bucket][splits_bit]++ == 0)
-        return layers_run(b, e) < 0 ? -1 : run_logits(b, 0, b->n, e);
-    struct err ignored;
-    if (gpu_graph_begin(b->g, e) < 0)
-        return -1;
-    const int rc = layers_run(b, e) < 0 ? -1 : run_logits(b, 0, b->n, e);
-    *graph = gpu_graph_end(b->g, rc < 0 ? &ignored : e);
-    if (rc < 0 && *graph) {             /* half of a step */
+    if (!*graph && complete && *seen != NEVER && (*seen)++ > 0 && !(*graph = record(b, &ignored)))
+        *seen = NEVER;
+    if (*graph && gpu_graph_launch(b->g, *graph, &ignored) == 0)
+        return 0;
+    if (*graph) {
         gpu_graph_close(b->g, *graph);
         *graph = NULL;
+        *seen = NEVER;
     }
-    return rc < 0 || !*graph ? -1 : gpu_graph_launch(b->g, *graph, e);
+    return run_launches(b, e);
 }
 
 /* States after the final norm, where they are asked for. 1: some were. */
@@ -278,33 +298,33 @@ static int run_host(struct gpu_backend *b, const struct batch *batch, struct err
 }
 
 /* The tokens drawn, to those who asked for them. */
-static int take_tokens(const struct gpu_backend *b, const struct batch *batch)
+static void take_tokens(const struct gpu_backend *b, const struct batch *batch)
 {
     for (int i = 0, row = 0; i < batch->n_items; row += batch->items[i++].n_logits)
         if (batch->items[i].draw && batch->items[i].n_logits == 1 && row < MAX_DRAWS)
-            batch->items[i].draw->id = b->hstep[ids_at(b) + (size_t)row];
-    return 0;
+            batch->items[i].draw->id = b->hids[row];
 }
 
-static int backend_forward(void *backend, const struct batch *batch, float *logits, struct err *e)
+/* The step's arrays to the device, in the slot in use. Returns the bucket of its graph, -1 if it has none, -2 if that failed; *n_logits rows of logits are wanted. */
+static int upload_step(struct gpu_backend *b, const struct batch *batch, int may_graph, int *n_logits, int *splits_bit, struct err *e)
 {
-    struct gpu_backend *b = backend;
-    size_t n_tables;
-    int n_logits, splits_bit, n_hidden = 0, any;
-    if (check_batch(b, batch, &n_tables, e) < 0 || gpu_use(b->g, e) < 0)
-        return -1;
-    if (batch->n_items == 0)
-        return 0;
-    if (grow_step(b, n_tables, e) < 0 || (b->host && run_host(b, batch, e) < 0))
+    const size_t words = fill_step(b, batch, n_logits);
+    const int bucket = may_graph ? pad_decode(b, *n_logits, splits_bit) : -1;
+    return gpu_upload(b->g, GPU_COMPUTE, b->step, b->hstep, words * 4, e) < 0 ? -2 : bucket;
+}
+
+static int run_forward(struct gpu_backend *b, const struct batch *batch, float *logits, struct err *e)
+{
+    int n_logits, splits_bit = 0, n_hidden = 0, any;
+    if (b->host && run_host(b, batch, e) < 0)
         return -1;
     for (int i = 0; i < batch->n_items; i++)
         n_hidden += batch->items[i].n_hidden;
-    const size_t words = fill_step(b, batch, &n_logits);
-    const int wanted = b->n, bucket = n_hidden ? -1 : pad_decode(b, n_logits, &splits_bit);
-    if (gpu_upload(b->g, GPU_COMPUTE, b->step, b->hstep, words * 4, e) < 0)
+    const int bucket = upload_step(b, batch, n_hidden == 0, &n_logits, &splits_bit, e);
+    if (bucket == -2)
         return -1;
     if (bucket >= 0)
-        return run_decode(b, bucket, splits_bit, e) < 0 || download_logits(b, 0, wanted, logits, e) < 0 ? -1 : take_tokens(b, batch);
+        return run_decode(b, bucket, splits_bit, e) < 0 ? -1 : download_logits(b, 0, n_logits, logits, e);
     if (layers_run(b, e) < 0 || (any = download_hidden(b, batch, e)) < 0)
         return -1;
     for (int i = 0, n; i < n_logits; i += n) {
@@ -312,7 +332,85 @@ static int backend_forward(void *backend, const struct batch *batch, float *logi
         if (run_logits(b, i, n, e) < 0 || download_logits(b, i, n, logits + (size_t)i * (size_t)b->m->config.vocab_size, e) < 0)
             return -1;
     }
-    return n_logits || any ? take_tokens(b, batch) : gpu_sync(b->g, GPU_COMPUTE, e);        /* the pinned step is written again by the next */
+    return n_logits || any ? 0 : gpu_sync(b->g, GPU_COMPUTE, e);        /* the pinned step is written again by the next */
+}
+
+static int backend_forward(void *backend, const struct batch *batch, float *logits, struct err *e)
+{
+    struct gpu_backend *b = backend;
+    struct err ignored;
+    size_t n_tables;
+    if (check_batch(b, batch, 0, &n_tables, e) < 0 || gpu_use(b->g, e) < 0)
+        return -1;
+    if (batch->n_items == 0)
+        return 0;
+    if (grow_step(b, n_tables, e) < 0 || (b->n_begun == MAX_BEGUN && gpu_sync(b->g, GPU_COMPUTE, e) < 0))
+        return -1;
+    use_slot(b, next_slot(b));
+    b->n_follow = 0;
+    if (run_forward(b, batch, logits, e) < 0) {
+        gpu_sync(b->g, GPU_COMPUTE, &ignored);          /* the device may be at the slot that the next step writes */
+        return -1;
+    }
+    take_tokens(b, batch);
+    return 0;
+}
+
+/* ---- steps that are not waited for ---- */
+
+static int can_begin(const struct gpu_backend *b, const struct batch *batch)
+{
+    if (b->host || b->n_begun == MAX_BEGUN || batch->n_items == 0 || batch->n_items > b->logit_rows || batch->n_items > MAX_DRAWS)
+        return 0;
+    for (int i = 0; i < batch->n_items; i++) {
+        const struct batch_item *it = &batch->items[i];
+        if (it->n_logits != 1 || !it->draw || it->n_hidden || (!it->tokens && b->n_follow == 0))
+            return 0;
+    }
+    return 1;
+}
+
+static int queue_step(struct gpu_backend *b, const struct batch *batch, struct gpu_event *done, struct err *e)
+{
+    int n_logits, splits_bit = 0;
+    const int bucket = upload_step(b, batch, 1, &n_logits, &splits_bit, e);
+    if (bucket == -2 || (bucket >= 0 ? run_decode(b, bucket, splits_bit, e) : layers_run(b, e) < 0 ? -1 : run_logits(b, 0, n_logits, e)) < 0)
+        return -1;
+    return gpu_download(b->g, GPU_COMPUTE, b->hids, b->ids, (size_t)n_logits * sizeof *b->ids, e) < 0 ? -1 : gpu_event_record(b->g, GPU_COMPUTE, done, e);
+}
+
+static int backend_begin(void *backend, const struct batch *batch, struct err *e)
+{
+    struct gpu_backend *b = backend;
+    struct err ignored;
+    size_t n_tables;
+    if (!can_begin(b, batch))
+        return 0;
+    if (check_batch(b, batch, b->n_follow, &n_tables, e) < 0 || gpu_use(b->g, e) < 0 || grow_step(b, n_tables, e) < 0)
+        return -1;
+    const int slot = next_slot(b);
+    use_slot(b, slot);
+    b->n_follow = 0;
+    if (queue_step(b, batch, b->slot[slot].done, e) < 0) {
+        gpu_sync(b->g, GPU_COMPUTE, &ignored);
+        return -1;
+    }
+    b->n_follow = batch->n_items;
+    b->n_begun++;
+    return 1;
+}
+
+static int backend_end(void *backend, const struct batch *batch, struct err *e)
+{
+    struct gpu_backend *b = backend;
+    const struct step_slot *s = &b->slot[b->first_begun];
+    b->first_begun = (b->first_begun + 1) % MAX_BEGUN;
+    b->n_begun--;
+    if (gpu_use(b->g, e) < 0 || gpu_event_sync(b->g, s->done, e) < 0)
+        return -1;
+    for (int i = 0; batch && i < batch->n_items; i++)
+        batch->items[i].draw->id = s->ids[i];
+    return 0;
 }
 
 static int backend_copy_block(void *backend, int32_t from, int32_t to, struct err *e)
@@ -358,7 +456,7 @@ static void backend_device(const void *backend, struct backend_device *d)
 }
 
 const struct backend backend_gpu = {
-    .name = "gpu", .open = backend_open, .forward = backend_forward, .copy_block = backend_copy_block, .memory = backend_memory,
+    .name = "gpu", .open = backend_open, .forward = backend_forward, .begin = backend_begin, .end = backend_end, .copy_block = backend_copy_block, .memory = backend_memory,
     .kv_bytes = backend_kv_bytes, .describe = backend_describe, .close = backend_close, .drop_block = backend_drop_block, .copy_state = NULL,
     .drop_state = NULL,    .device = backend_device,
 };

@@ -199,10 +199,10 @@ static int run_embed(struct gpu_backend *b, struct err *e)
         l.w[0] = w->embed_in.w;
         l.to[0] = (struct gpu_output){ w->embed_in.bias, b->x, c->hidden_size };
         l.n_mats = 1;
-        if (gpu_embed(b->g, b->hf, &w->embed.w, token, pos, b->n, c->embed_scale, NULL, 0, e) < 0 ||
-            gpu_embed(b->g, b->x, &none, token, pos, b->n, 1, w->pos_embed, c->pos_offset, e) < 0 || gpu_matmul_f32(b->g, &l, e) < 0)
+        if (gpu_embed(b->g, b->hf, &w->embed.w, token, b->ids, pos, b->n, c->embed_scale, NULL, 0, e) < 0 ||
+            gpu_embed(b->g, b->x, &none, token, b->ids, pos, b->n, 1, w->pos_embed, c->pos_offset, e) < 0 || gpu_matmul_f32(b->g, &l, e) < 0)
             return -1;
-    } else if (gpu_embed(b->g, b->x, &w->embed.w, token, pos, b->n, c->embed_scale, w->pos_embed, c->pos_offset, e) < 0) {
+    } else if (gpu_embed(b->g, b->x, &w->embed.w, token, b->ids, pos, b->n, c->embed_scale, w->pos_embed, c->pos_offset, e) < 0) {
         return -1;
     }
     if (w->embed_norm.present &&

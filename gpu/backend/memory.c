@@ -91,6 +91,7 @@ static int plan_arena(struct gpu_backend *b, struct part *part)
     part[n++] = (struct part){ &b->alibi, c->pos == POS_ALIBI ? (size_t)c->n_heads * f : 0 };
     part[n++] = (struct part){ &b->partial, b->partial_room * f };
     part[n++] = (struct part){ &b->logits, (size_t)b->logit_rows * (size_t)c->vocab_size * f };
+    part[n++] = (struct part){ &b->ids, MAX_DRAWS * sizeof *b->ids };
     assert(n <= MAX_PARTS);
     return n;
 }
@@ -223,8 +224,7 @@ static void fill_plan(const struct gpu_backend *b, struct gpu_plan *p)
     p->needed = p->weights + p->kv + p->work + p->reserve;
     p->host_weights = p->host_kv = 0;
     if (b->first_layer) {
-        const size_t all = dweights_size(b->m, 0), mine = dweights_size(b->m, b->first_layer);
-        p->host_weights = all > mine ? all - mine : 0;
+        p->host_weights = dweights_host_size(b->m, b->first_layer);
         p->host_kv = (size_t)b->first_layer * (size_t)c->n_kv_heads * 2 * b->kv_part * (size_t)b->o.n_blocks;
     }
 }
@@ -291,6 +291,39 @@ int gpu_plan_fits(const struct gpu_plan *p, const struct backend_options *o, str
                    o->max_device && o->max_device < p->free ? "may be taken (--max-memory)" : "are free", fewer);
 }
 
+int memory_grow_step(struct gpu_backend *b, size_t room, struct err *e)
+{
+    int32_t *step = gpu_alloc(b->g, room * 4, "the step", e), *words[MAX_BEGUN] = { NULL };
+    int rc = step && gpu_sync(b->g, GPU_COMPUTE, e) == 0 ? 0 : -1;          /* it may be at the old ones */
+    for (int i = 0; rc == 0 && i < MAX_BEGUN; i++)
+        if (!(words[i] = gpu_pinned(b->g, room * 4, "the step", e)))
+            rc = -1;
+    if (rc < 0) {
+        gpu_free(b->g, step);
+        for (int i = 0; i < MAX_BEGUN; i++)
+            gpu_pinned_free(b->g, words[i]);
+        return -1;
+    }
+    gpu_free(b->g, b->step);
+    b->step = step;
+    for (int i = 0; i < MAX_BEGUN; i++) {
+        b->pinned += (room - (b->slot[i].words ? b->step_room : 0)) * 4;
+        gpu_pinned_free(b->g, b->slot[i].words);
+        b->slot[i].words = words[i];
+    }
+    b->step_room = room;
+    b->hstep = b->slot[0].words;
+    return 0;
+}
+
+static int open_slots(struct gpu_backend *b, struct err *e)
+{
+    for (int i = 0; i < MAX_BEGUN; i++)
+        if (!(b->slot[i].ids = gpu_pinned(b->g, MAX_DRAWS * sizeof *b->ids, "tokens", e)) || !(b->slot[i].done = gpu_event_open(b->g, e)))
+            return -1;
+    return 0;
+}
+
 int memory_open(struct gpu_backend *b, struct err *e)
 {
     const struct config *c = &b->m->config;
@@ -301,10 +334,10 @@ int memory_open(struct gpu_backend *b, struct err *e)
     const size_t hx = b->first_layer ? (size_t)b->o.max_tokens * (size_t)c->hidden_size : 0;
     if (!(b->w = dweights_open(b->g, b->m, b->first_layer, e)) ||       /* first: the copy runs while the rest is made */
         !(b->arena = gpu_alloc(b->g, b->arena_size, "activations", e)) || !(b->kv = gpu_alloc(b->g, b->kv_size, "keys and values", e)) ||
-        !(b->step = gpu_alloc(b->g, b->step_room * 4, "the step", e)) || !(b->hstep = gpu_pinned(b->g, b->step_room * 4, "the step", e)) ||
+        memory_grow_step(b, b->step_room, e) < 0 || open_slots(b, e) < 0 ||
         !(b->hlogits = gpu_pinned(b->g, b->hlogits_room * sizeof(float), "logits", e)) || (hx && !(b->hx = gpu_pinned(b->g, hx * sizeof(float), "hidden states", e))))
         return -1;
-    b->pinned = b->step_room * 4 + (b->hlogits_room + hx) * sizeof(float);
+    b->pinned += MAX_BEGUN * MAX_DRAWS * sizeof *b->ids + (b->hlogits_room + hx) * sizeof(float);
     uint8_t *at = b->arena;
     for (int i = 0; i < n; i++) {
         memcpy(part[i].p, &at, sizeof at);
@@ -325,7 +358,12 @@ void memory_close(struct gpu_backend *b)
     gpu_free(b->g, b->arena);
     gpu_free(b->g, b->kv);
     gpu_free(b->g, b->step);
-    gpu_pinned_free(b->g, b->hstep);
+    for (int i = 0; i < MAX_BEGUN; i++) {
+        gpu_pinned_free(b->g, b->slot[i].words);
+        gpu_pinned_free(b->g, b->slot[i].ids);
+        if (b->slot[i].done)
+            gpu_event_close(b->g, b->slot[i].done);
+    }
     gpu_pinned_free(b->g, b->hlogits);
     gpu_pinned_free(b->g, b->hx);
     if (b->host)

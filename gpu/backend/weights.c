@@ -85,36 +85,51 @@ static struct dnorm norm(struct plan *p, const struct norm *n, size_t size)
     return d;
 }
 
+static void plan_first(struct plan *p, const struct model *m)
+{
+    const struct config *c = &m->config;
+    const size_t hidden = (size_t)c->hidden_size;
+    struct dends *ends = &p->w->ends;
+    ends->embed = linear(p, &m->embed);
+    ends->embed_in = linear(p, &m->embed_in);
+    ends->pos_embed = vector(p, m->pos_embed, ((size_t)c->max_len + (size_t)c->pos_offset) * hidden);
+    ends->embed_norm = norm(p, &m->embed_norm, hidden);
+}
+
+static struct dlayer plan_layer(struct plan *p, const struct model *m, int i)
+{
+    const struct config *c = &m->config;
+    const struct layer *l = &m->layers[i];
+    const size_t hidden = (size_t)c->hidden_size, hd = (size_t)c->head_dim;
+    const size_t nq = c->qk_norm == QK_NORM_HEAD ? hd : (size_t)c->n_heads * hd, nk = c->qk_norm == QK_NORM_HEAD ? hd : (size_t)c->n_kv_heads * hd;
+    struct dlayer d;
+    p->part = i + 1;
+    d.attn_norm = norm(p, &l->attn_norm, hidden);
+    d.q = linear(p, &l->q);
+    d.k = linear(p, &l->k);
+    d.v = linear(p, &l->v);
+    d.q_norm = norm(p, &l->q_norm, nq);
+    d.k_norm = norm(p, &l->k_norm, nk);
+    d.o = linear(p, &l->o);
+    d.attn_post_norm = norm(p, &l->attn_post_norm, hidden);
+    d.mlp_norm = norm(p, &l->mlp_norm, hidden);
+    d.gate = linear(p, &l->gate);
+    d.up = linear(p, &l->up);
+    d.down = linear(p, &l->down);
+    d.mlp_post_norm = norm(p, &l->mlp_post_norm, hidden);
+    return d;
+}
+
 /* All weights in order; fills the tables of w when w has memory, and measures in any case. */
 static size_t plan_all(struct dweights *w, const struct model *m, int first_layer)
 {
     const struct config *c = &m->config;
-    const size_t hidden = (size_t)c->hidden_size, hd = (size_t)c->head_dim;
-    const size_t nq = c->qk_norm == QK_NORM_HEAD ? hd : (size_t)c->n_heads * hd, nk = c->qk_norm == QK_NORM_HEAD ? hd : (size_t)c->n_kv_heads * hd;
+    const size_t hidden = (size_t)c->hidden_size;
     struct plan p = { w, 0, 0, 0 };
-    if (first_layer == 0) {
-        w->ends.embed = linear(&p, &m->embed);
-        w->ends.embed_in = linear(&p, &m->embed_in);
-        w->ends.pos_embed = vector(&p, m->pos_embed, ((size_t)c->max_len + (size_t)c->pos_offset) * hidden);
-        w->ends.embed_norm = norm(&p, &m->embed_norm, hidden);
-    }
+    if (first_layer == 0)
+        plan_first(&p, m);
     for (int i = first_layer; i < c->n_layers; i++) {
-        const struct layer *l = &m->layers[i];
-        struct dlayer d;
-        p.part = i + 1;
-        d.attn_norm = norm(&p, &l->attn_norm, hidden);
-        d.q = linear(&p, &l->q);
-        d.k = linear(&p, &l->k);
-        d.v = linear(&p, &l->v);
-        d.q_norm = norm(&p, &l->q_norm, nq);
-        d.k_norm = norm(&p, &l->k_norm, nk);
-        d.o = linear(&p, &l->o);
-        d.attn_post_norm = norm(&p, &l->attn_post_norm, hidden);
-        d.mlp_norm = norm(&p, &l->mlp_norm, hidden);
-        d.gate = linear(&p, &l->gate);
-        d.up = linear(&p, &l->up);
-        d.down = linear(&p, &l->down);
-        d.mlp_post_norm = norm(&p, &l->mlp_post_norm, hidden);
+        const struct dlayer d = plan_layer(&p, m, i);
         if (w->layers)
             w->layers[i] = d;
     }
@@ -134,6 +149,17 @@ size_t dweights_size(const struct model *m, int first_layer)
 {
     struct dweights w = { 0 };
     return plan_all(&w, m, first_layer);
+}
+
+size_t dweights_host_size(const struct model *m, int first_layer)
+{
+    struct dweights w = { 0 };
+    struct plan p = { &w, 0, 0, 0 };
+    if (first_layer > 0)
+        plan_first(&p, m);
+    for (int i = 0; i < first_layer; i++)
+        plan_layer(&p, m, i);
+    return p.at;
 }
 
 /* Pieces cut into chunks; left counts them. */

@@ -17,6 +17,8 @@ struct dlayer {
 struct dweights;
 /* Bytes of device memory that the weights of m take: layers [first_layer, n_layers) and the head; with the whole model, first_layer 0, the embedding. */
 size_t dweights_size(const struct model *m, int first_layer);
+/* Of those that the processor reads then: the embedding and layers [0, first_layer); 0 with the whole model on the device. */
+size_t dweights_host_size(const struct model *m, int first_layer);
 /* Begins to load; m stays open until the end of the loading or dweights_close. */
 struct dweights *dweights_open(struct gpu *g, const struct model *m, int first_layer, struct err *e);
 void dweights_close(struct dweights *w);        /* stops loading; NULL is fine */

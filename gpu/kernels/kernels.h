@@ -57,8 +57,9 @@ int gpu_matmul(struct gpu *g, const struct gpu_linear *l, struct err *e);
 /* f32 activations and the weights as stored, every type; any number of tokens and up to three matrices, no GPU_MLP. */
 int gpu_matmul_f32(struct gpu *g, const struct gpu_linear *l, struct err *e);
 
-/* x [n][cols] = row token[i] of w * scale (w->data NULL: 0), + pos_embed[pos[i] + pos_offset] if there is one. */
-int gpu_embed(struct gpu *g, float *x, const struct gpu_mat *w, const int32_t *token, const int32_t *pos, int n, float scale, const float *pos_embed,
+/* x [n][cols] = row token[i] of w * scale (w->data NULL: 0), + pos_embed[pos[i] + pos_offset] if there is one.  A token below 0 is drawn[-1 - token]; what was not
+ * drawn there (-1) counts as token 0. */
+int gpu_embed(struct gpu *g, float *x, const struct gpu_mat *w, const int32_t *token, const int32_t *drawn, const int32_t *pos, int n, float scale, const float *pos_embed,
               int pos_offset, struct err *e);
 
 /* Norms of rows [n][cols] f32.  Where add is not NULL the result goes into the residual:

@@ -166,10 +166,11 @@ extern "C" int gpu_matmul_f32(struct gpu *g, const struct gpu_linear *l, struct 
 
 /* ---- embedding: rows of a matrix, as stored ---- */
 
-__global__ __launch_bounds__(256) void embed_kernel(float *x, gpu_mat m, const int32_t *token, const int32_t *pos, float scale, const float *pos_embed, int pos_offset)
+__global__ __launch_bounds__(256) void embed_kernel(float *x, gpu_mat m, const int32_t *token, const int32_t *drawn, const int32_t *pos, float scale,
+                                                    const float *pos_embed, int pos_offset)
 {
     const layout a = layout_of(m.type);
-    const int t = blockIdx.x, row = token[t];
+    const int t = blockIdx.x, row = token[t] < 0 ? max(drawn[-1 - token[t]], 0) : token[t];
     const uint8_t *tile = m.data + (size_t)(row / 32) * m.tile_bytes;
     for (int step = threadIdx.x; step < m.n_steps; step += 256) {
         float v[32] = { 0 };
@@ -188,8 +189,8 @@ __global__ __launch_bounds__(256) void embed_kernel(float *x, gpu_mat m, const i
     }
 }
 
-extern "C" int gpu_embed(struct gpu *g, float *x, const struct gpu_mat *w, const int32_t *token, const int32_t *pos, int n, float scale, const float *pos_embed,
-                         int pos_offset, struct err *e)
+extern "C" int gpu_embed(struct gpu *g, float *x, const struct gpu_mat *w, const int32_t *token, const int32_t *drawn, const int32_t *pos, int n, float scale,
+                         const float *pos_embed, int pos_offset, struct err *e)
 {
-    return launch(g, "embed", embed_kernel, dim3((unsigned)n), 256, 0, e, x, *w, token, pos, scale, pos_embed, pos_offset);
+    return launch(g, "embed", embed_kernel, dim3((unsigned)n), 256, 0, e, x, *w, token, drawn, pos, scale, pos_embed, pos_offset);
 }

@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <deque>
 #include <mutex>
 #include <vector>
 
@@ -21,18 +22,28 @@
 extern "C" { const char gpu_kind[] = "emulated"; }
 
 struct region { uint8_t *map; size_t map_size; uint8_t *p; size_t size; int pinned; };
+/* What the compute stream is given it does when somebody waits for it, not before, unless debug_sync: whoever changes host memory too early, or reads it, gets wrong
+ * numbers, as on a GPU.  The copy stream does things at once. */
 struct gpu {
     int debug_sync;
     std::vector<region> regions;
     std::mutex lock;                    /* the loader's threads allocate little, but copy while kernels run */
-    struct err lost;
-    bool failed;                        /* a kernel did, and nobody has noticed */
     bool recording;
     struct gpu_graph *graph;
+    std::deque<std::function<void()>> queue; uint64_t n_queued, n_done;     /* of the compute stream; lock */
+    std::mutex working;                 /* held by whoever does them */
 };
 struct node { const char *name; dim3 grid; int threads; size_t shared; std::function<void()> kernel; };
 struct gpu_graph { std::vector<node> nodes; };
-struct gpu_event { uint64_t ns; };
+struct gpu_event { uint64_t ns, after; };               /* after: so many of the compute stream's doings */
+
+/* The one device, as rt.cu has many. */
+static struct {
+    std::mutex lock;
+    int n_handles;
+    struct err lost;                    /* the first failure; code ERR_NONE: none */
+    bool failed;                        /* a kernel did, and nobody has noticed */
+} state;
 
 /* ---- fibers ---- */
 
@@ -89,6 +100,7 @@ static struct machine {
     char fail_kernel[64];               /* emulated_fail; no string: who asks may be earlier than constructors */
     int fail_at;                        /* launches until then; 0: none is to fail */
     int n_graphs;                       /* launched */
+    enum emulated_refusal refuse;       /* emulated_refuse */
 } m;
 emulated_thread *emulated;
 
@@ -426,33 +438,84 @@ int emulated_graphs()
     return m.n_graphs;
 }
 
-/* The device's first failure: what every later call says. */
-static int lose(struct gpu *g, const struct err *why, struct err *e)
+void emulated_refuse(enum emulated_refusal what)
 {
-    std::lock_guard<std::mutex> guard(g->lock);
-    if (g->lost.code == ERR_NONE)
-        g->lost = *why;
-    *e = g->lost;
+    std::lock_guard<std::mutex> guard(m.lock);
+    m.refuse = what;
+}
+
+static int refused(enum emulated_refusal what, struct err *e)
+{
+    std::lock_guard<std::mutex> guard(m.lock);
+    return m.refuse == what ? err_set(e, ERR_DEVICE, "emulated:0: graph: a test leaves no memory for it") : 0;
+}
+
+/* The device's first failure: what every later call says. */
+static int lose(const struct err *why, struct err *e)
+{
+    std::lock_guard<std::mutex> guard(state.lock);
+    if (state.lost.code == ERR_NONE)
+        state.lost = *why;
+    *e = state.lost;
     return -1;
 }
 
 /* As a GPU tells: the launch itself succeeds; the first call that waits fails, and knows no kernel. */
-static int ready(struct gpu *g, const char *what, struct err *e)
+static int ready(const char *what, struct err *e)
 {
-    std::lock_guard<std::mutex> guard(g->lock);
-    if (g->failed && g->lost.code == ERR_NONE)
-        err_set(&g->lost, ERR_DEVICE, "emulated:0: %s: a fault that a test asked for; ZSE_DEBUG_SYNC=1 names the kernel", what);
-    if (g->lost.code == ERR_NONE)
+    std::lock_guard<std::mutex> guard(state.lock);
+    if (state.failed && state.lost.code == ERR_NONE)
+        err_set(&state.lost, ERR_DEVICE, "emulated:0: %s: a fault that a test asked for; ZSE_DEBUG_SYNC=1 names the kernel", what);
+    if (state.lost.code == ERR_NONE)
         return 0;
-    *e = g->lost;
+    *e = state.lost;
     return -1;
 }
+
+static bool has_failed()
+{
+    std::lock_guard<std::mutex> guard(state.lock);
+    return state.failed || state.lost.code != ERR_NONE;
+}
+
+/* ---- the compute stream ---- */
+
+static void enqueue(struct gpu *g, std::function<void()> what)
+{
+    if (g->debug_sync)
+        return what();
+    std::lock_guard<std::mutex> guard(g->lock);
+    g->queue.push_back(std::move(what));
+    g->n_queued++;
+}
+
+/* The first n things that it was ever given are done. */
+static void work_off(struct gpu *g, uint64_t n)
+{
+    std::lock_guard<std::mutex> working(g->working);
+    for (;;) {
+        std::function<void()> next;
+        {
+            std::lock_guard<std::mutex> guard(g->lock);
+            if (g->queue.empty() || g->n_done >= n)
+                return;
+            next = std::move(g->queue.front());
+            g->queue.pop_front();
+        }
+        next();
+        std::lock_guard<std::mutex> guard(g->lock);
+        g->n_done++;
+    }
+}
+static void work_off(struct gpu *g) { work_off(g, UINT64_MAX); }
 
 /* Is this the launch that emulated_fail meant? */
 static bool must_fail(const char *name) { return m.fail_at > 0 && (!m.fail_kernel[0] || strcmp(m.fail_kernel, name) == 0) && --m.fail_at == 0; }
 
 static int run_kernel(struct gpu *g, const char *name, dim3 grid, int threads, size_t shared, const std::function<void()> &kernel, struct err *e)
 {
+    if (has_failed())
+        return 0;
     std::lock_guard<std::mutex> guard(m.lock);
     if (!m.stacks) {
         void *p = mmap(nullptr, (size_t)MAX_THREADS * STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -469,9 +532,9 @@ static int run_kernel(struct gpu *g, const char *name, dim3 grid, int threads, s
         struct err why;
         err_set(&why, ERR_DEVICE, "emulated:0: %s: a fault that a test asked for", name);
         if (g->debug_sync)
-            return lose(g, &why, e);
-        std::lock_guard<std::mutex> mine(g->lock);
-        g->failed = true;
+            return lose(&why, e);
+        std::lock_guard<std::mutex> mine(state.lock);
+        state.failed = true;
         return 0;
     }
     m.gpu = g;
@@ -487,19 +550,17 @@ static int run_kernel(struct gpu *g, const char *name, dim3 grid, int threads, s
         return 0;
     struct err why;
     err_set(&why, ERR_DEVICE, "%s", m.error);
-    return lose(g, &why, e);
+    return lose(&why, e);
 }
 
 int emulate_launch(struct gpu *g, const char *name, dim3 grid, int threads, size_t shared, std::function<void()> kernel, struct err *e)
 {
     {
-        std::lock_guard<std::mutex> guard(g->lock);
-        if (g->lost.code != ERR_NONE) {
-            *e = g->lost;
+        std::lock_guard<std::mutex> guard(state.lock);
+        if (state.lost.code != ERR_NONE) {
+            *e = state.lost;
             return -1;
         }
-        if (g->failed)
-            return 0;
     }
     if (threads < 1 || threads > MAX_THREADS || shared > MAX_SHARED || !grid.x || !grid.y || !grid.z || grid.y > 65535 || grid.z > 65535)
         return err_set(e, ERR_DEVICE, "kernel %s: a grid of %u x %u x %u blocks of %d threads with %zu bytes of shared memory cannot be launched", name, grid.x, grid.y,
@@ -508,7 +569,13 @@ int emulate_launch(struct gpu *g, const char *name, dim3 grid, int threads, size
         g->graph->nodes.push_back({ name, grid, threads, shared, std::move(kernel) });
         return 0;
     }
-    return run_kernel(g, name, grid, threads, shared, kernel, e);
+    if (g->debug_sync)
+        return run_kernel(g, name, grid, threads, shared, kernel, e);
+    enqueue(g, [=] {
+        struct err ignored;             /* the device has it */
+        run_kernel(g, name, grid, threads, shared, kernel, &ignored);
+    });
+    return 0;
 }
 
 /* ---- the device ---- */
@@ -521,9 +588,15 @@ struct gpu *gpu_open(int device, int debug_sync, struct err *e)
         err_set(e, ERR_DEVICE, "emulated:%d: there is one emulated device, number 0", device);
         return nullptr;
     }
+    std::lock_guard<std::mutex> guard(state.lock);
+    if (state.lost.code != ERR_NONE) {
+        err_set(e, ERR_DEVICE, "emulated:0 was lost and cannot be used before everything on it is unloaded (%d user%s): %.300s", state.n_handles,
+                state.n_handles == 1 ? "" : "s", state.lost.msg);
+        return nullptr;
+    }
+    state.n_handles++;
     struct gpu *g = new struct gpu();
     g->debug_sync = debug_sync;
-    g->lost.code = ERR_NONE;
     return g;
 }
 
@@ -534,13 +607,18 @@ void gpu_close(struct gpu *g)
     for (const region &r : g->regions)
         munmap(r.map, r.map_size);
     delete g;
+    std::lock_guard<std::mutex> guard(state.lock);
+    if (--state.n_handles == 0) {
+        state.lost.code = ERR_NONE;
+        state.failed = false;
+    }
 }
 
-int gpu_use(struct gpu *g, struct err *e) { return ready(g, "device", e); }
-int gpu_is_lost(struct gpu *g)
+int gpu_use(struct gpu *, struct err *e) { return ready("device", e); }
+int gpu_is_lost(struct gpu *)
 {
     struct err ignored;
-    return ready(g, "device", &ignored) < 0;
+    return ready("device", &ignored) < 0;
 }
 void gpu_warm_up(int) {}
 
@@ -551,7 +629,7 @@ int gpu_info(const struct gpu *, struct gpu_info *info, struct err *)
     info->major = 9;
     info->n_sms = 4;
     info->memory = info->free = (size_t)4 << 30;
-    info->l2 = 1 << 20;
+    info->l2 = 4 << 10;                 /* little, so that what is several times as large is still little */
     return 0;
 }
 
@@ -579,7 +657,7 @@ static void *region_open(struct gpu *g, size_t size, int pinned, const char *wha
 void *gpu_alloc(struct gpu *g, size_t size, const char *what, struct err *e) { return region_open(g, size, 0, what, e); }
 void *gpu_pinned(struct gpu *g, size_t size, const char *what, struct err *e) { return region_open(g, size, 1, what, e); }
 
-void gpu_free(struct gpu *g, void *p)
+static void region_close(struct gpu *g, void *p)
 {
     if (!p)
         return;
@@ -592,7 +670,13 @@ void gpu_free(struct gpu *g, void *p)
         return;
     }
 }
-void gpu_pinned_free(struct gpu *g, void *p) { gpu_free(g, p); }
+void gpu_free(struct gpu *g, void *p)
+{
+    if (p)
+        work_off(g);                    /* waits for the device, as CUDA's does */
+    region_close(g, p);
+}
+void gpu_pinned_free(struct gpu *g, void *p) { region_close(g, p); }
 
 static int in_device(struct gpu *g, const void *at, size_t n, const char *what, struct err *e)
 {
@@ -604,43 +688,75 @@ static int in_device(struct gpu *g, const void *at, size_t n, const char *what, 
     return err_set(e, ERR_DEVICE, "%s of %zu bytes does not lie in device memory", what, n);
 }
 
-static int move(struct gpu *g, void *to, const void *from, size_t n, const char *what, struct err *e)
+static int move(struct gpu *g, enum gpu_stream s, void *to, const void *from, size_t n, const char *what, struct err *e)
 {
-    if (ready(g, what, e) < 0)
+    if (ready(what, e) < 0)
         return -1;
-    if (n)
+    if (n && s == GPU_COMPUTE)
+        enqueue(g, [=] { memmove(to, from, n); });
+    else if (n)
         memcpy(to, from, n);
     return 0;
 }
 
-int gpu_upload(struct gpu *g, enum gpu_stream, void *to, const void *from, size_t n, struct err *e)
+int gpu_upload(struct gpu *g, enum gpu_stream s, void *to, const void *from, size_t n, struct err *e)
 {
-    return n && in_device(g, to, n, "an upload", e) < 0 ? -1 : move(g, to, from, n, "upload", e);
+    return n && in_device(g, to, n, "an upload", e) < 0 ? -1 : move(g, s, to, from, n, "upload", e);
 }
-int gpu_download(struct gpu *g, enum gpu_stream, void *to, const void *from, size_t n, struct err *e)
+int gpu_download(struct gpu *g, enum gpu_stream s, void *to, const void *from, size_t n, struct err *e)
 {
-    return n && in_device(g, from, n, "a download", e) < 0 ? -1 : move(g, to, from, n, "download", e);
+    return n && in_device(g, from, n, "a download", e) < 0 ? -1 : move(g, s, to, from, n, "download", e);
 }
-int gpu_copy(struct gpu *g, enum gpu_stream, void *to, const void *from, size_t n, struct err *e)
+int gpu_copy(struct gpu *g, enum gpu_stream s, void *to, const void *from, size_t n, struct err *e)
 {
-    return n && (in_device(g, from, n, "a copy", e) < 0 || in_device(g, to, n, "a copy", e) < 0) ? -1 : move(g, to, from, n, "copy", e);
+    return n && (in_device(g, from, n, "a copy", e) < 0 || in_device(g, to, n, "a copy", e) < 0) ? -1 : move(g, s, to, from, n, "copy", e);
 }
-int gpu_fill(struct gpu *g, enum gpu_stream, void *to, int byte, size_t n, struct err *e)
+int gpu_fill(struct gpu *g, enum gpu_stream s, void *to, int byte, size_t n, struct err *e)
 {
     if (n && in_device(g, to, n, "a fill", e) < 0)
         return -1;
-    memset(to, byte, n);
+    if (s == GPU_COMPUTE)
+        enqueue(g, [=] { memset(to, byte, n); });
+    else
+        memset(to, byte, n);
     return 0;
 }
-int gpu_sync(struct gpu *g, enum gpu_stream, struct err *e) { return ready(g, "waiting for the kernels", e); }
+int gpu_sync(struct gpu *g, enum gpu_stream s, struct err *e)
+{
+    if (s == GPU_COMPUTE)
+        work_off(g);
+    return ready("waiting for the kernels", e);
+}
 
 struct gpu_event *gpu_event_open(struct gpu *, struct err *) { return new gpu_event(); }
-void gpu_event_close(struct gpu *, struct gpu_event *v) { delete v; }
-int gpu_event_record(struct gpu *, enum gpu_stream, struct gpu_event *v, struct err *) { v->ns = clock_ns(); return 0; }
-int gpu_event_wait(struct gpu *, enum gpu_stream, struct gpu_event *, struct err *) { return 0; }
-int gpu_event_sync(struct gpu *, struct gpu_event *, struct err *) { return 0; }
-int gpu_event_elapsed(struct gpu *, struct gpu_event *from, struct gpu_event *to, double *seconds, struct err *)
+void gpu_event_close(struct gpu *g, struct gpu_event *v)
 {
+    work_off(g, v->after);              /* it is still to be written */
+    delete v;
+}
+int gpu_event_record(struct gpu *g, enum gpu_stream s, struct gpu_event *v, struct err *)
+{
+    v->after = 0;
+    if (s == GPU_COPY || g->debug_sync) {
+        v->ns = clock_ns();
+        return 0;
+    }
+    enqueue(g, [=] { v->ns = clock_ns(); });
+    std::lock_guard<std::mutex> guard(g->lock);
+    v->after = g->n_queued;
+    return 0;
+}
+/* The copy stream waits for nothing of the compute stream, and has done what this one waits for. */
+int gpu_event_wait(struct gpu *, enum gpu_stream, struct gpu_event *, struct err *) { return 0; }
+int gpu_event_sync(struct gpu *g, struct gpu_event *v, struct err *e)
+{
+    work_off(g, v->after);
+    return ready("event", e);
+}
+int gpu_event_elapsed(struct gpu *g, struct gpu_event *from, struct gpu_event *to, double *seconds, struct err *e)
+{
+    if (gpu_event_sync(g, to, e) < 0)
+        return -1;
     *seconds = (double)(to->ns - from->ns) * 1e-9;
     return 0;
 }
@@ -652,16 +768,21 @@ int gpu_graph_begin(struct gpu *g, struct err *)
     return 0;
 }
 
-struct gpu_graph *gpu_graph_end(struct gpu *g, struct err *)
+struct gpu_graph *gpu_graph_end(struct gpu *g, struct err *e)
 {
     g->recording = false;
     struct gpu_graph *graph = g->graph;
     g->graph = nullptr;
-    return graph;
+    if (refused(EMULATED_GRAPH, e) == 0)
+        return graph;
+    delete graph;
+    return nullptr;
 }
 
 int gpu_graph_launch(struct gpu *g, struct gpu_graph *graph, struct err *e)
 {
+    if (refused(EMULATED_GRAPH_LAUNCH, e) < 0)
+        return -1;
     {
         std::lock_guard<std::mutex> guard(m.lock);
         m.n_graphs++;

@@ -6,9 +6,12 @@
 extern "C" {
 #endif
 
-/* The n-th launch from now on (1: the next) of this kernel (NULL: of any) fails, and its device is lost; 0: none. Whoever waits for the device next hears of it; the
- * kernel's name only with debug_sync.  Devices that are opened later are well. */
+/* The n-th launch from now on (1: the next) of this kernel (NULL: of any) fails, and the device is lost; 0: none. Whoever waits for the device next hears of it; the
+ * kernel's name only with debug_sync.  The device is well again once everybody has closed it. */
 void emulated_fail(const char *kernel, int n);
+/* From now on there is no memory for graphs, or for launching them. */
+enum emulated_refusal { EMULATED_NOTHING, EMULATED_GRAPH, EMULATED_GRAPH_LAUNCH };
+void emulated_refuse(enum emulated_refusal what);
 /* Graphs launched in this process so far. */
 int emulated_graphs(void);
 

@@ -7,13 +7,9 @@
 
 #ifdef __CUDACC__
 
-#include <pthread.h>
-
 struct gpu {
     int device, debug_sync, n_sms;
     cudaStream_t stream[2];
-    pthread_mutex_t lock;               /* of lost: loaders fail, too */
-    struct err lost;                    /* the first failure; code ERR_NONE: none */
 };
 /* 0, or -1 with the failure that lost the device. */
 int gpu_ready(struct gpu *g, struct err *e);

@@ -1,6 +1,7 @@
 /* rt.cu - rt.h on a GPU.  The runtime is linked statically and loads the driver when it is first asked, so the same binary runs where there is none. */
 #include "gpu/rt/launch.cuh"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -18,30 +19,37 @@ static int spares_device(cudaError_t rc)
            rc == cudaErrorStreamCaptureInvalidated;
 }
 
+/* A context is the process's, and so is its loss: of every device its handles, and the first failure that lost it (code ERR_NONE: none). */
+enum { MAX_DEVICES = 64 };
+static struct { int n_handles; struct err lost; } devices[MAX_DEVICES];
+static std::atomic<bool> is_lost[MAX_DEVICES];         /* the same, for those who ask often */
+static pthread_mutex_t devices_lock = PTHREAD_MUTEX_INITIALIZER;
+
 int gpu_check(struct gpu *g, cudaError_t rc, const char *what, struct err *e)
 {
     if (rc == cudaSuccess)
         return 0;
     cudaGetLastError();
-    err_set(e, ERR_DEVICE, "cuda:%d: %s: %s (%s)%s", g ? g->device : 0, what, cudaGetErrorString(rc), cudaGetErrorName(rc),
-            g && !g->debug_sync && !spares_device(rc) ? "; ZSE_DEBUG_SYNC=1 names the kernel" : "");
-    if (g && !spares_device(rc)) {
-        pthread_mutex_lock(&g->lock);
-        if (g->lost.code == ERR_NONE)
-            g->lost = *e;
-        pthread_mutex_unlock(&g->lock);
+    err_set(e, ERR_DEVICE, "cuda:%d: %s: %s (%s)%s", g->device, what, cudaGetErrorString(rc), cudaGetErrorName(rc),
+            !g->debug_sync && !spares_device(rc) ? "; ZSE_DEBUG_SYNC=1 names the kernel" : "");
+    if (!spares_device(rc)) {
+        pthread_mutex_lock(&devices_lock);
+        if (!is_lost[g->device])
+            devices[g->device].lost = *e;
+        is_lost[g->device] = true;
+        pthread_mutex_unlock(&devices_lock);
     }
     return -1;
 }
 
 int gpu_ready(struct gpu *g, struct err *e)
 {
-    pthread_mutex_lock(&g->lock);
-    const int lost = g->lost.code != ERR_NONE;
-    if (lost)
-        *e = g->lost;
-    pthread_mutex_unlock(&g->lock);
-    return lost ? -1 : 0;
+    if (!is_lost[g->device])
+        return 0;
+    pthread_mutex_lock(&devices_lock);
+    *e = devices[g->device].lost;
+    pthread_mutex_unlock(&devices_lock);
+    return -1;
 }
 
 /* What is freed is this device's: a thread that never chose one would make a context on the first. */
@@ -51,9 +59,41 @@ static void choose(struct gpu *g)
         cudaGetLastError();
 }
 
-/* Handles of each device: a context is the process's, and so is their number. */
-enum { MAX_DEVICES = 64 };
-static std::atomic<int> n_handles[MAX_DEVICES];
+/* A lost device that nobody holds: its context is given up, and a new one made.  The driver keeps some failures for the life of the process. */
+static void try_again(int device)
+{
+    cudaSetDevice(device);              /* may well answer with the old failure */
+    cudaDeviceReset();
+    cudaGetLastError();
+    if (cudaSetDevice(device) == cudaSuccess && cudaFree(nullptr) == cudaSuccess)
+        is_lost[device] = false;
+    cudaGetLastError();
+}
+
+/* One more handle, if the device is alive or comes back. */
+static int hold(int device, struct err *e)
+{
+    int rc = 0;
+    pthread_mutex_lock(&devices_lock);
+    const int n = devices[device].n_handles;
+    if (is_lost[device] && n == 0)
+        try_again(device);
+    if (is_lost[device])
+        rc = n ? err_set(e, ERR_DEVICE, "cuda:%d was lost and cannot be used before everything on it is unloaded (%d user%s): %.300s", device, n, n == 1 ? "" : "s", devices[device].lost.msg)
+               : err_set(e, ERR_DEVICE, "cuda:%d was lost and does not come back in this process: %.300s", device, devices[device].lost.msg);
+    else
+        devices[device].n_handles++;
+    pthread_mutex_unlock(&devices_lock);
+    return rc;
+}
+
+static void let_go(int device)
+{
+    pthread_mutex_lock(&devices_lock);
+    if (--devices[device].n_handles == 0 && is_lost[device])
+        try_again(device);
+    pthread_mutex_unlock(&devices_lock);
+}
 
 extern "C" {
 
@@ -79,16 +119,20 @@ struct gpu *gpu_open(int device, int debug_sync, struct err *e)
         err_set(e, ERR_DEVICE, "cuda:%d: there %s %d GPU%s, expected 0 to %d", device, n == 1 ? "is" : "are", n, n == 1 ? "" : "s", n - 1);
         return nullptr;
     }
+    if (device >= MAX_DEVICES) {
+        err_set(e, ERR_DEVICE, "cuda:%d: expected 0 to %d", device, MAX_DEVICES - 1);
+        return nullptr;
+    }
+    if (hold(device, e) < 0)
+        return nullptr;
     struct gpu *g = (struct gpu *)calloc(1, sizeof *g);
     if (!g) {
+        let_go(device);
         err_nomem(e, "device");
         return nullptr;
     }
     g->device = device;
     g->debug_sync = debug_sync;
-    pthread_mutex_init(&g->lock, nullptr);
-    if (device < MAX_DEVICES)
-        n_handles[device]++;
     if (gpu_check(g, cudaSetDevice(device), "opening the device", e) < 0 ||
         gpu_check(g, cudaDeviceGetAttribute(&g->n_sms, cudaDevAttrMultiProcessorCount, device), "asking the device", e) < 0 ||
         gpu_check(g, cudaStreamCreateWithFlags(&g->stream[0], cudaStreamNonBlocking), "stream", e) < 0 ||
@@ -107,26 +151,22 @@ void gpu_close(struct gpu *g)
     for (int i = 0; i < 2; i++)
         if (g->stream[i])
             cudaStreamDestroy(g->stream[i]);
-    if (g->device < MAX_DEVICES && --n_handles[g->device] == 0 && g->lost.code != ERR_NONE && cudaSetDevice(g->device) == cudaSuccess)
-        cudaDeviceReset();
     cudaGetLastError();
-    pthread_mutex_destroy(&g->lock);
+    let_go(g->device);
     free(g);
 }
 
 int gpu_use(struct gpu *g, struct err *e) { return gpu_ready(g, e) < 0 ? -1 : gpu_check(g, cudaSetDevice(g->device), "device", e); }
 
-int gpu_is_lost(struct gpu *g)
-{
-    struct err ignored;
-    return gpu_ready(g, &ignored) < 0;
-}
+int gpu_is_lost(struct gpu *g) { return is_lost[g->device]; }
 
 void gpu_warm_up(int device)
 {
+    pthread_mutex_lock(&devices_lock);          /* not beside a reset */
     if (cudaSetDevice(device) == cudaSuccess)
         cudaFree(nullptr);
     cudaGetLastError();
+    pthread_mutex_unlock(&devices_lock);
 }
 
 /* f16 operations a clock of a multiprocessor, with f32 sums: the vendor's architecture papers of GA100, GA102, AD102 and GH100. */

@@ -1,6 +1,6 @@
 /* rt.h - one device: memory, copies, events, graphs.  rt.cu answers with the CUDA runtime, emulated.cc with the processor.
  *
- * Errors say what was asked for and what the driver answered; after the first failure of a kernel the device is lost, and every later
+ * Errors say what was asked for and what the driver answered; after the first failure of a kernel the device is lost, for all who hold it, and every later
  * call fails with the same sentence: requests end with an error, the process goes on.  Memory that is not there and a launch that is refused
  * leave the device as it was. */
 #ifndef ZSE_GPU_RT_RT_H
@@ -33,7 +33,8 @@ extern const char gpu_kind[];       /* "cuda" or "emulated" */
 
 /* debug_sync: wait after every kernel, so that a failure names it; emulated: check every access (see emulate.h). */
 struct gpu *gpu_open(int device, int debug_sync, struct err *e);
-/* Frees what is left; NULL is fine.  The last one of a device that is lost gives its context back, so that a later gpu_open may find the device alive. */
+/* Frees what is left; NULL is fine.  A lost device may come back once nobody holds it: the last who closes it tries, and so does gpu_open, which says what
+ * happened where it does not. */
 void gpu_close(struct gpu *g);
 /* The calls of this thread go to g: before the first launch of a thread, as the device is a property of the thread. */
 int gpu_use(struct gpu *g, struct err *e);

@@ -18,6 +18,7 @@ extern "C" {
  * prefix reuse and verification of drafts are the same call. */
 struct batch_item {
     const int32_t *tokens; int n_tokens;    /* >= 1 */
+    int follows;                            /* tokens NULL, n_tokens 1: the token that the step begun last draws in this row of its logits (see begin) */
     int pos;                                /* position of tokens[0]: keys and values of [0, pos) are in the cache already */
     const int32_t *table;                   /* KV block numbers: position p lies in block table[p / KV_BLOCK] */
     int state;                              /* of models with recurrent layers: which of the n_states holds what [0, pos) left behind, and gets what these tokens
@@ -63,6 +64,13 @@ struct backend {
     void *(*open)(const struct model *m, const struct backend_options *o, struct err *e);
     /* Run the batch; logits [sum of n_logits][vocab_size] f32 in order of items. */
     int (*forward)(void *b, const struct batch *batch, float *logits, struct err *e);
+    /* Steps that are not waited for; NULL: there are none.  1: it is begun, and nothing of the batch is needed any more; 0: it can only be run by forward, nothing was
+     * done; -1.  Every item has one row of logits and a draw.  Tokens may be those of the step begun last (batch_item.follows) unless forward ran since.  Two steps
+     * at most are begun and not ended. */
+    int (*begin)(void *b, const struct batch *batch, struct err *e);
+    /* Wait for the step begun first, and the tokens into its items' draws; logits are nowhere: where a token stays -1, forward makes them, with the same step again.
+     * batch NULL: nobody wants them. */
+    int (*end)(void *b, const struct batch *batch, struct err *e);
     int (*copy_block)(void *b, int32_t from, int32_t to, struct err *e);
     size_t (*memory)(const void *b);        /* bytes of private memory it holds, KV included */
     size_t (*kv_bytes)(const void *b);

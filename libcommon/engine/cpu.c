@@ -253,8 +253,10 @@ static size_t cpu_memory(const void *backend)
 static size_t cpu_kv_bytes(const void *backend) { return ((const struct cpu *)backend)->kv_size; }
 static const char *cpu_describe(const void *backend) { return ((const struct cpu *)backend)->name; }
 
-const struct backend backend_cpu = { "cpu", cpu_open, cpu_forward, cpu_copy_block, cpu_memory, cpu_kv_bytes, cpu_describe, cpu_close, cpu_drop_block, cpu_copy_state,
-                                     cpu_drop_state, NULL };
+const struct backend backend_cpu = {
+    .name = "cpu", .open = cpu_open, .forward = cpu_forward, .begin = NULL, .end = NULL, .copy_block = cpu_copy_block, .memory = cpu_memory, .kv_bytes = cpu_kv_bytes,
+    .describe = cpu_describe, .close = cpu_close, .drop_block = cpu_drop_block, .copy_state = cpu_copy_state, .drop_state = cpu_drop_state, .device = NULL,
+};
 
 const unsigned *cpu_count_experts(void *backend, struct err *e)
 {

@@ -1,4 +1,5 @@
-/* engine.c - opening, the step, figures.  A step ends what was cancelled, plans (engine_plan.c), computes, delivers (engine_deliver.c). */
+/* engine.c - opening, the step, figures.  A step ends what was cancelled, plans (engine_plan.c), computes (engine_ahead.c), delivers
+ * (engine_deliver.c). */
 #include <stdlib.h>
 #include <string.h>
 
@@ -103,13 +104,15 @@ struct engine *engine_open(const struct model *m, const struct tokenizer *t, con
     g->batched = calloc((size_t)g->max_seqs, sizeof(struct request *));
     g->items = calloc((size_t)g->max_seqs, sizeof *g->items);
     g->draws = calloc((size_t)g->max_seqs, sizeof *g->draws);
+    g->ahead = (struct ahead){ calloc((size_t)g->max_seqs, sizeof(struct request *)), calloc((size_t)g->max_seqs, sizeof *g->items),
+                               calloc((size_t)g->max_seqs, sizeof *g->draws), 0 };
     g->n_rows = g->max_seqs;
     g->logits = malloc(((size_t)g->n_rows + PROMPT_ROWS) * (size_t)g->vocab_size * sizeof *g->logits);    /* pages come with their first use */
     g->row = malloc((size_t)(g->vocab_size > c->hidden_size ? g->vocab_size : c->hidden_size) * sizeof *g->row);
     g->pace.alone_ns = calloc((size_t)g->max_seqs + 1, sizeof *g->pace.alone_ns);
     if (!(g->scratch = sampler_scratch_open(e)))
         goto fail;
-    if (!g->running || !g->batched || !g->items || !g->draws || !g->logits || !g->row || !g->pace.alone_ns) {
+    if (!g->running || !g->batched || !g->items || !g->draws || !g->ahead.batched || !g->ahead.items || !g->ahead.draws || !g->logits || !g->row || !g->pace.alone_ns) {
         err_nomem(e, "engine");
         goto fail;
     }
@@ -154,6 +157,9 @@ void engine_close(struct engine *g)
     free(g->batched);
     free(g->items);
     free(g->draws);
+    free(g->ahead.batched);
+    free(g->ahead.items);
+    free(g->ahead.draws);
     free(g->logits);
     free(g->row);
     free(g->hidden);
@@ -185,24 +191,19 @@ int engine_step(struct engine *g, struct err *e)
     const uint64_t begin = clock_ns();
     struct err mine;
     requests_sweep(g, begin);
-    plan_step(g);
-    const struct batch batch = { g->items, plan_batch(g) };
-    if (batch.n_items == 0)
+    const int n_items = ahead_run(g, &mine);
+    if (n_items == 0)
         return 0;
-    masks_begin(g, batch.n_items);
-    const int failed = g->copy_failed || g->broken || g->backend->forward(g->b, &batch, g->logits, &mine) != 0;
-    masks_end(g);
-    if (is_broken(g) || failed) {
-        if (g->broken || g->copy_failed)
-            mine = g->broken ? g->broken_error : g->copy_error;
-        g->copy_failed = 0;
+    if (is_broken(g) || n_items < 0) {
+        if (g->broken)
+            mine = g->broken_error;
         while (g->n_running > 0)
             request_finish_early(g, g->running[g->n_running - 1], FINISH_ERROR, &mine);
         if (e)
             *e = mine;
         return -1;
     }
-    deliver_step(g, batch.n_items);
+    deliver_step(g, n_items);
     const uint64_t ns = clock_ns() - begin;
     pace_learn(g, ns);
     count_step(g, ns);
@@ -212,7 +213,7 @@ int engine_step(struct engine *g, struct err *e)
 void engine_stats(const struct engine *g, struct engine_stats *s)
 {
     const size_t vocab = (size_t)g->vocab_size * sizeof(float), hidden = (size_t)g->m->config.hidden_size * sizeof(float);
-    const size_t mine = (size_t)(g->n_rows + 1) * vocab + (size_t)g->max_seqs * (sizeof *g->items + sizeof *g->draws + 2 * sizeof *g->running + sizeof(float)) +
+    const size_t mine = (size_t)(g->n_rows + 1) * vocab + (size_t)g->max_seqs * (2 * (sizeof *g->items + sizeof *g->draws) + 3 * sizeof *g->running + sizeof(float)) +
                         (g->hidden ? (size_t)g->max_tokens * hidden : 0) + kv_pool_bytes(g->pool) + (g->states ? state_pool_bytes(g->states) : 0);
     *s = g->count;
     s->kv_bytes = g->backend->kv_bytes(g->b);

@@ -1,5 +1,5 @@
 /* engine_core.h - what the parts of the engine share: engine.c (opening, the step), engine_request.c (a request's life), engine_plan.c (who runs,
- * and what of it), engine_deliver.c (from the backend's rows to callbacks). */
+ * and what of it), engine_ahead.c (the backend's work, begun early where it can be), engine_deliver.c (from the backend's rows to callbacks). */
 #ifndef ZSE_ENGINE_ENGINE_CORE_H
 #define ZSE_ENGINE_ENGINE_CORE_H
 
@@ -56,6 +56,9 @@ struct pace {
     int n_decoding, n_prompt;           /* of this step */
 };
 
+/* A step that the backend has begun behind the one in hand. */
+struct ahead { struct request **batched; struct batch_item *items; struct draw *draws; int n; };       /* [max_seqs] each */
+
 struct engine {
     const struct model *m;              /* borrowed */
     const struct tokenizer *t;          /* borrowed, may be NULL */
@@ -69,9 +72,11 @@ struct engine {
     struct queue waiting, deadlines;
     struct request *cancelled;
     int n_pending, n_holding;
-    struct request **batched;           /* [max_seqs] whose item is items[i] */
+    struct request **batched;           /* [max_seqs] whose item is items[i]; NULL: it is gone */
     struct batch_item *items;           /* [max_seqs] */
     struct draw *draws;                 /* [max_seqs] of items */
+    int n_items;                        /* of the step in hand */
+    struct ahead ahead; int n_begun;    /* steps that the backend has begun and not ended: 1 between two calls where ahead.n is not 0 */
     float *logits;                      /* [max_seqs + PROMPT_ROWS, vocab_size] */
     float *row;                         /* [vocab_size] one of them, for a sibling to change */
     float *hidden;                      /* [max_tokens, hidden_size] once a request asked for embed */
@@ -114,6 +119,15 @@ void pace_init(struct pace *p);
 void pace_learn(struct engine *g, uint64_t step_ns);
 int enters_prefixes(const struct engine *g, const struct request *r);
 void copy_state(struct engine *g, int from, int to);
+
+/* Would a request that waits start now, if there are blocks for it? */
+int may_admit(const struct engine *g);
+
+/* ---- engine_ahead.c ---- */
+/* Plan a step and compute it: its items, whose rows are to be delivered; 0: there is nothing to do; -1: the backend failed. */
+int ahead_run(struct engine *g, struct err *e);
+/* Nothing is r's any more: steps that are begun have a row that nobody wants. */
+void ahead_forget(struct engine *g, const struct request *r);
 
 /* ---- engine_masks.c ---- */
 void masks_begin(struct engine *g, int n_items);        /* the masks that the step of these items needs */

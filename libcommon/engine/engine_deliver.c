@@ -239,6 +239,8 @@ void deliver_step(struct engine *g, int n_items)
     float *logits = g->logits;
     for (int i = 0; i < n_items; i++) {
         struct request *r = g->batched[i];
+        if (!r || r->cancelled)                 /* since the step was begun */
+            continue;
         r->kv.n_tokens += g->items[i].n_tokens;
         g->count.tokens += (uint64_t)g->items[i].n_tokens;
         if (enters_prefixes(g, r))
@@ -250,7 +252,7 @@ void deliver_step(struct engine *g, int n_items)
         const struct batch_item *item = &g->items[i];
         struct request *r = g->batched[i];
         const int end = item->pos + item->n_tokens;
-        if (r->cancelled)
+        if (!r || r->cancelled)
             ;
         else if (r->embed)
             deliver_hidden(g, r, item->hidden, item->n_hidden, end);

@@ -309,6 +309,11 @@ static void admit(struct engine *g)
     }
 }
 
+int may_admit(const struct engine *g)
+{
+    return g->waiting.n && (g->n_running < g->limits.max_running || yields(g->running[g->n_running - 1], g->waiting.r[0]));
+}
+
 /* ---- the step ---- */
 
 static int decodes(const struct request *r) { return r->first_ns && r->n_ids - r->kv.n_tokens <= FORCED; }

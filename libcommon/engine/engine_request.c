@@ -250,6 +250,7 @@ void request_finish(struct engine *g, struct request *r, const struct token_even
     unlink_request(g, r);
     hand_over(g, r);
     request_release(g, r, ev->finish != FINISH_ERROR);
+    ahead_forget(g, r);
     *(ev->finish == FINISH_STOP || ev->finish == FINISH_LENGTH ? &g->count.finished : ev->finish == FINISH_ERROR ? &g->count.failed : &g->count.cancelled) += 1;
     if (r->cancelled) {                 /* in its own last callback at the latest */
         struct request **link = &g->cancelled;

@@ -94,9 +94,37 @@ setup_file() {
   wait $pid
 }
 
+@test "zse-bench gpu: every kernel, with its bytes and its shares" {
+  [ -x "$B/emulated/zse-bench" ] || skip "the emulated programs are not built (make emulated)"
+  "$B/emulated/zse-bench" gpu --device emulated --shape 96x64 --tokens 1,20 -p 40 -r 1 --json >"$BATS_TEST_TMPDIR/j"
+  jq -e '.device == "emulated" and .heads == 2 and .context == 40 and .limits.copy_bytes_per_s > 0' "$BATS_TEST_TMPDIR/j"
+  jq -e '[.rows[].kernel] | unique == (["matvec","matvec_mlp","matmul","matmul_f32","norm","act_mul","embed","attn_decode","attn_prefill","rope_table","prepare","sample"] | sort)' "$BATS_TEST_TMPDIR/j"
+  jq -e '.rows | all(.seconds > 0 and .bytes > 0 and .read_share > 0 and (.bytes_per_s * .seconds / .bytes - 1 | fabs) < 1e-6 and .mma_share >= 0)' "$BATS_TEST_TMPDIR/j"
+  jq -e '.rows[] | select(.kernel == "matmul" and .type == "f16") | .flop == 2 * 96 * 64 * 20 and .bytes == 96 * 64 * 2 + 20 * (2 * 64 + 4 * 96)' "$BATS_TEST_TMPDIR/j"
+  for key in $(jq -r '[paths | map(select(type == "string")) | last | select(. != null)] | unique[]' "$BATS_TEST_TMPDIR/j"); do
+    grep -qw "$key" man/zse-bench.1 || { echo "the man page has no word on $key"; return 1; }
+  done
+  run -1 "$B/emulated/zse-bench" gpu --device emulated:1
+  run -2 "$B/emulated/zse-bench" gpu --device emulated --shape 96x50
+  run -2 "$B/emulated/zse-bench" gpu --device cpu
+}
+
+@test "gpu-check: a rehearsal with the emulated programs" {
+  [ -x "$B/emulated/zse-bench" ] || skip "the emulated programs are not built (make emulated)"
+  r=$BATS_TEST_TMPDIR/results
+  run -0 env -u MAKEFLAGS scripts/gpu-check --device emulated --only kernels,tiny,memcheck --bundle "$BATS_TEST_TMPDIR/all.tar.gz" "$r"
+  [[ "$output" == *"matvec nl4 1: "*"tiny-batch2: decode "*" tokens/s "*"ok "*kernels*"ok "*tiny*"skipped "*memcheck* ]]
+  jq -e '.gpu == "emulated" and (.failed | not) and ([.parts[] | .part + " " + .status] == ["kernels ok", "tiny ok", "memcheck skipped"])' "$r/emulated-summary.json"
+  for f in "$r"/*.json; do jq -e . "$f" >/dev/null || { echo "$f"; return 1; }; done
+  [ "$(tar -tzf "$BATS_TEST_TMPDIR/all.tar.gz" | grep -c json)" -ge 6 ]
+  GPU_CHECK_LIMIT=0 run -0 scripts/gpu-check --device emulated --only kernels "$r"
+  [[ "$output" == *skipped*kernels*"no time is left"* ]]
+}
+
 @test "gpu-check says what it needs" {
   run -2 scripts/gpu-check --device tpu
   run -2 scripts/gpu-check --unknown
+  run -2 scripts/gpu-check --only
   command -v nvidia-smi >/dev/null && skip "this machine has a GPU"
   run -1 scripts/gpu-check
   [[ "$output" == *nvidia-smi* ]]

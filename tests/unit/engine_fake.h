@@ -22,8 +22,20 @@ enum { VOCAB = 12, MAX_LEN = 128, EOS = 8, END = 9, LONG = 1 << 16, HIDDEN = 4 }
 
 /* ---- the backend ---- */
 
+enum { FAKE_ITEMS = 16, FAKE_TOKENS = 64 };
+/* A step that was begun: all of it, as nothing of the batch is there any more when it runs. */
+struct fake_step {
+    struct batch_item item[FAKE_ITEMS];
+    struct draw draw[FAKE_ITEMS];
+    int32_t token[FAKE_ITEMS][FAKE_TOKENS], table[FAKE_ITEMS][MAX_LEN / 16 + 1];
+    int n, has_run;
+};
+
 struct fake {
     struct backend_options o;
+    struct fake_step begun[2]; int n_begun;
+    int32_t drawn[FAKE_ITEMS]; int n_drawn;             /* of the step that ran last; 0: none was drawn there */
+    int n_ahead, n_undrawn;                             /* steps begun behind others; rows without a token */
     uint64_t *state;                    /* [n_states] the hash of the prefix that left it behind */
     int32_t *kv;                        /* [n_blocks][16] the token of each position, with LONG where it was rotated by the long factors */
     int long_from;
@@ -68,9 +80,8 @@ static inline void logits_of(uint64_t hash, float *logits)
     logits[END] -= 0.3f;
 }
 
-static inline int fake_forward(void *b, const struct batch *batch, float *logits, struct err *e)
+static inline int fake_compute(struct fake *f, const struct batch *batch, float *logits, struct err *e)
 {
-    struct fake *f = b;
     int n_tokens = 0, n_logits = 0;
     if (f->n_forwards++ == f->fail_at)
         return err_set(e, ERR_DEVICE, "the device fell off the bus");
@@ -118,10 +129,100 @@ static inline int fake_forward(void *b, const struct batch *batch, float *logits
     return 0;
 }
 
+/* ---- the same as a device: steps are begun, and run as late as they may ---- */
+
+/* The largest logit; with a temperature none, so that the logits are asked for. */
+static inline int32_t fake_draw(const struct draw *d, const float *logits)
+{
+    int best = 0;
+    for (int i = 1; i < VOCAB; i++)
+        best = logits[i] > logits[best] ? i : best;
+    return d->temperature > 0 ? -1 : best;
+}
+
+static inline void fake_run(struct fake *f, struct fake_step *s)
+{
+    static float logits[FAKE_ITEMS * VOCAB];
+    struct err e;
+    if (s->has_run)
+        return;
+    s->has_run = 1;
+    for (int i = 0; i < s->n; i++) {
+        struct batch_item *it = &s->item[i];
+        it->table = s->table[i];
+        if (!it->tokens) {
+            assert_in_range(it->follows, 0, f->n_drawn - 1);
+            s->token[i][0] = f->drawn[it->follows] < 0 ? 0 : f->drawn[it->follows];
+        }
+        it->tokens = s->token[i];
+    }
+    assert_int_equal(fake_compute(f, &(struct batch){ s->item, s->n }, logits, &e), 0);
+    for (int i = 0; i < s->n; i++)
+        f->n_undrawn += (f->drawn[i] = s->draw[i].id = fake_draw(&s->draw[i], logits + i * VOCAB)) < 0;
+    f->n_drawn = s->n;
+}
+
+static inline void fake_run_begun(struct fake *f)
+{
+    for (int i = 0; i < f->n_begun; i++)
+        fake_run(f, &f->begun[i]);
+}
+
+static inline int fake_begin(void *b, const struct batch *batch, struct err *e)
+{
+    struct fake *f = b;
+    struct fake_step *s = &f->begun[f->n_begun];
+    (void)e;
+    assert_true(f->n_begun < 2 && batch->n_items <= FAKE_ITEMS && f->o.n_states == 0);
+    if (f->n_begun == 1 && f->n_ahead % 16 == 15) {     /* not every time */
+        f->n_ahead++;
+        return 0;
+    }
+    s->n = batch->n_items;
+    s->has_run = 0;
+    for (int i = 0; i < s->n; i++) {
+        const struct batch_item *it = &batch->items[i];
+        assert_true(it->draw && it->n_logits == 1 && it->n_hidden == 0 && it->n_tokens <= FAKE_TOKENS);
+        s->item[i] = *it;
+        s->draw[i] = *it->draw;
+        if (it->tokens)
+            memcpy(s->token[i], it->tokens, (size_t)it->n_tokens * sizeof *it->tokens);
+        else
+            f->n_ahead += i == 0;
+        memcpy(s->table[i], it->table, (size_t)((it->pos + it->n_tokens - 1) / 16 + 1) * sizeof *it->table);
+    }
+    f->n_begun++;
+    return 1;
+}
+
+static inline int fake_end(void *b, const struct batch *batch, struct err *e)
+{
+    struct fake *f = b;
+    (void)e;
+    assert_true(f->n_begun > 0);
+    fake_run(f, &f->begun[0]);
+    for (int i = 0; batch && i < batch->n_items; i++)
+        batch->items[i].draw->id = f->begun[0].draw[i].id;
+    f->begun[0] = f->begun[1];
+    f->n_begun--;
+    return 0;
+}
+
+static inline int fake_forward(void *b, const struct batch *batch, float *logits, struct err *e)
+{
+    struct fake *f = b;
+    fake_run_begun(f);
+    f->n_drawn = 0;
+    for (int i = 0; i < batch->n_items; i++)
+        assert_non_null(batch->items[i].tokens);
+    return fake_compute(f, batch, logits, e);
+}
+
 static inline int fake_copy(void *b, int32_t from, int32_t to, struct err *e)
 {
     struct fake *f = b;
     (void)e;
+    fake_run_begun(f);
     assert_in_range(from, 0, f->o.n_blocks - 1);
     assert_in_range(to, 0, f->o.n_blocks - 1);
     assert_int_not_equal(from, to);
@@ -143,6 +244,7 @@ static inline int fake_copy_state(void *b, int from, int to, struct err *e)
 static inline void fake_drop_block(void *b, int32_t block)
 {
     struct fake *f = b;
+    fake_run_begun(f);
     assert_in_range(block, 0, f->o.n_blocks - 1);
     memset(f->kv + block * 16, 0, 16 * sizeof *f->kv);
     f->n_dropped_blocks++;
@@ -168,6 +270,11 @@ static inline void fake_close(void *b)
 static const struct backend backend_fake = { .name = "fake", .open = fake_open, .forward = fake_forward, .copy_block = fake_copy, .memory = fake_memory,
                                              .kv_bytes = fake_memory, .describe = fake_describe, .close = fake_close,
                                              .copy_state = fake_copy_state, .drop_block = fake_drop_block, .drop_state = fake_drop_state };
+/* The same with begin and end. */
+static const struct backend backend_fake_device = { .name = "fake", .open = fake_open, .forward = fake_forward, .begin = fake_begin, .end = fake_end, .copy_block = fake_copy,
+                                                    .memory = fake_memory, .kv_bytes = fake_memory, .describe = fake_describe, .close = fake_close,
+                                                    .copy_state = fake_copy_state, .drop_block = fake_drop_block, .drop_state = fake_drop_state };
+static const struct backend *backend_under_test = &backend_fake;
 
 /* ---- a model and a tokenizer just large enough ---- */
 
@@ -214,7 +321,7 @@ static inline int teardown(void **state)
 static inline struct engine *open_with(int max_seqs, int max_tokens, int n_blocks, int no_prefix_cache)
 {
     struct err e;
-    struct engine_options o = { .backend = &backend_fake, .max_len = MAX_LEN, .max_seqs = max_seqs, .max_tokens = max_tokens, .kv_type = KV_F32,
+    struct engine_options o = { .backend = backend_under_test, .max_len = MAX_LEN, .max_seqs = max_seqs, .max_tokens = max_tokens, .kv_type = KV_F32,
                                 .no_prefix_cache = no_prefix_cache, .snapshots = n_blocks % 5 + 1, .snapshot_every = 16 << n_blocks % 3,
                                 .kv_bytes = (size_t)n_blocks * 2 * kv_block_bytes(KV_F32, 8) };
     struct engine *g = engine_open(&model, tokenizer, &o, &e);
@@ -301,7 +408,10 @@ static inline void run_to_end(struct engine *g)
 static inline void alone(const struct request_params *p, struct answer *a)
 {
     struct err e;
+    const struct backend *tested = backend_under_test;
+    backend_under_test = &backend_fake;
     struct engine *g = open_with(1, 512, MAX_LEN / 16, 1);
+    backend_under_test = tested;
     struct request_params own = *p;
     memset(a, 0, sizeof *a);
     own.user = a;

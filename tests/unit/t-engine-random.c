@@ -50,6 +50,17 @@ static void random_job(struct job *j, struct rng *r, int32_t shared[3][MAX_LEN])
     j->p.requests = j->requests;
 }
 
+/* What a device may draw itself; every other one with a temperature, which the fake one leaves to the host. */
+static void make_drawable(struct job *j)
+{
+    j->p.sampling.repetition_penalty = 1;
+    j->p.sampling.frequency_penalty = 0;
+    j->p.sampling.temperature = j->rules % 8 ? 0 : 0.9f;
+    j->p.n_logprobs = -1;
+    j->p.prompt_logprobs = j->least = 0;
+    j->p.embed = EMBED_NONE;
+}
+
 static void submit_job(struct engine *g, struct job *j)
 {
     struct err e;
@@ -100,13 +111,14 @@ static void check_job(struct job *j)
     }
 }
 
-/* Requests of all kinds come at random times into engines of all sizes. */
-static void random_schedules(void)
+/* Requests of all kinds come at random times into engines of all sizes, and of a backend that begins steps early: mostly such as it can draw for. */
+static void random_schedules(int ahead)
 {
     enum { ROUNDS = 400, N = 14 };
     static struct job jobs[N];
     static int32_t shared[3][MAX_LEN];
     uint64_t preempted = 0, cached = 0, copies = 0, evicted = 0, cut = 0;
+    int n_ahead = 0, n_undrawn = 0;
     float factors[4] = { 0 };
     for (int round = 0; round < ROUNDS; round++) {
         struct rng r = { (uint64_t)round };
@@ -126,6 +138,8 @@ static void random_schedules(void)
         while (n < N || left > 0) {
             if (n < N && rng_u64(&r) % 3 == 0) {
                 random_job(&jobs[n], &r, shared);
+                if (ahead && rng_u64(&r) % 12)
+                    make_drawable(&jobs[n]);
                 submit_job(g, &jobs[n++]);
             }
             for (int i = 0; i < n; i++)
@@ -142,6 +156,8 @@ static void random_schedules(void)
         cut += s.cancelled;
         assert_int_equal(s.requests, s.finished + s.cancelled + s.failed);
         assert_int_equal(s.failed, 0);
+        n_ahead += last_fake->n_ahead;
+        n_undrawn += last_fake->n_undrawn;
         engine_close(g);
         for (int i = 0; i < N; i++)
             check_job(&jobs[i]);
@@ -149,26 +165,35 @@ static void random_schedules(void)
         model.config.n_ropes = 0;
     }
     assert_true(preempted > 100 && cached > 1000 && copies > 100 && evicted > 1000 && cut > 50);        /* all of it did happen */
+    assert_true(ahead ? n_ahead > 1000 && n_undrawn > 100 : n_ahead == 0);
 }
 
 static void test_schedules(void **state)
 {
     (void)state;
-    random_schedules();
+    random_schedules(0);
+}
+
+static void test_steps_ahead(void **state)
+{
+    (void)state;
+    backend_under_test = &backend_fake_device;
+    random_schedules(1);
+    backend_under_test = &backend_fake;
 }
 
 static void test_hybrid_schedules(void **state)
 {
     (void)state;
     set_hybrid(1);
-    random_schedules();
+    random_schedules(0);
     set_hybrid(0);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_schedules), cmocka_unit_test(test_hybrid_schedules),
+        cmocka_unit_test(test_schedules), cmocka_unit_test(test_hybrid_schedules), cmocka_unit_test(test_steps_ahead),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -1,5 +1,5 @@
 /* t-gpu-backend.c - what the device's backend promises beside right results: --strict gives the same bits for every schedule, layers can be shared with the
- * processor, the plan is what is taken, and a device that is lost ends requests, not the process. */
+ * processor, the plan is what is taken, steps begun ahead give the same answers, and a device that is lost ends requests, not the process. */
 #include "tests/lib/gpu.h"
 
 #include "gpu/gpu.h"
@@ -9,6 +9,7 @@
 
 #pragma weak emulated_fail              /* on a GPU nobody can ask for a fault */
 #pragma weak emulated_graphs            /* nor count */
+#pragma weak emulated_refuse
 
 enum { N_BLOCKS = 32, MAX_TOKENS = 64 };
 
@@ -140,8 +141,8 @@ static void strict(void **state)
 
 /* ---- graphs ---- */
 
-/* The same step three times: run, recorded, replayed.  The same bits each time, and two launches of a graph. */
-static void thrice(void *b, const struct batch *batch, size_t n_floats)
+/* The same step three times: run, recorded, replayed.  The same bits each time, and two launches of a graph (where there are graphs). */
+static void thrice(void *b, const struct batch *batch, size_t n_floats, int n_launches)
 {
     float *first = malloc(n_floats * sizeof *first), *got = malloc(n_floats * sizeof *got);
     const int before = emulated_graphs ? emulated_graphs() : 0;
@@ -151,7 +152,7 @@ static void thrice(void *b, const struct batch *batch, size_t n_floats)
             assert_memory_equal(got, first, n_floats * sizeof *got);
     }
     if (emulated_graphs)
-        assert_int_equal(emulated_graphs() - before, 2);
+        assert_int_equal(emulated_graphs() - before, n_launches);
     free(first), free(got);
 }
 
@@ -171,7 +172,7 @@ static void graph_of_many(void **state)
         id[i] = table[i] = i;
         item[i] = (struct batch_item){ .tokens = &id[i], .n_tokens = 1, .table = &table[i], .n_logits = 1 };
     }
-    thrice(b, &(struct batch){ item, MANY }, (size_t)MANY * (size_t)m->config.vocab_size);
+    thrice(b, &(struct batch){ item, MANY }, (size_t)MANY * (size_t)m->config.vocab_size, 2);
     backend_gpu.close(b);
     model_close(m);
 }
@@ -192,9 +193,122 @@ static void graph_of_odd_splits(void **state)
     OK(backend_gpu.forward(b, &(struct batch){ &item, 1 }, prompt, &why));
     item.n_tokens = 1;
     item.pos = POS;
-    thrice(b, &(struct batch){ &item, 1 }, (size_t)m->config.vocab_size);
+    thrice(b, &(struct batch){ &item, 1 }, (size_t)m->config.vocab_size, 2);
     backend_gpu.close(b);
     free(prompt);
+    model_close(m);
+}
+
+/* Without memory for graphs, or for launching them, steps are launched kernel by kernel. */
+static void no_graphs(void **state)
+{
+    (void)state;
+    if (!emulated_refuse) {
+        print_message("# skipped: only the emulated device refuses graphs when it is asked to\n");
+        skip();
+    }
+    struct model *m = load();
+    const struct backend_options o = options();
+    static const int32_t id = 7, table = 3;
+    const struct batch_item item = { .tokens = &id, .n_tokens = 1, .table = &table, .n_logits = 1 };
+    for (enum emulated_refusal what = EMULATED_GRAPH; what <= EMULATED_GRAPH_LAUNCH; what++) {
+        void *b = open_with(m, &o);
+        emulated_refuse(what);
+        thrice(b, &(struct batch){ &item, 1 }, (size_t)m->config.vocab_size, 0);
+        emulated_refuse(EMULATED_NOTHING);
+        thrice(b, &(struct batch){ &item, 1 }, (size_t)m->config.vocab_size, 0);        /* not asked for again */
+        backend_gpu.close(b);
+    }
+    model_close(m);
+}
+
+/* ---- steps begun before the last one's tokens are read ---- */
+
+enum { TALKS = 5, WORDS = 48 };
+struct talk { int32_t id[WORDS]; int n, n_prompt, leaves; enum finish finish; struct engine *g; struct request *r; };
+
+static void note(void *user, const struct token_event *ev)
+{
+    struct talk *t = user;
+    if (ev->id >= 0)
+        t->id[t->n++] = ev->id;
+    t->finish = ev->finish;
+    if (t->n == t->leaves)
+        engine_cancel(t->g, t->r);
+}
+
+static void begin_talk(struct engine *g, struct talk *t, int i)
+{
+    struct request_params p = { .ids = t->id, .n_ids = t->n_prompt, .max_tokens = 5 + 2 * i, .n_logprobs = -1, .on_token = note, .user = t };
+    p.sampling = sampling_defaults();
+    p.sampling.temperature = i % 2 ? 0.9f : 0;
+    p.sampling.seed = (uint64_t)i;
+    t->n = t->n_prompt;
+    t->g = g;
+    t->finish = FINISH_NONE;
+    if (!(t->r = engine_submit(g, &p, &why)))
+        fail_msg("%s", why.msg);
+}
+
+/* Four answers, for three of which there is room: at different lengths, greedy and drawn, one left by its listener; then one that goes on where the first ended. */
+static void talk(const struct model *m, const struct backend *d, struct talk *t)
+{
+    const struct engine_options o = { .backend = d, .max_len = WORDS, .max_seqs = 3, .max_tokens = 32, .n_threads = 1, .strict = 1 };
+    struct engine *g = engine_open(m, NULL, &o, &why);
+    struct rng r = { 5 };
+    int left;
+    assert_non_null(g);
+    for (int i = 0; i < TALKS - 1; i++) {
+        t[i] = (struct talk){ .n_prompt = 3 + 3 * i, .leaves = i == 2 ? 11 : -1 };
+        for (int k = 0; k < t[i].n_prompt; k++)
+            t[i].id[k] = below(&r, m->config.vocab_size);
+        begin_talk(g, &t[i], i);
+    }
+    while ((left = engine_step(g, &why)) > 0)
+        ;
+    assert_int_equal(left, 0);
+    struct talk *last = &t[TALKS - 1];
+    *last = t[3];
+    last->n_prompt = t[3].n;
+    last->leaves = -1;
+    begin_talk(g, last, 0);
+    while ((left = engine_step(g, &why)) > 0)
+        ;
+    assert_int_equal(left, 0);
+    engine_close(g);
+}
+
+static int n_behind;
+static int counting_begin(void *b, const struct batch *batch, struct err *e)
+{
+    const int rc = backend_gpu.begin(b, batch, e);
+    n_behind += rc > 0 && !batch->items[0].tokens;
+    return rc;
+}
+
+static void ahead(void **state)
+{
+    (void)state;
+    struct model *m = load();
+    static struct talk want[TALKS], got[TALKS];
+    struct backend one_by_one = backend_gpu, counting = backend_gpu;
+    one_by_one.begin = NULL;
+    counting.begin = counting_begin;
+    m->config.n_layers = 1;             /* enough for this */
+    talk(m, &one_by_one, want);
+    assert_int_equal(want[0].finish, FINISH_LENGTH);
+    m->config.eos[0] = want[0].id[want[0].n_prompt + 2];                /* from here on there are ends that nobody foresees */
+    m->config.n_eos = 1;
+    talk(m, &one_by_one, want);
+    n_behind = 0;
+    talk(m, &counting, got);
+    assert_true(n_behind > 6);
+    for (int i = 0; i < TALKS; i++) {
+        assert_int_equal(got[i].n, want[i].n);
+        assert_int_equal(got[i].finish, want[i].finish);
+        assert_memory_equal(got[i].id, want[i].id, (size_t)want[i].n * sizeof *want[i].id);
+    }
+    assert_int_equal(want[0].finish, FINISH_STOP);
     model_close(m);
 }
 
@@ -285,7 +399,9 @@ static void plan(void **state)
     OK(gpu_plan(m, &o, &whole, &why));
     o.device_layers = 1;
     OK(gpu_plan(m, &o, &p, &why));
-    assert_true(p.kv < whole.kv && p.host_kv > 0 && p.host_weights > 0 && p.needed < whole.needed);
+    assert_true(p.kv < whole.kv && p.host_kv > 0 && p.needed < whole.needed);
+    assert_true(m->head.w.data == m->embed.w.data);     /* the processor has the embedding too, though the head is the same */
+    assert_true(p.host_weights > m->embed.w.size + (size_t)(m->config.n_layers - 1) * m->layers[0].down.w.size);
     o.device_layers = 0;
     o.max_device = p.needed;            /* exactly enough for one */
     OK(gpu_plan(m, &o, &p, &why));
@@ -370,13 +486,56 @@ static void lost(void **state)
     model_close(m);
 }
 
+/* Another model on the same device, idle when it is lost: it hears of it, the process lives, and the device comes back when both are closed. */
+static void lost_while_idle(void **state)
+{
+    (void)state;
+    if (!emulated_fail) {
+        print_message("# skipped: only the emulated device fails when it is asked to\n");
+        skip();
+    }
+    struct model *m = load();
+    const struct engine_options o = { .backend = &backend_gpu, .max_len = 64, .max_seqs = 2, .max_tokens = 32, .n_threads = 1 };
+    struct engine *busy = engine_open(m, NULL, &o, &why), *idle = busy ? engine_open(m, NULL, &o, &why) : NULL;
+    struct engine_stats s;
+    struct heard h;
+    int n;
+    assert_non_null(idle);
+    emulated_fail("norm", 3);
+    ask(busy, &h);
+    while ((n = engine_step(busy, &why)) > 0)
+        ;
+    assert_int_equal(n, -1);
+    assert_int_equal(h.finish, FINISH_ERROR);
+    engine_stats(idle, &s);
+    assert_true(s.device.lost);
+    engine_close(busy);
+    assert_null(engine_open(m, NULL, &o, &why));        /* says since when, and what to do */
+    assert_non_null(strstr(why.msg, "unloaded"));
+    assert_non_null(strstr(why.msg, "a fault that a test asked for"));
+    ask(idle, &h);
+    assert_int_equal(engine_step(idle, &why), -1);
+    assert_int_equal(h.finish, FINISH_ERROR);
+    engine_close(idle);
+    if (!(idle = engine_open(m, NULL, &o, &why)))
+        fail_msg("%s", why.msg);
+    ask(idle, &h);
+    while ((n = engine_step(idle, &why)) > 0)
+        ;
+    assert_int_equal(n, 0);
+    assert_int_equal(h.finish, FINISH_LENGTH);
+    engine_close(idle);
+    model_close(m);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(strict), cmocka_unit_test(graph_of_many), cmocka_unit_test(graph_of_odd_splits),
-                                       cmocka_unit_test(some_layers), cmocka_unit_test(plan), cmocka_unit_test(lost) };
+                                       cmocka_unit_test(no_graphs), cmocka_unit_test(ahead), cmocka_unit_test(some_layers), cmocka_unit_test(plan), cmocka_unit_test(lost),
+                                       cmocka_unit_test(lost_while_idle) };
     if (gpu_kind[0] != 'e' && !device_usable())
         return 0;
     if (getenv("ZSE_SANITIZED"))        /* for the backend's own code */
-        return cmocka_run_group_tests(((const struct CMUnitTest[]){ cmocka_unit_test(plan), cmocka_unit_test(lost) }), NULL, NULL);
+        return cmocka_run_group_tests(((const struct CMUnitTest[]){ cmocka_unit_test(plan), cmocka_unit_test(ahead), cmocka_unit_test(lost), cmocka_unit_test(lost_while_idle) }), NULL, NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

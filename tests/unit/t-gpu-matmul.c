@@ -262,13 +262,14 @@ static void embedding(void **state)
             struct mat m;
             const int cols = 100 + g;
             uint8_t *data = random_mat(&m, (enum qtype)type, g, 70, cols, &r);
-            const int32_t token[3] = { 0, 69, 33 }, pos[3] = { 2, 0, 1 };
+            const int32_t token[3] = { 0, 69, 33 }, asked[3] = { -2, -3, 33 }, drawn[3] = { 5, -1, 69 }, pos[3] = { 2, 0, 1 };
             float want[300], got[3 * 300], position[5 * 300];
             for (int i = 0; i < 5 * cols; i++)
                 position[i] = uniform(&r, -1, 1);
             struct gpu_mat w = gpu_mat_of(&m, to_device(data, m.size));
             float *x = on_device(sizeof got);
-            OK(gpu_embed(device, x, &w, to_device(token, sizeof token), to_device(pos, sizeof pos), 3, 1.5f, to_device(position, sizeof position), 2, &why));
+            OK(gpu_embed(device, x, &w, to_device(asked, sizeof asked), to_device(drawn, sizeof drawn), to_device(pos, sizeof pos), 3, 1.5f,
+                         to_device(position, sizeof position), 2, &why));
             from_device(got, x, sizeof got);
             for (int i = 0; i < 3; i++) {
                 mat_decode_row(&m, token[i], want);

@@ -1,0 +1,59 @@
+/* bench_gpu.c - each kernel of a GPU by itself: time and share of what the device can do. */
+#include "cmd/bench.h"
+
+#include <stdio.h>
+
+#include "cmd/cli.h"
+
+static const char prog[] = "zse-bench";
+
+struct report { const struct bench_options *o; struct gpu_speeds limits; json_t *rows; };
+
+static void row(void *user, const struct gpu_bench_row *r)
+{
+    const struct report *p = user;
+    const double rate = r->bytes / r->seconds, op = r->flop / r->seconds;
+    const double of_copy = p->limits.copy > 0 ? rate / p->limits.copy : 0, of_mma = p->limits.mma > 0 ? op / p->limits.mma : 0;
+    json_array_append_new(p->rows, json_pack("{s:s, s:s, s:i, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "kernel", r->kernel, "type", r->type, "tokens", r->tokens, "seconds", r->seconds,
+                                             "bytes", r->bytes, "flop", r->flop, "bytes_per_s", rate, "flop_per_s", op, "read_share", of_copy, "mma_share", of_mma));
+    if (!p->o->json)
+        printf("%-13s %-7s %6d %10.1f %10.1f %10.2f %12.2f %10.2f\n", r->kernel, r->type, r->tokens, r->seconds * 1e6, rate * 1e-9, of_copy, op * 1e-12, of_mma);
+}
+
+/* Heads as models of this width have them, four of which share keys and values. */
+static int choose_heads(struct gpu_bench_options *g)
+{
+    g->head_dim = g->cols >= 1024 ? 128 : g->cols >= 256 ? 64 : 32;
+    if (g->cols % g->head_dim)
+        return cli_wrong(prog, "gpu: --shape %dx%d: expected input features in heads of %d", g->rows, g->cols, g->head_dim);
+    g->n_heads = g->cols / g->head_dim;
+    g->n_kv_heads = g->n_heads % 4 ? g->n_heads : g->n_heads / 4;
+    return 0;
+}
+
+int bench_gpu(const struct bench_options *o)
+{
+    struct report p = { .o = o };
+    struct gpu_bench_options g = { .rows = o->rows, .cols = o->cols, .vocab = 8 * o->rows, .context = o->prompt, .tokens = o->tokens.v, .n_tokens = o->tokens.n,
+                                   .repeats = o->repeats, .row = row, .user = &p };
+    struct err e;
+    int rc = choose_heads(&g);
+    if (rc)
+        return rc;
+    if (gpu_measure(o->run.gpu_index, &p.limits, &e) < 0)
+        return cli_fail(prog, &e);
+    json_t *j = json_pack("{s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:o, s:[]}", "device", gpu_kind, "out_features", g.rows, "in_features", g.cols, "vocab", g.vocab,
+                          "heads", g.n_heads, "kv_heads", g.n_kv_heads, "head_dim", g.head_dim, "context", g.context, "repeats", o->repeats,
+                          "limits", share_gpu_json(&p.limits), "rows");
+    p.rows = json_object_get(j, "rows");
+    if (!o->json) {
+        printf("%s, %d x %d, %d heads of %d on %d, context %d; copies of memory %.0f GB/s, uploads %.1f GB/s, matrix units %.0f Tflop/s; median of %d\n", gpu_kind, g.rows, g.cols,
+               g.n_heads, g.head_dim, g.n_kv_heads, g.context, p.limits.copy * 1e-9, p.limits.upload * 1e-9, p.limits.mma * 1e-12, o->repeats);
+        printf("%-13s %-7s %6s %10s %10s %10s %12s %10s\n", "kernel", "type", "tokens", "us", "GB/s", "of copies", "Tflop/s", "of mma");
+    }
+    rc = gpu_bench(o->run.gpu_index, &g, &e);
+    if (rc == 0 && o->json)
+        cli_json(j);
+    json_decref(j);
+    return rc == 0 ? cli_finish(prog) : cli_fail(prog, &e);
+}

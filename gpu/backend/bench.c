@@ -1,0 +1,518 @@
+/* bench.c - every kernel by itself on random operands: launches in a graph, timed by events.  What a model reads anew in each layer (weights, keys and values) lies there in
+ * so many copies that no cache holds them, used in turn; rows that the kernel before has just written may come from L2, as in a model. */
+#include "gpu/gpu.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gpu/kernels/kernels.h"
+#include "gpu/rt/rt.h"
+#include "libcommon/base/rng.h"
+#include "libcommon/model/arch.h"
+#include "libcommon/quant/half.h"
+#include "libcommon/quant/tile.h"
+
+enum { MOST_LAUNCHES = 64, MOST_COPIES = 64, MOST_OWNED = 24, PATTERN = 1 << 20, TILES = 8, MOST_SEQUENCES = 64, LEAST_TILED = 16 };
+static const double SLICE_S = 2e-3;     /* a timed graph lasts about as long, or one launch of each copy */
+
+struct bench;
+typedef int (*launch_fn)(struct bench *b, int copy, struct err *e);
+
+struct bench {
+    struct gpu *g;
+    size_t l2;
+    const struct gpu_bench_options *o;
+    int most_tokens, n_sequences, blocks_each, n_blocks;
+    struct gpu_event *from, *to;
+    uint8_t *pattern;                   /* pinned: what is uploaded again and again */
+    double *seconds;                    /* [repeats] */
+    void *owned[MOST_OWNED]; int n_owned;           /* device memory of this group of kernels */
+    struct rng rng;
+    /* of the kernel in hand */
+    int n_copies;
+    struct gpu_linear linear; int (*multiply)(struct gpu *g, const struct gpu_linear *l, struct err *e); size_t mat_bytes;
+    struct gpu_norm norm;
+    struct gpu_prepare prepare;
+    struct gpu_attention attention; const int32_t *table_of;
+    struct gpu_mat embed;
+    const int32_t *token;
+    float *a, *b; uint16_t *act;
+    struct gpu_draw *draws; int32_t *id;
+    int n;
+};
+
+/* ---- memory ---- */
+
+static void *take(struct bench *b, size_t n, struct err *e)
+{
+    void *p = b->n_owned < MOST_OWNED ? gpu_alloc(b->g, n, "a measurement", e) : NULL;
+    if (p)
+        b->owned[b->n_owned++] = p;
+    return p;
+}
+
+static void give_back(struct bench *b)
+{
+    while (b->n_owned)
+        gpu_free(b->g, b->owned[--b->n_owned]);
+}
+
+/* n bytes of which the pattern has the first. */
+static int spread(struct bench *b, void *to, size_t n, size_t n_pattern, struct err *e)
+{
+    size_t done = n < n_pattern ? n : n_pattern;
+    int rc = gpu_upload(b->g, GPU_COMPUTE, to, b->pattern, done, e);
+    for (; rc == 0 && done < n; done *= 2)
+        rc = gpu_copy(b->g, GPU_COMPUTE, (uint8_t *)to + done, to, n - done < done ? n - done : done, e);
+    return rc < 0 ? -1 : gpu_sync(b->g, GPU_COMPUTE, e);
+}
+
+static float uniform(struct bench *b) { return 2 * (float)rng_double(&b->rng) - 1; }
+
+static float *floats(struct bench *b, size_t n, struct err *e)
+{
+    float *p = take(b, n * sizeof *p, e), *x = (float *)b->pattern;
+    for (size_t i = 0; i < PATTERN / sizeof *x; i++)
+        x[i] = uniform(b);
+    return p && spread(b, p, n * sizeof *p, PATTERN, e) == 0 ? p : NULL;
+}
+
+static uint16_t *halves(struct bench *b, size_t n, struct err *e)
+{
+    uint16_t *p = take(b, n * sizeof *p, e), *x = (uint16_t *)b->pattern;
+    for (size_t i = 0; i < PATTERN / sizeof *x; i++)
+        x[i] = f32_to_f16(uniform(b) / 16);
+    return p && spread(b, p, n * sizeof *p, PATTERN, e) == 0 ? p : NULL;
+}
+
+static int32_t *numbers(struct bench *b, const int32_t *from, int n, struct err *e)
+{
+    int32_t *p = take(b, (size_t)n * sizeof *p, e);
+    for (size_t at = 0, most = PATTERN / sizeof *p; p && at < (size_t)n; at += most) {
+        const size_t part = (size_t)n - at < most ? (size_t)n - at : most;
+        memcpy(b->pattern, from + at, part * sizeof *p);
+        if (gpu_upload(b->g, GPU_COMPUTE, p + at, b->pattern, part * sizeof *p, e) < 0 || gpu_sync(b->g, GPU_COMPUTE, e) < 0)
+            return NULL;
+    }
+    return p;
+}
+
+/* ---- time ---- */
+
+static int run_once(struct bench *b, launch_fn launch, int n, struct err *e)
+{
+    for (int i = 0; i < n; i++)
+        if (launch(b, i % b->n_copies, e) < 0)
+            return -1;
+    return 0;
+}
+
+static int time_launches(struct bench *b, launch_fn launch, struct gpu_graph *graph, int n, double *s, struct err *e)
+{
+    if (gpu_event_record(b->g, GPU_COMPUTE, b->from, e) < 0 || (graph ? gpu_graph_launch(b->g, graph, e) : run_once(b, launch, n, e)) < 0 ||
+        gpu_event_record(b->g, GPU_COMPUTE, b->to, e) < 0)
+        return -1;
+    return gpu_event_elapsed(b->g, b->from, b->to, s, e);
+}
+
+static int ascending(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* The median of the repeats, after one that does not count; told with what a launch moves and computes. */
+static int measure(struct bench *b, launch_fn launch, const char *kernel, const char *type, int tokens, double bytes, double flop, struct err *e)
+{
+    double once;
+    if (time_launches(b, launch, NULL, 1, &once, e) < 0 || time_launches(b, launch, NULL, 1, &once, e) < 0)
+        return -1;
+    int n = once * MOST_LAUNCHES < SLICE_S ? MOST_LAUNCHES : (int)(SLICE_S / once);
+    n = n < b->n_copies ? b->n_copies : n;
+    if (gpu_graph_begin(b->g, e) < 0)
+        return -1;
+    struct err ignored;
+    int rc = run_once(b, launch, n, e);
+    struct gpu_graph *graph = gpu_graph_end(b->g, rc < 0 ? &ignored : e);
+    rc = graph ? rc : -1;
+    for (int i = -1; rc == 0 && i < b->o->repeats; i++) {
+        rc = time_launches(b, launch, graph, n, &once, e);
+        if (i >= 0)
+            b->seconds[i] = once / n;
+    }
+    if (graph)
+        gpu_graph_close(b->g, graph);
+    if (rc < 0)
+        return -1;
+    qsort(b->seconds, (size_t)b->o->repeats, sizeof *b->seconds, ascending);
+    b->o->row(b->o->user, &(struct gpu_bench_row){ kernel, type, tokens, bytes, flop, (b->seconds[(b->o->repeats - 1) / 2] + b->seconds[b->o->repeats / 2]) / 2 });
+    return 0;
+}
+
+/* Copies of what has so many bytes. */
+static int copies_of(const struct bench *b, size_t bytes)
+{
+    const size_t n = 4 * b->l2 / (bytes ? bytes : 1) + 1;
+    return n < MOST_COPIES ? (int)n : MOST_COPIES;
+}
+
+/* ---- linear layers ---- */
+
+/* Groups as large as the type has them, but 64 for int8. */
+static int mat_of(struct mat *m, enum qtype type, int rows, int cols, struct err *e)
+{
+    const struct qtype_info *t = qtype_info(type);
+    const int group = t->group_sizes & 128 && t->bits < 8 ? 128 : t->group_sizes & 64 ? 64 : 32;
+    return mat_init(m, type, group, t->is_float ? 0 : 64, rows, cols, e);
+}
+
+static struct gpu_mat device_mat(const struct mat *m, const uint8_t *data)
+{
+    int shift = 0;
+    while (32 << shift < m->group_size)
+        shift++;
+    return (struct gpu_mat){ .data = data, .tile_bytes = m->tile_bytes, .type = (int)m->type, .rows = m->rows, .cols = m->cols, .n_steps = m->cols_padded / 32,
+                             .n_tiles = m->n_tiles, .n_groups = m->n_groups, .group_shift = shift };
+}
+
+/* n times the matrix: random bits, but numbers where they are read as floats. */
+static uint8_t *weights(struct bench *b, const struct mat *m, int n, struct err *e)
+{
+    const struct qtype_info *t = qtype_info(m->type);
+    const uint64_t mask = t->is_float ? 0x80ff80ff80ff80ff : t->scale == SCALE_F16 ? 0x3bff3bff3bff3bff : UINT64_MAX, set = t->is_float ? 0x3c003c003c003c00 : 0;
+    const int n_tiles = m->n_tiles < TILES ? m->n_tiles : TILES;
+    const size_t bytes = m->tile_bytes * (size_t)n_tiles;
+    uint8_t *mine = b->pattern, *data = take(b, (size_t)n * m->size, e), *tiles = data ? gpu_pinned(b->g, bytes, "a measurement", e) : NULL;
+    if (!tiles)
+        return NULL;
+    for (size_t i = 0; i < bytes / 8; i++)
+        ((uint64_t *)tiles)[i] = (rng_u64(&b->rng) & mask) | set;
+    for (int i = 0; t->row_scale && i < n_tiles; i++)
+        for (int row = 0; row < TILE_ROWS; row++)
+            ((float *)(tiles + (size_t)i * m->tile_bytes))[row] = 1e-3f;
+    b->pattern = tiles;
+    const int rc = spread(b, data, (size_t)n * m->size, bytes, e);
+    b->pattern = mine;
+    gpu_pinned_free(b->g, tiles);
+    return rc < 0 ? NULL : data;
+}
+
+static int launch_linear(struct bench *b, int copy, struct err *e)
+{
+    struct gpu_linear l = b->linear;
+    for (int i = 0; i < l.n_mats; i++)
+        l.w[i].data += (size_t)(copy * l.n_mats + i) * b->mat_bytes;
+    return b->multiply(b->g, &l, e);
+}
+
+/* Matrices [rows][cols] of a type against each number of tokens from least to most: one matrix, or with mlp two and their activation. */
+static int linear(struct bench *b, const char *kernel, int (*multiply)(struct gpu *, const struct gpu_linear *, struct err *), enum qtype type, int mlp, int least, int most,
+                  struct err *e)
+{
+    const int rows = b->o->rows, cols = b->o->cols, exact = multiply == gpu_matmul_f32, rows_padded = (rows + 31) / 32 * 32, n_mats = mlp ? 2 : 1;
+    struct mat m;
+    if (mat_of(&m, type, rows, cols, e) < 0)
+        return -1;
+    b->n_copies = copies_of(b, m.size * (size_t)n_mats);
+    b->mat_bytes = m.size;
+    b->multiply = multiply;
+    const uint8_t *data = weights(b, &m, b->n_copies * n_mats, e);
+    const size_t t = (size_t)(most < b->most_tokens ? most : b->most_tokens);
+    b->linear = (struct gpu_linear){ .n_mats = n_mats, .act_stride = m.cols_padded, .ldx = cols, .finish = mlp ? GPU_MLP : GPU_STORE, .scale = 1, .function = CONFIG_ACT_SILU,
+                                     .act_out_stride = rows_padded };
+    for (int i = 0; i < n_mats; i++)
+        b->linear.w[i] = device_mat(&m, data);
+    if (!data || (exact ? !(b->linear.x = floats(b, t * (size_t)cols, e)) : !(b->linear.act = halves(b, t * (size_t)m.cols_padded, e))) ||
+        (mlp ? !(b->linear.act_out = halves(b, t * (size_t)rows_padded, e)) : !(b->linear.to[0].out = floats(b, t * (size_t)rows, e))))
+        return -1;
+    b->linear.to[0].ldo = rows;
+    for (int i = 0; i < b->o->n_tokens; i++) {
+        const int n = b->linear.n_tokens = b->o->tokens[i];
+        const double in = exact ? 4.0 * cols : 2.0 * cols, out = mlp ? 2.0 * rows : 4.0 * rows;
+        if (n < least || n > most)
+            continue;
+        if (measure(b, launch_linear, kernel, qtype_info(type)->name, n, (double)(m.size * (size_t)n_mats) + n * (in + out), 2.0 * rows * cols * n * n_mats, e) < 0)
+            return -1;
+    }
+    give_back(b);
+    return 0;
+}
+
+static int linears(struct bench *b, struct err *e)
+{
+    static const enum qtype types[] = { QT_NL4, QT_I4, QT_I8, QT_NF4, QT_F16, QT_BF16 };
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        if (linear(b, "matvec", gpu_matvec, types[i], 0, 1, GPU_MATVEC_TOKENS, e) < 0 ||
+            linear(b, "matmul", gpu_matmul, types[i], 0, GPU_MATVEC_TOKENS + 1, INT32_MAX, e) < 0)
+            return -1;
+    return linear(b, "matvec_mlp", gpu_matvec, QT_NL4, 1, 1, GPU_MATVEC_TOKENS, e) < 0 || linear(b, "matmul_f32", gpu_matmul_f32, QT_F32, 0, 1, GPU_MATVEC_TOKENS, e) < 0 ? -1 : 0;
+}
+
+/* ---- rows ---- */
+
+static int launch_norm(struct bench *b, int copy, struct err *e) { (void)copy; return gpu_norm(b->g, &b->norm, e); }
+static int launch_act_mul(struct bench *b, int copy, struct err *e)
+{
+    (void)copy;
+    return gpu_act_mul(b->g, b->a, b->b, b->n, b->o->rows, CONFIG_ACT_SILU, NULL, b->act, (b->o->rows + 31) / 32 * 32, e);
+}
+static int launch_embed(struct bench *b, int copy, struct err *e)
+{
+    (void)copy;
+    return gpu_embed(b->g, b->a, &b->embed, b->token, NULL, b->token, b->n, 1, NULL, 0, e);
+}
+
+static int rows(struct bench *b, struct err *e)
+{
+    const int cols = b->o->cols, mlp = b->o->rows, stride = (cols + 31) / 32 * 32;
+    const size_t t = (size_t)b->most_tokens;
+    struct mat m;
+    int32_t *token = malloc(t * sizeof *token);
+    if (!token)
+        return err_nomem(e, "measurement");
+    for (size_t i = 0; i < t; i++)
+        token[i] = (int32_t)(rng_u64(&b->rng) % (uint64_t)b->o->vocab);
+    b->token = numbers(b, token, b->most_tokens, e);
+    free(token);
+    const uint8_t *data = b->token && mat_of(&m, QT_NL4, b->o->vocab, cols, e) == 0 ? weights(b, &m, 1, e) : NULL;
+    if (!data)
+        return -1;
+    b->embed = device_mat(&m, data);
+    b->n_copies = 1;
+    b->norm = (struct gpu_norm){ .present = 1, .w = floats(b, (size_t)cols, e), .eps = 1e-5f, .x = floats(b, t * (size_t)cols, e), .ldx = cols, .act = halves(b, t * (size_t)stride, e),
+                                 .act_stride = stride, .cols = cols };
+    b->a = floats(b, t * (size_t)(mlp > cols ? mlp : cols), e);
+    b->b = floats(b, t * (size_t)mlp, e);
+    b->act = halves(b, t * (size_t)((mlp + 31) / 32 * 32), e);
+    if (!b->norm.w || !b->norm.x || !b->norm.act || !b->a || !b->b || !b->act)
+        return -1;
+    for (int i = 0; i < b->o->n_tokens; i++) {
+        const int n = b->n = b->norm.n = b->o->tokens[i];
+        if (measure(b, launch_norm, "norm", "f32", n, 6.0 * n * cols + 4.0 * cols, 0, e) < 0 || measure(b, launch_act_mul, "act_mul", "f32", n, 10.0 * n * mlp, 0, e) < 0 ||
+            measure(b, launch_embed, "embed", "nl4", n, n * ((double)m.tile_bytes / TILE_ROWS + 4.0 * cols), 0, e) < 0)
+            return -1;
+    }
+    give_back(b);
+    return 0;
+}
+
+/* ---- attention ---- */
+
+static int launch_prepare(struct bench *b, int copy, struct err *e) { (void)copy; return gpu_prepare(b->g, &b->prepare, e); }
+static int launch_prefill(struct bench *b, int copy, struct err *e) { (void)copy; return gpu_attn_prefill(b->g, &b->attention, e); }
+static int launch_decode(struct bench *b, int copy, struct err *e)
+{
+    struct gpu_attention a = b->attention;
+    a.step.table_of = b->table_of + (size_t)copy * (size_t)b->n;
+    return gpu_attn_decode(b->g, &a, e);
+}
+static int launch_rope(struct bench *b, int copy, struct err *e)
+{
+    (void)copy;
+    return gpu_rope_table(b->g, b->a, b->b, b->prepare.step.pos, NULL, b->n, b->o->head_dim, b->prepare.qw, NULL, 1, 1, e);
+}
+
+/* first, first + step, ... on the device. */
+static int32_t *series(struct bench *b, int n, int first, int step, int modulus, struct err *e)
+{
+    int32_t *x = malloc((size_t)n * sizeof *x), *p = NULL;
+    for (int i = 0; x && i < n; i++)
+        x[i] = (first + i % modulus) * step;
+    if (!x)
+        err_nomem(e, "measurement");
+    else
+        p = numbers(b, x, n, e);
+    free(x);
+    return p;
+}
+
+/* Keys and values of a type in all blocks, as prepare writes them. */
+static int fill_cache(struct bench *b, enum kv_type type, struct err *e)
+{
+    struct gpu_prepare *p = &b->prepare;
+    const size_t part = kv_block_bytes(type, p->head_dim);
+    p->kv = (struct gpu_kv){ .base = NULL, .stride = 2 * part * (size_t)p->n_kv_heads, .head_stride = 2 * part, .part = (uint32_t)part, .type = (int)type };
+    if (!(p->kv.base = take(b, p->kv.stride * (size_t)b->n_blocks, e)))
+        return -1;
+    struct gpu_prepare chunk = *p;
+    chunk.rope_dim = 0;
+    for (int at = 0; at < b->n_blocks * KV_BLOCK; at += b->most_tokens) {
+        chunk.step.pos = p->step.pos + at;
+        chunk.step.n = b->n_blocks * KV_BLOCK - at < b->most_tokens ? b->n_blocks * KV_BLOCK - at : b->most_tokens;
+        if (gpu_prepare(b->g, &chunk, e) < 0)
+            return -1;
+    }
+    return gpu_sync(b->g, GPU_COMPUTE, e);
+}
+
+static int decode(struct bench *b, enum kv_type type, struct err *e)
+{
+    struct gpu_attention *a = &b->attention;
+    const struct gpu_prepare *p = &b->prepare;
+    const int context = b->o->context, stride = p->n_heads * p->head_dim;
+    if (fill_cache(b, type, e) < 0)
+        return -1;
+    *a = (struct gpu_attention){ .q = p->q, .act = b->act, .act_stride = stride, .n_heads = p->n_heads, .n_kv_heads = p->n_kv_heads, .head_dim = p->head_dim,
+                                 .scale = 1 / sqrtf((float)p->head_dim), .kv = p->kv, .step = p->step, .max_splits = (context + GPU_SPLIT - 1) / GPU_SPLIT };
+    a->rows = p->step.pos;              /* 0, 1, 2 ... */
+    a->step.pos = series(b, b->n_sequences, context - 1, 1, 1, e);
+    b->table_of = series(b, b->n_sequences, 0, b->blocks_each, b->n_sequences, e);
+    a->partial = take(b, (size_t)b->n_sequences * (size_t)p->n_heads * (size_t)a->max_splits * (size_t)(p->head_dim + 2) * sizeof(float), e);
+    if (!a->step.pos || !b->table_of || !a->partial)
+        return -1;
+    for (int i = 0; i < b->o->n_tokens; i++) {
+        const int n = b->n = a->n_rows = a->step.n = b->o->tokens[i];
+        if (n > b->n_sequences)
+            continue;
+        b->n_copies = b->n_sequences / n;
+        if (measure(b, launch_decode, "attn_decode", kv_type_name(type), n, (double)n * context / KV_BLOCK * (double)p->kv.stride + 6.0 * n * stride,
+                    4.0 * n * context * stride, e) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static int prefill(struct bench *b, struct err *e)
+{
+    const struct gpu_prepare *p = &b->prepare;
+    const int stride = p->n_heads * p->head_dim, most = (b->most_tokens + GPU_ATTN_TILE - 1) / GPU_ATTN_TILE;
+    int32_t *tiles = malloc(2 * (size_t)most * sizeof *tiles);
+    b->n_copies = 1;
+    if (!tiles)
+        return err_nomem(e, "measurement");
+    int rc = 0;
+    for (int i = 0; rc == 0 && i < b->o->n_tokens; i++) {
+        const int n = b->o->tokens[i], n_tiles = (n + GPU_ATTN_TILE - 1) / GPU_ATTN_TILE;
+        if (n < LEAST_TILED)
+            continue;
+        for (int t = 0; t < n_tiles; t++) {
+            tiles[2 * t] = t * GPU_ATTN_TILE;
+            tiles[2 * t + 1] = n - t * GPU_ATTN_TILE < GPU_ATTN_TILE ? n - t * GPU_ATTN_TILE : GPU_ATTN_TILE;
+        }
+        b->attention.step = p->step;
+        b->attention.step.n = n;
+        b->attention.n_tiles = n_tiles;
+        const int owned = b->n_owned;
+        rc = !(b->attention.tiles = numbers(b, tiles, 2 * n_tiles, e)) ||
+                     measure(b, launch_prefill, "attn_prefill", kv_type_name((enum kv_type)p->kv.type), n, (double)n / KV_BLOCK * (double)p->kv.stride + 6.0 * n * stride,
+                             2.0 * n * (n + 1.0) * stride, e) < 0 ? -1 : 0;
+        while (b->n_owned > owned)
+            gpu_free(b->g, b->owned[--b->n_owned]);
+    }
+    free(tiles);
+    return rc;
+}
+
+static int attention(struct bench *b, struct err *e)
+{
+    static const enum kv_type types[] = { KV_I8, KV_F8, KV_F16 };       /* the last is also the prompts' */
+    const struct gpu_bench_options *o = b->o;
+    const size_t t = (size_t)b->most_tokens, nq = (size_t)o->n_heads * (size_t)o->head_dim, nk = (size_t)o->n_kv_heads * (size_t)o->head_dim;
+    struct gpu_prepare *p = &b->prepare;
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        *p = (struct gpu_prepare){ .q = floats(b, t * nq, e), .k = floats(b, t * nk, e), .v = floats(b, t * nk, e), .n_heads = o->n_heads, .n_kv_heads = o->n_kv_heads,
+                                   .head_dim = o->head_dim, .eps = 1e-5f, .qw = floats(b, (size_t)o->head_dim, e), .rope_dim = o->head_dim };
+        p->step = (struct gpu_step){ .pos = series(b, b->n_blocks * KV_BLOCK, 0, 1, INT32_MAX, e), .table_of = series(b, b->n_blocks * KV_BLOCK, 0, 0, 1, e),
+                                     .tables = series(b, b->n_blocks, 0, 1, INT32_MAX, e) };
+        b->a = floats(b, t * (size_t)o->head_dim / 2 + 1, e);
+        b->b = floats(b, t * (size_t)o->head_dim / 2 + 1, e);
+        b->act = halves(b, (t > MOST_SEQUENCES ? t : MOST_SEQUENCES) * nq, e);
+        p->cosine = b->a;
+        p->sine = b->b;
+        if (!p->q || !p->k || !p->v || !p->qw || !p->step.pos || !p->step.table_of || !p->step.tables || !b->a || !b->b || !b->act || decode(b, types[i], e) < 0 ||
+            (types[i] == KV_F16 && prefill(b, e) < 0))
+            return -1;
+        for (int k = 0; types[i] == KV_F16 && k < o->n_tokens; k++) {
+            const int n = b->n = p->step.n = o->tokens[k];
+            b->n_copies = 1;
+            if (measure(b, launch_rope, "rope_table", "f32", n, 4.0 * n * o->head_dim, 0, e) < 0 ||
+                measure(b, launch_prepare, "prepare", "f16", n, n * (8.0 * (double)nq + 12.0 * (double)nk), 0, e) < 0)
+                return -1;
+        }
+        give_back(b);
+    }
+    return 0;
+}
+
+/* ---- drawing tokens ---- */
+
+static int launch_sample(struct bench *b, int copy, struct err *e)
+{
+    return gpu_sample(b->g, b->a + (size_t)copy * (size_t)b->n * (size_t)b->o->vocab, b->draws, b->n, b->o->vocab, b->id, e);
+}
+
+static int sampling(struct bench *b, struct err *e)
+{
+    static const struct { const char *name; struct gpu_draw d; } ways[] = { { "greedy", { .top_p = 1 } }, { "top_p", { .temperature = 0.8f, .top_p = 0.95f } } };
+    int most = 1;
+    for (int i = 0; i < b->o->n_tokens; i++)
+        most = b->o->tokens[i] <= MOST_SEQUENCES && b->o->tokens[i] > most ? b->o->tokens[i] : most;
+    b->a = floats(b, (size_t)most * (size_t)b->o->vocab, e);
+    b->id = take(b, (size_t)most * sizeof *b->id, e);
+    b->draws = take(b, (size_t)most * sizeof *b->draws, e);
+    if (!b->a || !b->id || !b->draws)
+        return -1;
+    for (size_t way = 0; way < sizeof ways / sizeof *ways; way++) {
+        memcpy(b->pattern, &ways[way].d, sizeof ways[way].d);
+        if (spread(b, b->draws, (size_t)most * sizeof *b->draws, sizeof ways[way].d, e) < 0)
+            return -1;
+        for (int i = 0; i < b->o->n_tokens; i++) {
+            b->n = b->o->tokens[i];
+            if (b->n > most)
+                continue;
+            b->n_copies = 1;            /* the head has just written them */
+            if (measure(b, launch_sample, "sample", ways[way].name, b->n, 4.0 * b->n * b->o->vocab, 0, e) < 0)
+                return -1;
+        }
+    }
+    give_back(b);
+    return 0;
+}
+
+/* ---- all of them ---- */
+
+static int check(const struct gpu_bench_options *o, struct err *e)
+{
+    if (o->rows < 1 || o->cols < 1 || o->vocab < 1 || o->context < 1 || o->repeats < 1 || o->n_tokens < 1 || o->n_kv_heads < 1 || o->n_heads % o->n_kv_heads ||
+        o->head_dim % 16 || o->head_dim < 16 || o->head_dim > GPU_ATTN_MAX_DIM)
+        return err_set(e, ERR_SHAPE, "%d x %d, %d tokens of context, %d heads of %d on %d: expected at least 1 of each, and heads of a multiple of 16 up to %d", o->rows, o->cols,
+                       o->context, o->n_heads, o->head_dim, o->n_kv_heads, GPU_ATTN_MAX_DIM);
+    return 0;
+}
+
+int gpu_bench(int device, const struct gpu_bench_options *o, struct err *e)
+{
+    struct bench b = { .o = o, .rng = { 1 }, .n_sequences = 1 };
+    struct gpu_info info;
+    if (check(o, e) < 0)
+        return -1;
+    for (int i = 0; i < o->n_tokens; i++) {
+        b.most_tokens = o->tokens[i] > b.most_tokens ? o->tokens[i] : b.most_tokens;
+        b.n_sequences = o->tokens[i] <= MOST_SEQUENCES && o->tokens[i] > b.n_sequences ? o->tokens[i] : b.n_sequences;
+    }
+    b.blocks_each = (o->context + KV_BLOCK - 1) / KV_BLOCK;
+    b.n_blocks = b.n_sequences * b.blocks_each;
+    if (b.n_blocks < (b.most_tokens + KV_BLOCK - 1) / KV_BLOCK)
+        b.n_blocks = (b.most_tokens + KV_BLOCK - 1) / KV_BLOCK;
+    int rc = (b.g = gpu_open(device, 0, e)) && gpu_info(b.g, &info, e) == 0 ? 0 : -1;
+    if (rc == 0 && !(b.seconds = malloc((size_t)o->repeats * sizeof *b.seconds)))
+        rc = err_nomem(e, "measurement");
+    if (rc == 0 && (!(b.pattern = gpu_pinned(b.g, PATTERN, "a measurement", e)) || !(b.from = gpu_event_open(b.g, e)) || !(b.to = gpu_event_open(b.g, e))))
+        rc = -1;
+    if (rc == 0) {
+        b.l2 = info.l2;
+        rc = linears(&b, e) < 0 || rows(&b, e) < 0 || attention(&b, e) < 0 || sampling(&b, e) < 0 ? -1 : 0;
+    }
+    if (b.g) {
+        give_back(&b);
+        gpu_pinned_free(b.g, b.pattern);
+    }
+    if (b.from)
+        gpu_event_close(b.g, b.from);
+    if (b.to)
+        gpu_event_close(b.g, b.to);
+    gpu_close(b.g);
+    free(b.seconds);
+    return rc;
+}

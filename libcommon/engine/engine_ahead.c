@@ -1,0 +1,162 @@
+/* engine_ahead.c - a step's rows from the backend; where the backend draws tokens and takes steps without waiting, the next step is begun before this one's tokens are read, so
+ * that a device never waits for the host.
+ *
+ * The next step needs nothing of this one but its tokens, which the backend has: it is certain where all that run decode, nobody joins, and there are blocks.  A request
+ * that ends with its token leaves a row behind that is dropped: its keys and values lie behind the last token that counts, and whoever gets the block next writes
+ * later. */
+#include <string.h>
+
+#include "libcommon/engine/engine_core.h"
+
+/* Whether a step of these n items can be begun. */
+static int can_begin(const struct engine *g, int n)
+{
+    for (int i = 0; i < n; i++)
+        if (!g->items[i].draw)
+            return 0;
+    return g->backend->begin && !g->states && n > 0;
+}
+
+/* The step behind that of the n items into g->ahead; returns its items, 0 where it is not certain. */
+static int plan_ahead(struct engine *g, int n)
+{
+    struct ahead *a = &g->ahead;
+    int n_alive = 0;
+    for (int i = 0; i < n; i++)
+        n_alive += g->batched[i] != NULL;
+    a->n = 0;
+    if (n_alive < g->n_running || may_admit(g))
+        return 0;
+    for (int i = 0; i < n; i++) {
+        struct request *r = g->batched[i];
+        if (!r || r->n_ids + 1 == r->limit)             /* it ends with this step's token */
+            continue;
+        if (r->n_ids + 1 == config_long_from(&g->m->config) || kv_table_reserve(&r->kv, g->pool, r->n_ids + 1) != 0 ||
+            !sampler_draw(r->sampler, r->n_ids + 1 - r->n_prompt, &a->draws[a->n]))
+            return a->n = 0;
+        a->items[a->n] = (struct batch_item){ .follows = i, .n_tokens = 1, .pos = r->n_ids, .table = r->kv.block, .n_logits = 1, .seq_len = r->n_ids + 1,
+                                              .draw = &a->draws[a->n] };
+        a->batched[a->n++] = r;
+    }
+    return a->n;
+}
+
+/* What was begun comes to its end, for nobody. */
+static void drop_begun(struct engine *g)
+{
+    struct err ignored;
+    for (; g->n_begun; g->n_begun--)
+        g->backend->end(g->b, NULL, &ignored);
+    g->ahead.n = 0;
+}
+
+/* 1: some row of the step has no token. */
+static int any_missing(const struct engine *g, int n)
+{
+    for (int i = 0; i < n; i++)
+        if (g->batched[i] && g->draws[i].id < 0)
+            return 1;
+    return 0;
+}
+
+/* The step in hand once more, waited for, of those that are still there: the backend could not draw a token of some row, so its logits are needed. Returns its items. */
+static int run_again(struct engine *g, int n, struct err *e)
+{
+    int n_left = 0;
+    drop_begun(g);
+    for (int i = 0; i < n; i++) {
+        struct request *r = g->batched[i];
+        if (!r)
+            continue;
+        struct batch_item *item = &g->items[n_left];
+        *item = g->items[i];
+        item->tokens = r->ids + item->pos;
+        item->table = r->kv.block;
+        item->draw->id = -1;
+        g->batched[n_left++] = r;
+    }
+    g->n_items = n_left;
+    return g->backend->forward(g->b, &(struct batch){ g->items, n_left }, g->logits, e) < 0 ? -1 : n_left;
+}
+
+/* Wait for the step that was begun first, which is that of the items, with the next one begun behind it where that is possible. */
+static int finish_begun(struct engine *g, int n, struct err *e)
+{
+    if (plan_ahead(g, n)) {
+        const int rc = g->backend->begin(g->b, &(struct batch){ g->ahead.items, g->ahead.n }, e);
+        if (rc < 0)
+            return -1;
+        g->n_begun += rc;
+        g->ahead.n = rc ? g->ahead.n : 0;
+    }
+    g->n_begun--;
+    if (g->backend->end(g->b, &(struct batch){ g->items, n }, e) < 0)
+        return -1;
+    return any_missing(g, n) ? run_again(g, n, e) : n;
+}
+
+static void swap(void *a, void *b)
+{
+    void *t;
+    memcpy(&t, a, sizeof t);
+    memcpy(a, b, sizeof t);
+    memcpy(b, &t, sizeof t);
+}
+
+/* The step that was begun in the last one becomes the one in hand. Returns its items, 0 if nobody wants them any more. */
+static int take_ahead(struct engine *g)
+{
+    int n_alive = 0;
+    swap(&g->items, &g->ahead.items);
+    swap(&g->batched, &g->ahead.batched);
+    swap(&g->draws, &g->ahead.draws);
+    g->n_items = g->ahead.n;
+    g->ahead.n = 0;
+    for (int i = 0; i < g->n_items; i++)
+        n_alive += g->batched[i] != NULL;
+    g->pace.n_decoding = n_alive;
+    g->pace.n_prompt = 0;
+    if (n_alive)
+        return g->n_items;
+    drop_begun(g);
+    return g->n_items = 0;
+}
+
+int ahead_run(struct engine *g, struct err *e)
+{
+    int n = g->n_begun ? take_ahead(g) : 0, rc = 0;
+    if (n == 0) {
+        plan_step(g);
+        n = g->n_items = plan_batch(g);
+        if (n == 0)
+            return 0;
+        if (g->copy_failed || g->broken) {
+            *e = g->broken ? g->broken_error : g->copy_error;
+            rc = -1;
+        } else if (can_begin(g, n)) {
+            rc = g->backend->begin(g->b, &(struct batch){ g->items, n }, e);
+            g->n_begun = rc > 0;
+        }
+    }
+    if (g->n_begun) {
+        rc = finish_begun(g, n, e);
+    } else if (rc == 0) {
+        masks_begin(g, n);
+        rc = g->backend->forward(g->b, &(struct batch){ g->items, n }, g->logits, e) < 0 ? -1 : n;
+        masks_end(g);
+    }
+    g->copy_failed = 0;
+    if (rc < 0)
+        drop_begun(g);
+    return rc;
+}
+
+void ahead_forget(struct engine *g, const struct request *r)
+{
+    for (int i = 0; i < g->n_items; i++)
+        if (g->batched[i] == r)
+            g->batched[i] = NULL;
+    for (int i = 0; i < g->ahead.n; i++)
+        if (g->ahead.batched[i] == r)
+            g->ahead.batched[i] = NULL;
+}
