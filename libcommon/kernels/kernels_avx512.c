@@ -154,8 +154,19 @@ INLINE void dot_panel(const int T, const int kind, const struct weights *w, cons
 enum { TRITS_IN_PLACE = 2, TRITS_BY_B = 4, TRITS_TWICE = 1 };
 #include "libcommon/kernels/trits.inc"
 
-/* The same straight from a tile's 4- or 8-bit codes, for the few tokens of one panel: pure streaming. */
-INLINE void dot_stream(const int T, const int bits, const struct qtype_info type, const int step, const struct weights *w, const uint8_t *tile, int k0, int n_k, struct act_panel a, float *c)
+/* Codes of line `out` of 8 to the low bits of bytes, the rest of which is not defined: `bits` of them lie in low, above these `more` in high. */
+INLINE __m512i stream_codes(__m512i low, __m512i high, const int bits, const int more, const int out)
+{
+    const int at = out * bits % 8, shift = out * more % 8 - bits;
+    const __m512i v = at ? vbytes_shr(low, at) : low;
+    if (!more)
+        return v;
+    const __m512i h = shift > 0 ? _mm512_srli_epi16(high, (unsigned)shift) : shift < 0 ? _mm512_slli_epi16(high, (unsigned)-shift) : high;
+    return _mm512_ternarylogic_epi32(_mm512_set1_epi8((char)((1 << bits) - 1)), v, h, 0xca);        /* by bit: mask ? v : h */
+}
+
+/* The same straight from a tile's codes of 4, 4 + 1, 4 + 2 or 8 bits (bits + more), for the few tokens of one panel: pure streaming. */
+INLINE void dot_stream(const int T, const int bits, const int more, const struct qtype_info type, const int step, const struct weights *w, const uint8_t *tile, int k0, int n_k, struct act_panel a, float *c)
 {
     const struct mat *m = w->m;
     const int lines = 4;                                /* steps of 32 k of 4 bits have no more */
@@ -193,13 +204,15 @@ INLINE void dot_stream(const int T, const int bits, const struct qtype_info type
                 }
                 a.seed += T;
                 for (int l = 0; l < n_lines; l += lines) {
-                    UNROLL for (int j = 0; j < 128 * lines; j += 64)
+                    const uint8_t *high = line + 128 * lines;       /* with more bits a step is one group */
+                    UNROLL for (int j = 0; j < 128 * (lines + more); j += 64)
                         if (w->ahead)
                             prefetch(line + w->ahead + j);
                     UNROLL for (int j = 0; j < lines; j++) {
                         const __m512i w0 = vi_load(line), w1 = vi_load(line + 64);
                         UNROLL_SOME for (int u = 0; u < 8 / bits; u++) {
-                            const __m512i s0 = u ? vbytes_shr(w0, u * bits) : w0, s1 = u ? vbytes_shr(w1, u * bits) : w1;
+                            const int out = j * (8 / bits) + u, h = out * more / 8 * 128;
+                            const __m512i s0 = stream_codes(w0, vi_load(high + h), bits, more, out), s1 = stream_codes(w1, vi_load(high + h + 64), bits, more, out);
                             const __m512i v0 = bits < 8 ? _mm512_permutexvar_epi8(s0, table) : vbytes_flip(s0), v1 = bits < 8 ? _mm512_permutexvar_epi8(s1, table) : vbytes_flip(s1);
                             UNROLL for (int t = 0; t < T; t++) {
                                 __m512i q = bcast4(code + 4 * t), *to = split && u % 2 ? e[t] : d[t];
@@ -210,6 +223,7 @@ INLINE void dot_stream(const int T, const int bits, const struct qtype_info type
                         }
                         line += 128;
                     }
+                    line += 128 * more;
                 }
                 UNROLL for (int t = 0; t < T; t++)
                     UNROLL for (int r = 0; r < 2; r++) {
@@ -240,15 +254,16 @@ INLINE void dot_stream(const int T, const int bits, const struct qtype_info type
         vf_store(c + 32 * t, f[t][0]), vf_store(c + 32 * t + 16, f[t][1]);
 }
 
-/* What the most used types are is known when these are compiled: S is nl4, m; F is i4, i8; E is mxfp4; T is t2, t3; X is any. */
-#define STREAM_S(T, bits) dot_stream(T, bits, (struct qtype_info){ .scale = SCALE_S8 }, 32, w, tile, k0, n_k, a, c)
-#define STREAM_F(T, bits) dot_stream(T, bits, (struct qtype_info){ .scale = SCALE_F16 }, w->step, w, tile, k0, n_k, a, c)
-#define STREAM_E(T, bits) dot_stream(T, bits, (struct qtype_info){ .scale = SCALE_E8M0 }, 32, w, tile, k0, n_k, a, c)
+/* What the most used types are is known when these are compiled: S is nl4; M is m5, m6; F is i4, i8; E is mxfp4; T is t2, t3; X is any. */
+#define STREAM_S(T, bits) dot_stream(T, bits, 0, (struct qtype_info){ .scale = SCALE_S8 }, 32, w, tile, k0, n_k, a, c)
+#define STREAM_M(T, more) dot_stream(T, 4, more, (struct qtype_info){ .scale = SCALE_S8 }, 32, w, tile, k0, n_k, a, c)
+#define STREAM_F(T, bits) dot_stream(T, bits, 0, (struct qtype_info){ .scale = SCALE_F16 }, w->step, w, tile, k0, n_k, a, c)
+#define STREAM_E(T, bits) dot_stream(T, bits, 0, (struct qtype_info){ .scale = SCALE_E8M0 }, 32, w, tile, k0, n_k, a, c)
 #define STREAM_T(T, base3) stream_trits(T, base3, w, tile, k0, n_k, a, c)
-#define STREAM_X(T, bits) dot_stream(T, bits, *w->type, w->step, w, tile, k0, n_k, a, c)
+#define STREAM_X(T, bits) dot_stream(T, bits, 0, *w->type, w->step, w, tile, k0, n_k, a, c)
 #define STREAM(name, T, bits, kind) \
     static void name##_##T(const struct weights *w, const uint8_t *tile, int k0, int n_k, struct act_panel a, float *c) { kind(T, bits); }
-#define STREAMS(T) STREAM(stream_nl4, T, 4, STREAM_S) STREAM(stream_i4, T, 4, STREAM_F) STREAM(stream_4, T, 4, STREAM_X) STREAM(stream_i8, T, 8, STREAM_F) STREAM(stream_8, T, 8, STREAM_X) \
+#define STREAMS(T) STREAM(stream_nl4, T, 4, STREAM_S) STREAM(stream_m5, T, 1, STREAM_M) STREAM(stream_m6, T, 2, STREAM_M) STREAM(stream_i4, T, 4, STREAM_F) STREAM(stream_4, T, 4, STREAM_X) STREAM(stream_i8, T, 8, STREAM_F) STREAM(stream_8, T, 8, STREAM_X) \
     STREAM(stream_mxfp4, T, 4, STREAM_E) STREAM(stream_t2, T, 0, STREAM_T) STREAM(stream_t3, T, 1, STREAM_T)
 STREAMS(1) STREAMS(2) STREAMS(3) STREAMS(4) STREAMS(5) STREAMS(6) STREAMS(7) STREAMS(8) STREAMS(9) STREAMS(10) STREAMS(11) STREAMS(12)
 
@@ -256,12 +271,12 @@ STREAMS(1) STREAMS(2) STREAMS(3) STREAMS(4) STREAMS(5) STREAMS(6) STREAMS(7) STR
 typedef void stream_fn(const struct weights *, const uint8_t *, int, int, struct act_panel, float *);
 static stream_fn *const stream_nl4[] = TWELVE(stream_nl4), *const stream_i4[] = TWELVE(stream_i4), *const stream_4[] = TWELVE(stream_4),
                  *const stream_i8[] = TWELVE(stream_i8), *const stream_8[] = TWELVE(stream_8), *const stream_mxfp4[] = TWELVE(stream_mxfp4),
-                 *const stream_t2[] = TWELVE(stream_t2), *const stream_t3[] = TWELVE(stream_t3);
+                 *const stream_t2[] = TWELVE(stream_t2), *const stream_t3[] = TWELVE(stream_t3), *const stream_m5[] = TWELVE(stream_m5), *const stream_m6[] = TWELVE(stream_m6);
 
 static stream_fn *stream_of(const struct qtype_info *t, int n_tokens)
 {
     stream_fn *const *s = t->type == QT_NL4 ? stream_nl4 : t->type == QT_I4 ? stream_i4 : t->type == QT_I8 ? stream_i8 : t->type == QT_MXFP4 ? stream_mxfp4 : t->type == QT_T2 ? stream_t2
-                        : t->type == QT_T3 ? stream_t3 : t->bits == 4 ? stream_4 : t->bits == 8 ? stream_8 : NULL;
+                        : t->type == QT_T3 ? stream_t3 : t->type == QT_M5 ? stream_m5 : t->type == QT_M6 ? stream_m6 : t->bits == 4 ? stream_4 : t->bits == 8 ? stream_8 : NULL;
     return s && n_tokens <= STREAM_MAX ? s[n_tokens - 1] : NULL;
 }
 
