@@ -139,30 +139,52 @@ INLINE int dot_other(const int T, const struct weights *w, const struct scratch 
     return 1;
 }
 
-INLINE void dot_few(const int T, const int codes, const struct weights *w, __m256i table, const uint8_t *line, struct act_panel *a, vi d[][2])
+/* 8 k, of which a group has 4 times as many: at. */
+INLINE void few_8(const int T, const int codes, __m256i sum[2][STREAM_MAX], __m256i sum16[2][STREAM_MAX], __m256i table, const uint8_t *p, const uint8_t *high, const int at, const int8_t *c)
 {
     const __m256i one = _mm256_set1_epi16(1), nibble = _mm256_set1_epi8(15);
-    const int linear = codes == LINEAR || codes == FROM_0, octets = OCTETS(T);
+    const int octets = OCTETS(T);
+    __m256i pairs[2][STREAM_MAX];                       /* of m6, whose products of 8 k are what 16 bits can hold */
+    UNROLL for (int i = 0; i < 2; i++, c += 4 * T)
+        EACH_SUM(m, t) {
+            __m256i v = few_codes(codes, p, high, m, 2 * at + i, nibble), b = four(c + 4 * t);
+            if (codes == TABLE)
+                v = _mm256_shuffle_epi8(table, v);
+            if (codes == PLUS_2)
+                pairs[m][t] = i ? _mm256_add_epi16(pairs[m][t], _mm256_maddubs_epi16(v, b)) : _mm256_maddubs_epi16(v, b);
+            else if (codes == LINEAR || codes == FROM_0 || codes == PLUS_1)
+                sum16[m][t] = _mm256_add_epi16(sum16[m][t], _mm256_maddubs_epi16(v, b));
+            else
+                sum[m][t] = _mm256_add_epi32(sum[m][t], _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_abs_epi8(v), _mm256_sign_epi8(b, v)), one));
+        }
+    if (codes == PLUS_2)
+        EACH_SUM(m, t)
+            sum[m][t] = _mm256_add_epi32(sum[m][t], _mm256_madd_epi16(pairs[m][t], one));
+}
+
+INLINE void dot_few(const int T, const int codes, const struct weights *w, __m256i table, const uint8_t *line, struct act_panel *a, vi d[][2])
+{
+    const __m256i one = _mm256_set1_epi16(1);
+    const int linear = codes == LINEAR || codes == FROM_0 || codes == PLUS_1, more = PLUS(codes), octets = OCTETS(T);
     for (int o = 0; o < 4; o += octets) {
         __m256i sum[2][STREAM_MAX], sum16[2][STREAM_MAX];
         EACH_SUM(i, t)
             sum[i][t] = _mm256_setzero_si256();
-        const uint8_t *p = line + 32 * o;
+        const uint8_t *p = line + 32 * o, *high = line + 512 + 32 * o;
         const int8_t *c = a->code;
-        for (int k = 0; k < w->step; k += 32) {
-            EACH_SUM(i, t)
-                sum16[i][t] = codes == LINEAR ? _mm256_set1_epi32(a->seed[k / 32 * T + t]) : _mm256_setzero_si256();
-            for (int j = 0; j < 32; j += 8, p += codes < BYTES ? 128 : 256)
-                UNROLL for (int i = 0; i < 2; i++, c += 4 * T)
-                    EACH_SUM(m, t) {
-                        __m256i v = few_codes(codes, p, m, i, nibble), b = four(c + 4 * t);
-                        if (codes == TABLE)
-                            v = _mm256_shuffle_epi8(table, v);
-                        if (linear)
-                            sum16[m][t] = _mm256_add_epi16(sum16[m][t], _mm256_maddubs_epi16(v, b));
-                        else
-                            sum[m][t] = _mm256_add_epi32(sum[m][t], _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_abs_epi8(v), _mm256_sign_epi8(b, v)), one));
-                    }
+        for (int k = 0; k < (more ? 32 : w->step); k += 32) {
+            EACH_SUM(i, t) {            /* seeds are for value + 8; codes of m5 and m6 are value + 16 and value + 32 */
+                const __m256i seed = _mm256_set1_epi32(codes == LINEAR || more ? a->seed[k / 32 * T + t] : 0);
+                sum16[i][t] = codes == PLUS_1 ? _mm256_slli_epi16(seed, 1) : seed;
+                if (codes == PLUS_2)
+                    sum[i][t] = _mm256_madd_epi16(seed, _mm256_set1_epi16(4));
+            }
+            if (more)
+                UNROLL for (int at = 0; at < 4; at++)
+                    few_8(T, codes, sum, sum16, table, p + 128 * at, high, at, c + 8 * at * T);
+            else
+                for (int j = 0; j < 32; j += 8, p += codes < BYTES ? 128 : 256, c += 8 * T)
+                    few_8(T, codes, sum, sum16, table, p, high, 0, c);
             if (linear)
                 EACH_SUM(i, t)
                     sum[i][t] = _mm256_add_epi32(sum[i][t], _mm256_madd_epi16(sum16[i][t], one));

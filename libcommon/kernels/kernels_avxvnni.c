@@ -55,27 +55,38 @@ INLINE int dot_other(const int T, const struct weights *w, const struct scratch 
     return 0;
 }
 
-INLINE void dot_few(const int T, const int codes, const struct weights *w, __m256i table, const uint8_t *line, struct act_panel *a, vi d[][2])
+/* 8 k, of which a group has 4 times as many: at. */
+INLINE void few_8(const int T, const int codes, __m256i sum[2][STREAM_MAX][2], __m256i table, const uint8_t *p, const uint8_t *high, const int at, const int8_t *c)
 {
     const __m256i nibble = _mm256_set1_epi8(15), flip = _mm256_set1_epi8((char)0x80);
     const int octets = OCTETS(T), both = T <= 4;                /* two sums each, or the chain of dot products would be too long */
+    UNROLL for (int i = 0; i < 2; i++, c += 4 * T)
+        EACH_SUM(j, t) {
+            __m256i v = few_codes(codes, p, high, j, 2 * at + i, nibble);
+            if (codes == BYTES)
+                v = _mm256_xor_si256(v, flip);
+            else if (codes < BYTES && !PLUS(codes))
+                v = _mm256_shuffle_epi8(table, v);
+            __m256i *to = &sum[j][t][both && i];
+            *to = _mm256_dpbusd_avx_epi32(*to, v, four(c + 4 * t));
+        }
+}
+
+INLINE void dot_few(const int T, const int codes, const struct weights *w, __m256i table, const uint8_t *line, struct act_panel *a, vi d[][2])
+{
+    const int octets = OCTETS(T), both = T <= 4, more = PLUS(codes);
     for (int o = 0; o < 4; o += octets) {
         __m256i sum[2][STREAM_MAX][2];
-        EACH_SUM(i, t)
-            sum[i][t][0] = _mm256_set1_epi32(a->seed[t]), sum[i][t][1] = _mm256_setzero_si256();
-        const uint8_t *p = line + 32 * o;
+        EACH_SUM(i, t)          /* codes of m5 and m6 are value + 16 and value + 32 */
+            sum[i][t][0] = _mm256_set1_epi32(a->seed[t] / (more ? BIAS / (8 << more) : 1)), sum[i][t][1] = _mm256_setzero_si256();
+        const uint8_t *p = line + 32 * o, *high = line + 512 + 32 * o;
         const int8_t *c = a->code;
-        for (int k = 0; k < w->step; k += 8, p += codes < BYTES ? 128 : 256)
-            UNROLL for (int i = 0; i < 2; i++, c += 4 * T)
-                EACH_SUM(j, t) {
-                    __m256i v = few_codes(codes, p, j, i, nibble);
-                    if (codes < BYTES)
-                        v = _mm256_shuffle_epi8(table, v);
-                    else if (codes == BYTES)
-                        v = _mm256_xor_si256(v, flip);
-                    __m256i *to = &sum[j][t][both && i];
-                    *to = _mm256_dpbusd_avx_epi32(*to, v, four(c + 4 * t));
-                }
+        if (more)
+            UNROLL for (int at = 0; at < 4; at++)
+                few_8(T, codes, sum, table, p + 128 * at, high, at, c + 8 * at * T);
+        else
+            for (int k = 0; k < w->step; k += 8, p += codes < BYTES ? 128 : 256, c += 8 * T)
+                few_8(T, codes, sum, table, p, high, 0, c);
         EACH_SUM(i, t)
             vi_store_half(&d[t][(o + i) / 2], (o + i) % 2, both ? _mm256_add_epi32(sum[i][t][0], sum[i][t][1]) : sum[i][t][0]);
     }

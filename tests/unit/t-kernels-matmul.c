@@ -41,7 +41,21 @@ static void random_row(const struct mat *m, struct qrow *q, struct rng *r)
     }
 }
 
-static uint8_t *random_mat(struct mat *m, enum qtype type, int group_size, int act_group, int rows, int cols, struct rng *r)
+/* One of seven: all +, all -, + and - in turn by 1, 2, 4, 8, 16. */
+static int sign_of(int pattern, int k) { return pattern % 7 < 2 ? 1 - pattern % 7 * 2 : k >> (pattern % 7 - 2) & 1 ? -1 : 1; }
+
+/* The largest and smallest values and scales there are, in such a pattern: with activations that follow it, no sum can be larger. */
+static void extreme_row(const struct mat *m, struct qrow *q, int row)
+{
+    const struct qtype_info *t = qtype_info(m->type);
+    const int most = t->bits == 8 ? 127 : m->type == QT_T2 || m->type == QT_T3 ? 2 : (1 << t->bits) - 1;
+    for (int i = 0; i < m->cols; i++)
+        q->code[i] = (uint8_t)(sign_of(row, i) > 0 ? most : t->bits == 8 ? -127 : 0);
+    for (int g = 0; g < m->n_groups && t->scale == SCALE_S8; g++)
+        q->scale[g] = 127;
+}
+
+static uint8_t *random_mat(struct mat *m, enum qtype type, int group_size, int act_group, int rows, int cols, int extreme, struct rng *r)
 {
     struct err e;
     struct qrow q;
@@ -61,6 +75,8 @@ static uint8_t *random_mat(struct mat *m, enum qtype type, int group_size, int a
     assert_int_equal(qrow_init(&q, m, &e), 0);
     for (int row = 0; row < rows; row++) {
         random_row(m, &q, r);
+        if (extreme)
+            extreme_row(m, &q, row);
         tile_put(m, data + (size_t)(row / TILE_ROWS) * m->tile_bytes, row % TILE_ROWS, &q);
     }
     qrow_release(&q);
@@ -218,7 +234,7 @@ static void check(enum qtype type, int group_size, int act_group, int rows, int 
     struct rng r = { (uint64_t)type * 1000003 + (uint64_t)(group_size * 7 + act_group * 3 + rows * 131 + cols) };
     struct mat m;
     size_t ldx = (size_t)cols + 5;
-    uint8_t *data = random_mat(&m, type, group_size, act_group, rows, cols, &r);
+    uint8_t *data = random_mat(&m, type, group_size, act_group, rows, cols, 0, &r);
     float *x = random_activations(MORE, cols, ldx, &r), *want = run(&kernels_ref, &m, x, ldx, MORE, exact, m.n_tiles);
     check_ref(&m, x, ldx, exact, want);
     float *tiles = aligned((size_t)MORE * ((size_t)rows + 3) * sizeof *tiles);
@@ -249,6 +265,32 @@ static void each_type(int is_float, int exact)
     }
 }
 
+/* Sums on the way are held in 16 bits here and there: none may overflow, whatever the codes. */
+static void largest_sums(void **state)
+{
+    (void)state;
+    for (int type = 0; type < 256; type++) {
+        const struct qtype_info *t = qtype_info((enum qtype)type);
+        if (!t || !t->has_kernels || t->is_float)
+            continue;
+        for (int g = 32; g <= 256; g *= 2)
+            for (size_t a = type == QT_T3 ? 2 : 0; a < 3 && t->group_sizes & (unsigned)g; a++) {
+                struct rng r = { 77 };
+                struct mat m;
+                enum { COLS = 320 };
+                float x[MORE * COLS];
+                uint8_t *data = random_mat(&m, (enum qtype)type, g, act_groups[a], 40, COLS, 1, &r);
+                for (int i = 0; i < MORE * COLS; i++)
+                    x[i] = (float)sign_of(i / COLS, i % COLS);
+                float *want = run(&kernels_ref, &m, x, COLS, MORE, 0, m.n_tiles);
+                check_ref(&m, x, COLS, 0, want);
+                sets_agree(&m, x, COLS, 0, want, want);
+                free(want);
+                free(data);
+            }
+    }
+}
+
 static void integer_matmul(void **state) { (void)state; each_type(0, 0); }
 static void f32_matmul_of_integers(void **state) { (void)state; each_type(0, 1); }
 static void f32_matmul_of_floats(void **state) { (void)state; each_type(1, 1); }
@@ -259,7 +301,7 @@ static void bad_activations(void **state)
     (void)state;
     struct rng r = { 5 };
     struct mat m;
-    uint8_t *data = random_mat(&m, QT_NL4, 32, 64, 33, 100, &r);
+    uint8_t *data = random_mat(&m, QT_NL4, 32, 64, 33, 100, 0, &r);
     float *x = random_activations(4, 100, 100, &r);
     float *clean = run(&kernels_ref, &m, x, 100, 4, 0, 9);
     x[1 * 100 + 70] = NAN;
@@ -344,7 +386,7 @@ static void few_tokens_in_larger_buffers(void **state)
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
         struct rng r = { 7 };
         struct mat m;
-        uint8_t *data = random_mat(&m, types[i], 32, types[i] == QT_NL4 ? 64 : 0, ROWS, COLS, &r);
+        uint8_t *data = random_mat(&m, types[i], 32, types[i] == QT_NL4 ? 64 : 0, ROWS, COLS, 0, &r);
         float *x = random_activations(MOST, COLS, COLS, &r);
         for (const struct kernels *const *k = kernels_all(); *k; k++)
             for (size_t n = 0; (*k)->supported() && *k != &kernels_ref && n < sizeof tokens / sizeof *tokens; n++)
@@ -373,6 +415,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(picking),
         cmocka_unit_test(integer_matmul),
+        cmocka_unit_test(largest_sums),
         cmocka_unit_test(f32_matmul_of_integers),
         cmocka_unit_test(f32_matmul_of_floats),
         cmocka_unit_test(bad_activations),
