@@ -63,7 +63,7 @@ int bench_matmul(const struct bench_options *o)
         if (!(seconds[i] = calloc((size_t)o->repeats, sizeof(double))) && rc == 0)
             rc = err_nomem(&e, "benchmark");
     }
-    if (rc == 0 && !(b = matmul_time_open(&m, kernels, pool, most, &e)))
+    if (rc == 0 && !(b = matmul_time_open(&m, kernels, pool, most, (struct matmul_time_weights){ 0 }, &e)))
         rc = -1;
     for (int k = -1; rc == 0 && k < o->repeats; k++) {
         for (int i = 0; i < o->tokens.n; i++) {

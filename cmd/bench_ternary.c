@@ -59,7 +59,7 @@ static int measure(struct ternary *b, struct err *e)
     if (!(b->seconds = calloc((size_t)(N_TYPES * o->tokens.n * o->repeats), sizeof *b->seconds)))
         return err_nomem(e, "benchmark");
     for (int t = 0; t < N_TYPES; t++)
-        if (matmul_time_mat(&b->m[t], types[t], o->rows, o->cols, e) || !(b->time[t] = matmul_time_open(&b->m[t], b->kernels, b->pool, most, e)))
+        if (matmul_time_mat(&b->m[t], types[t], o->rows, o->cols, e) || !(b->time[t] = matmul_time_open(&b->m[t], b->kernels, b->pool, most, (struct matmul_time_weights){ 0 }, e)))
             return -1;
     for (int k = -1; k < o->repeats; k++)               /* the first time is not counted */
         for (int i = 0; i < o->tokens.n; i++)

@@ -62,7 +62,7 @@ static void print_choice(const json_t *c)
 static int recommend(const struct hardware_options *o, json_t *registry, struct err *e)
 {
     struct machine m;
-    struct plan_rates rates;
+    struct plan_rates rates = { 0 };
     uint64_t memory;
     const char *what;
     json_t *all = json_array(), *one;

@@ -9,7 +9,7 @@
 #include "libcommon/hw/memory.h"
 
 enum {
-    FOOTPRINT = 256 << 20,      /* bytes of copies of the matrix, used in turn: each is read from memory, as in a model */
+    FOOTPRINT = 256 << 20,      /* bytes of copies of the matrix, used in turn: each is read from memory, as in a large model */
     JOB_TILES = 4,
     SLICE_NS = 30000000,        /* one measurement takes this long or one multiplication */
 };
@@ -67,7 +67,7 @@ int matmul_time_mat(struct mat *m, enum qtype type, int rows, int cols, struct e
 }
 
 /* Random codes; scales in f16 and powers of two must be numbers of a usual size, and floats no denormals: they take a hundred times as long, and models have none. */
-static int fill(struct matmul_time *b, struct err *e)
+static int fill(struct matmul_time *b, struct matmul_time_weights w, struct err *e)
 {
     const struct qtype_info *t = qtype_info(b->m.type);
     const uint64_t mask = t->is_float ? 0x80ff80ff80ff80ff : t->scale == SCALE_F16 ? 0x3bff3bff3bff3bff : t->scale == SCALE_E8M0 ? 0x7f7f7f7f7f7f7f7f : UINT64_MAX;
@@ -78,15 +78,15 @@ static int fill(struct matmul_time *b, struct err *e)
     const uint64_t half = memory_read(&memory, NULL, &ignored) == 0 ? memory_now(&memory) / 2 : UINT64_MAX;
     if (b->m.size > half)
         return err_set(e, ERR_LIMIT, "the matrix has %zu bytes, expected %llu at most: half of what this process can have", b->m.size, (unsigned long long)half);
-    const size_t most = half < FOOTPRINT ? (size_t)half : FOOTPRINT;
-    b->n_copies = (int)(most / b->m.size) + (most == FOOTPRINT);
+    const size_t wanted = w.footprint && w.footprint < FOOTPRINT ? (size_t)w.footprint : FOOTPRINT, n = wanted / b->m.size + (wanted == FOOTPRINT);
+    b->n_copies = n < half / b->m.size ? n ? (int)n : 1 : (int)(half / b->m.size);
     const size_t total = b->m.size * (size_t)b->n_copies;
     b->data = mmap(NULL, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (b->data == MAP_FAILED) {
         b->data = NULL;
         return err_set(e, ERR_MEMORY, "out of memory: %zu bytes of weights", total);
     }
-    madvise(b->data, total, MADV_HUGEPAGE);
+    madvise(b->data, total, w.as_file ? MADV_NOHUGEPAGE : MADV_HUGEPAGE);
     for (size_t i = 0; i < b->m.size; i += 8) {
         const uint64_t v = (rng_u64(&rng) & mask) | set;
         memcpy(b->data + i, &v, 8);
@@ -96,7 +96,7 @@ static int fill(struct matmul_time *b, struct err *e)
     return 0;
 }
 
-static int prepare(struct matmul_time *b, int most, struct err *e)
+static int prepare(struct matmul_time *b, int most, struct matmul_time_weights w, struct err *e)
 {
     const size_t threads = (size_t)pool_size(b->pool), rows = (size_t)b->m.rows, cols = (size_t)b->m.cols;
     struct rng rng = { 2 };
@@ -109,10 +109,10 @@ static int prepare(struct matmul_time *b, int most, struct err *e)
         return err_nomem(e, "benchmark");
     for (size_t i = 0; i < (size_t)most * cols; i++)
         b->x[i] = (float)rng_double(&rng) - 0.5f;
-    return fill(b, e);
+    return fill(b, w, e);
 }
 
-struct matmul_time *matmul_time_open(const struct mat *m, const struct kernels *k, struct pool *pool, int most, struct err *e)
+struct matmul_time *matmul_time_open(const struct mat *m, const struct kernels *k, struct pool *pool, int most, struct matmul_time_weights w, struct err *e)
 {
     struct matmul_time *b = calloc(1, sizeof *b);
     if (!b) {
@@ -123,7 +123,7 @@ struct matmul_time *matmul_time_open(const struct mat *m, const struct kernels *
     b->k = k;
     b->pool = pool;
     b->exact = qtype_info(m->type)->is_float;
-    if (prepare(b, most, e) == 0)
+    if (prepare(b, most, w, e) == 0)
         return b;
     matmul_time_close(b);
     return NULL;

@@ -7,13 +7,9 @@
 
 #include "cmd/cli.h"
 #include "cmd/hub.h"
-#include "cmd/matmul_time.h"
-#include "libcommon/base/clock.h"
 #include "libcommon/base/json.h"
-#include "libcommon/base/pool.h"
 #include "libcommon/engine/cpu.h"
 #include "libcommon/engine/engine.h"
-#include "libcommon/hw/limits.h"
 #include "libcommon/import/source.h"
 #include "libcommon/model/model.h"
 
@@ -198,78 +194,6 @@ uint64_t planned_workspace(const struct planned *p)
     return p->step_bytes + OTHERS + (uint64_t)p->shape.vocab_size * 8;
 }
 
-/* ---- rates ---- */
-
-static void nothing(void *arg, int i, int thread)
-{
-    (void)arg;
-    (void)i;
-    (void)thread;
-}
-
-/* Seconds of a parallel loop with nothing to do: the best of several runs, as for all limits. */
-static double sync_time(struct pool *pool)
-{
-    enum { RUNS = 20, TIMES = 50 };
-    double best = 1;
-    for (int run = 0; run < RUNS; run++) {
-        const uint64_t start = clock_ns();
-        for (int i = 0; i < TIMES; i++)
-            pool_run(pool, pool_size(pool), nothing, NULL);
-        const double t = (double)(clock_ns() - start) * 1e-9 / TIMES;
-        best = t < best ? t : best;
-    }
-    return best;
-}
-
-/* The best of three: a limit is what the machine can do when nobody else wants it. */
-static int rate_of(struct plan_rates *r, enum qtype type, int rows, int cols, const struct kernels *k, struct pool *pool, struct err *e)
-{
-    enum { MANY = 256, MANY_FLOATS = 32, REPEATS = 3 };         /* floats are slow, and the same from 16 tokens on */
-    const struct qtype_info *t = qtype_info(type);
-    const int many = t->is_float ? MANY_FLOATS : MANY;
-    const int group = t->group_sizes & 64 && !(t->group_sizes & 32 && t->bits < 8) ? 64 : 32;
-    struct mat m;
-    if (mat_init(&m, type, group, t->is_float ? 0 : 128, rows, cols, e) != 0)
-        return -1;
-    struct matmul_time *b = matmul_time_open(&m, k, pool, many, e);
-    if (!b)
-        return -1;
-    for (int i = 0; i < REPEATS; i++) {
-        const double read = (double)m.size / matmul_time_run(b, 1), multiply = 2.0 * rows * cols * many / matmul_time_run(b, many);
-        r->read[type] = read > r->read[type] ? read : r->read[type];
-        r->multiply[type] = multiply > r->multiply[type] ? multiply : r->multiply[type];
-    }
-    matmul_time_close(b);
-    return 0;
-}
-
-int planned_rates(struct plan_rates *r, const struct plan_weights *w, const struct plan_shape *s, int n_threads, const char *kernels, struct err *e)
-{
-    static const enum qtype usual[] = { QT_BF16, QT_I8, QT_NL4, QT_M5, QT_M6 };
-    struct limits l;
-    *r = (struct plan_rates){ 0 };
-    const struct kernels *k = kernels_pick(kernels, e);
-    struct pool *pool = k ? pool_open(n_threads, e) : NULL;
-    const struct limits_options lo = { .n_threads = n_threads, .what = LIMIT_READ | LIMIT_F32, .only_all = 1 };
-    int rc = pool ? limits_measure(&l, &lo, e) : -1;
-    enum { ROWS = 8192, COLS = 2048 };              /* of larger matrices the rates are the same */
-    const int rows = s && s->intermediate_size < ROWS ? s->intermediate_size : ROWS, cols = s && s->hidden_size < COLS ? s->hidden_size : COLS;
-    if (rc == 0) {
-        r->n_threads = l.n_threads;
-        r->memory = l.read[1];
-        r->f32 = l.f32[1];
-        r->sync_s = sync_time(pool);
-    }
-    for (int i = 0; rc == 0 && i < PLAN_QTYPES; i++)
-        if (w && (w->by_type[i] || w->ops[i] > 0))
-            rc = rate_of(r, (enum qtype)i, rows, cols, k, pool, e);
-    for (size_t i = 0; rc == 0 && !w && i < sizeof usual / sizeof *usual; i++)
-        rc = rate_of(r, usual[i], rows, cols, k, pool, e);
-    pool_close(pool);
-    return rc;
-}
-
 /* ---- modes ---- */
 
 int planned_mode_parse(const char *prog, const char *arg, struct planned_mode *m)
@@ -303,18 +227,14 @@ static void add_choice(struct planned_choices *s, const char *type, const struct
     s->c[s->n++] = (struct plan_choice){ .type = type, .bytes = bytes_of(s, w, a) };
 }
 
-/* Rates are measured for each type's own number formats, at the model's own width. */
+/* Rates are measured for each choice's own number formats, at the model's own width, with as many weights as it has. */
 static int predict(struct planned_choices *s, const struct planned_ask *a, struct err *e)
 {
     enum { PROMPT = 512 };
-    struct plan_weights all = { 0 };
-    struct plan_rates rates;
-    for (int i = 0; i < s->n; i++)
-        for (int t = 0; t < PLAN_QTYPES; t++)
-            all.by_type[t] += s->w[i].by_type[t];
-    if (planned_rates(&rates, &all, &s->p.shape, a->n_threads, a->kernels, e) != 0)
-        return -1;
+    struct plan_rates rates = { 0 };
     for (int i = 0; i < s->n; i++) {
+        if (planned_rates(&rates, &s->w[i], &s->p.shape, a->n_threads, a->kernels, e) != 0)
+            return -1;
         s->c[i].prefill = plan_prefill(&s->p.shape, &s->w[i], &rates, PROMPT);
         s->c[i].decode = plan_decode(&s->p.shape, &s->w[i], &rates, KV_F16, PROMPT);
     }

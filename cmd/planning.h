@@ -42,7 +42,8 @@ uint64_t planned_bytes(const struct planned *p, const struct plan_weights *w, in
 /* ---- rates ---- */
 
 /* Measure how fast the kernels multiply these types (as many as w has; w NULL: those of planned_types as zse-convert writes them), with matrices like the
- * MLP's of the shape (NULL: 8192 x 2048).  Some tenths of a second for each type. */
+ * MLP's of the shape (NULL: 8192 x 2048) and as many weights as w has, of which small ones stay in caches; and the rest of what a step is made of.  *r is zeroed,
+ * or of an earlier call for the same shape: then only the types are measured anew.  Some tenths of a second for each type. */
 int planned_rates(struct plan_rates *r, const struct plan_weights *w, const struct plan_shape *s, int n_threads, const char *kernels, struct err *e);
 
 /* ---- modes ---- */

@@ -155,46 +155,61 @@ int plan_place(const uint64_t *layer_bytes, int n_layers, uint64_t embed, uint64
 
 /* ---- speed ---- */
 
-/* What of the rates that single operations reach the whole engine keeps, and what a token costs besides.  Measured with zse-bench on three shapes, see
- * tests/cli/plan.bats: between the loops over weights stand norms, the rounding of activations and the end of each loop, where threads wait for each other. */
-static const double DECODE_SHARE = 0.88, PREFILL_SHARE = 0.85, ATTENTION_SHARE = 0.30, KV_SHARE = 0.5;
-enum { LOOPS = 4 };                             /* parallel loops of a layer */
+enum { LOOPS = 5 };                             /* parallel loops of a layer: q with k and v, attention, o, gate with up, down */
+
+/* A state's float is multiplied by its decay, two fma, one load and one store: three operations and a store for two fma, where two units do an fma each cycle and one
+ * stores. */
+static const double STATE_SHARE = 0.5;
 
 /* Tokens that a layer sees of `context`. */
 static double seen_by(const struct plan_layer *l, double context) { return l->window && context > l->window ? l->window : context; }
 
+/* Floats between the matrices of its feed-forward part, of one token. */
+static double inner_width(const struct plan_shape *s, const struct plan_layer *l)
+{
+    const double parameters = (double)(l->dense_mlp + l->shared_mlp) + (l->has_experts ? (double)s->top_k * (double)s->expert : 0);
+    return parameters / (3.0 * s->hidden_size);
+}
+
 double plan_decode(const struct plan_shape *s, const struct plan_weights *w, const struct plan_rates *r, enum kv_type kv, int context)
 {
-    double t = 0, bytes = 0;
+    double t = 0;
     for (int i = 0; i < PLAN_QTYPES; i++) {
         if (w->by_type[i] && !(r->read[i] > 0))
             return 0;
-        t += w->by_type[i] ? (double)w->by_type[i] / (r->read[i] * DECODE_SHARE) : 0;
+        t += w->by_type[i] ? (double)w->by_type[i] / r->read[i] : 0;
     }
-    if (!(r->memory > 0) || t <= 0)
+    if (!(r->memory > 0) || !(r->attend[0] > 0) || t <= 0)
         return 0;
     for (int i = 0; i < s->n_layers; i++) {
         const struct plan_layer *l = &s->layer[i];
-        if (l->kv_rows)
-            bytes += seen_by(l, context) * l->kv_rows * (double)kv_block_bytes(kv, l->kv_width) / KV_BLOCK;
-        bytes += 2 * (double)l->state_bytes;                    /* read and written */
+        const double seen = seen_by(l, context), inner = inner_width(s, l), h = s->hidden_size;
+        const double read = l->kv_rows ? seen * l->kv_rows * (double)kv_block_bytes(kv, l->kv_width) / KV_BLOCK / r->memory : 0;
+        const double attend = (double)l->attended * seen / r->attend[0];
+        t += read > attend ? read : attend;                     /* computed while the next are read */
+        t += 2 * (double)l->state_bytes / r->memory;            /* read and written */
+        /* by one thread: two norms; rounded for q with k and v, for o, for gate with up, for down */
+        t += 2 * h * r->norm_s + (3 * h + inner) * r->round_s + inner * r->act_s / r->n_threads + LOOPS * r->sync_s;
     }
-    t += bytes / (r->memory * KV_SHARE);
-    return 1 / (t + r->sync_s * LOOPS * s->n_layers);
+    return 1 / t;
 }
 
 double plan_prefill(const struct plan_shape *s, const struct plan_weights *w, const struct plan_rates *r, int n_tokens)
 {
-    double t = 0, attended = 0;
+    enum { STEP = 512 };
+    double t = 0;
     for (int i = 0; i < PLAN_QTYPES; i++) {
         if (w->ops[i] > 0 && !(r->multiply[i] > 0))
             return 0;
-        t += w->ops[i] > 0 ? w->ops[i] / (r->multiply[i] * PREFILL_SHARE) : 0;
+        t += w->ops[i] > 0 ? w->ops[i] / r->multiply[i] : 0;
     }
-    if (!(r->f32 > 0) || t <= 0)
+    if (!(r->f32 > 0) || !(r->attend[1] > 0) || t <= 0)
         return 0;
-    for (int i = 0; i < s->n_layers; i++)
-        attended += (double)s->layer[i].attended * seen_by(&s->layer[i], n_tokens / 2.0) + (double)s->layer[i].state_bytes / 2;        /* each float: updated and read */
-    t += 2 * attended / (r->f32 * ATTENTION_SHARE);
-    return 1 / (t + r->sync_s * LOOPS * s->n_layers / (n_tokens < 512 ? n_tokens : 512));
+    for (int i = 0; i < s->n_layers; i++) {
+        const struct plan_layer *l = &s->layer[i];
+        t += (double)l->attended * seen_by(l, n_tokens / 2.0) / r->attend[1];
+        t += (double)l->state_bytes / sizeof(float) * 4 / (r->f32 * STATE_SHARE);
+        t += (2 * s->hidden_size * r->norm_s + inner_width(s, l) * r->act_s) / r->n_threads + LOOPS * r->sync_s / (n_tokens < STEP ? n_tokens : STEP);
+    }
+    return 1 / t;
 }

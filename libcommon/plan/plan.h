@@ -77,10 +77,12 @@ int plan_place(const uint64_t *layer_bytes, int n_layers, uint64_t embed, uint64
 struct plan_rates {
     int n_threads;
     double read[PLAN_QTYPES];                   /* bytes/s of weights of a type times one token; 0: not measured */
-    double multiply[PLAN_QTYPES];               /* op/s of weights of a type times many tokens */
-    double memory;                              /* bytes/s of reading memory: keys and values */
-    double f32;                                 /* flop/s: attention */
+    double multiply[PLAN_QTYPES];               /* op/s of weights of a type times many tokens, rounding of the activations included */
+    double memory;                              /* bytes/s of reading memory: keys and values, states */
+    double attend[2];                           /* multiplications (and additions) a second of attention with keys and values at hand: one token, many */
+    double f32;                                 /* flop/s: recurrences */
     double sync_s;                              /* of one parallel loop */
+    double norm_s, round_s, act_s;              /* of a float in one thread: normalised and added to the residual; rounded; gated */
 };
 /* Tokens a second.  0: a rate is missing. */
 double plan_decode(const struct plan_shape *s, const struct plan_weights *w, const struct plan_rates *r, enum kv_type kv, int context);

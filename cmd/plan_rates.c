@@ -1,0 +1,219 @@
+/* plan_rates.c - how fast this machine does what a model's steps are made of: each measured by the engine's own kernels, at the model's own sizes. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cmd/matmul_time.h"
+#include "cmd/planning.h"
+#include "libcommon/base/clock.h"
+#include "libcommon/base/pool.h"
+#include "libcommon/engine/cpu.h"
+#include "libcommon/hw/limits.h"
+
+/* The best of several: a limit is what the machine can do when nobody else wants it. */
+static double best_time(void (*run)(void *arg), void *arg, int runs, int times)
+{
+    double best = INFINITY;
+    for (int i = 0; i < runs; i++) {
+        const uint64_t start = clock_ns();
+        for (int k = 0; k < times; k++)
+            run(arg);
+        best = fmin(best, (double)(clock_ns() - start) * 1e-9 / times);
+    }
+    return best;
+}
+
+static void nothing(void *arg, int i, int thread)
+{
+    (void)arg;
+    (void)i;
+    (void)thread;
+}
+
+static void empty_loop(void *pool) { pool_run(pool, pool_size(pool), nothing, NULL); }
+
+/* ---- rows of floats, in one thread ---- */
+
+struct rows { const struct kernels *k; float *x, *y, *w; void *act; int n, group; };
+
+static void normalise(void *arg)
+{
+    const struct rows *r = arg;
+    r->k->rms_norm(r->y, r->x, r->w, r->n, 1e-6f, 0);
+    r->k->add(r->x, r->x, r->y, 1e-3f, r->n);
+}
+static void round_row(void *arg)
+{
+    const struct rows *r = arg;
+    for (int p = 0; p < r->k->act_parts(1); p++)
+        r->k->act_pack(r->act, r->x, (size_t)r->n, 1, r->n, r->n, r->group, p);
+}
+static void gate(void *arg)
+{
+    const struct rows *r = arg;
+    r->k->act_mul(r->y, r->x, r->w, r->n, ACT_SILU);
+}
+
+static int row_rates(struct plan_rates *out, const struct kernels *k, struct err *e)
+{
+    enum { N = 2048, GROUP = 32, RUNS = 10, TIMES = 20 };
+    struct rows r = { .k = k, .n = N, .group = GROUP };
+    r.x = malloc(3 * N * sizeof *r.x);
+    r.act = aligned_alloc(64, (k->act_bytes(1, N, GROUP) + 63) / 64 * 64);
+    if (r.x && r.act) {
+        r.y = r.x + N;
+        r.w = r.y + N;
+        for (int i = 0; i < 3 * N; i++)
+            r.x[i] = 0.5f + (float)(i % 97) / 97;
+        out->norm_s = best_time(normalise, &r, RUNS, TIMES) / N;
+        out->round_s = best_time(round_row, &r, RUNS, TIMES) / N;
+        out->act_s = best_time(gate, &r, RUNS, TIMES) / N;
+    }
+    const int ok = r.x && r.act;
+    free(r.x);
+    free(r.act);
+    return ok ? 0 : err_nomem(e, "rates");
+}
+
+/* ---- attention: heads of 512 positions in f16, shared among threads; the last token, and a whole prompt ---- */
+
+enum { POSITIONS = 512, HEADS_EACH = 4, QUERIES = 96 /* of a KV head in one chunk, in the engine */ };
+
+struct heads {
+    const struct kernels *k;
+    struct pool *pool;
+    int n_heads, group, head_dim;
+    int n_chunks, chunk;            /* chunks of so many tokens, the last ends at the last position */
+    size_t block, scratch_each;
+    uint8_t *kv, *scratch;
+    float *q, *out;
+    int32_t table[POSITIONS / KV_BLOCK];
+};
+
+static void attend(void *arg, int i, int thread)
+{
+    const struct heads *h = arg;
+    const int head = i % h->n_heads, last = h->n_chunks - 1 - i / h->n_heads;           /* the last sees most: first */
+    const size_t row = (size_t)h->group * (size_t)h->head_dim, at = (size_t)i * (size_t)h->chunk * row;
+    struct attn a = { .q = h->q + at, .q_token_stride = row, .q_head_stride = (size_t)h->head_dim, .out = h->out + at, .out_token_stride = row,
+                      .out_head_stride = (size_t)h->head_dim, .n_tokens = h->chunk, .n_q_heads = h->group, .head_dim = h->head_dim,
+                      .pos = POSITIONS - (h->n_chunks - last) * h->chunk, .base = h->kv, .table = h->table, .stride = (size_t)h->n_heads * 2 * h->block,
+                      .k_offset = (size_t)head * 2 * h->block, .v_offset = (size_t)head * 2 * h->block + h->block, .kv_type = KV_F16,
+                      .scale = 1 / sqrtf((float)h->head_dim) };
+    h->k->attention(&a, h->scratch + (size_t)thread * h->scratch_each);
+}
+
+static void attend_all(void *arg)
+{
+    struct heads *h = arg;
+    pool_run(h->pool, h->n_heads * h->n_chunks, attend, h);
+}
+
+static void fill_heads(struct heads *h, float *row)
+{
+    for (int d = 0; d < h->head_dim; d++)
+        row[d] = (float)(d % 13 - 6) / 13;
+    for (int p = 0; p < POSITIONS; p++)
+        for (int i = 0; i < h->n_heads; i++) {
+            uint8_t *at = h->kv + ((size_t)(p / KV_BLOCK) * (size_t)h->n_heads + (size_t)i) * 2 * h->block;
+            h->k->kv_store_key(KV_F16, at, p % KV_BLOCK, row, h->head_dim);
+            h->k->kv_store_value(KV_F16, at + h->block, p % KV_BLOCK, row, h->head_dim);
+        }
+    for (int i = 0; i < POSITIONS / KV_BLOCK; i++)
+        h->table[i] = i;
+    for (size_t i = 0; i < (size_t)h->n_heads * POSITIONS * (size_t)h->group * (size_t)h->head_dim; i++)
+        h->q[i] = (float)(i % 11) / 11;
+}
+
+static int attention_rates(struct plan_rates *out, const struct plan_shape *s, const struct kernels *k, struct pool *pool, struct err *e)
+{
+    enum { RUNS = 6 };
+    const struct plan_layer *l = NULL;
+    for (int i = 0; s && !l && i < s->n_layers; i++)
+        l = s->layer[i].kv_rows > 1 ? &s->layer[i] : NULL;              /* a latent has one row, and kernels like those of others */
+    struct heads h = { .k = k, .pool = pool, .n_heads = HEADS_EACH * pool_size(pool), .head_dim = l ? l->kv_width : 128 };
+    h.group = l && l->attended ? (int)(l->attended / ((int64_t)l->kv_rows * l->kv_width)) : 4;
+    h.group = h.group < 1 ? 1 : h.group;
+    h.block = kv_block_bytes(KV_F16, h.head_dim);
+    h.scratch_each = (k->attention_scratch(h.head_dim) + 63) / 64 * 64;
+    const size_t queries = (size_t)h.n_heads * POSITIONS * (size_t)h.group * (size_t)h.head_dim;
+    float *row = malloc((size_t)h.head_dim * sizeof *row);
+    h.kv = aligned_alloc(64, (size_t)h.n_heads * 2 * h.block * (POSITIONS / KV_BLOCK));
+    h.scratch = aligned_alloc(64, h.scratch_each * (size_t)pool_size(pool) + 64);
+    h.q = malloc(2 * queries * sizeof *h.q);
+    const int ok = row && h.kv && h.scratch && h.q, most = h.group >= QUERIES ? 1 : QUERIES / h.group;
+    for (int many = 0; ok && many < 2; many++) {
+        h.out = h.q + queries;
+        if (!many)
+            fill_heads(&h, row);
+        h.chunk = many ? most : 1;
+        h.n_chunks = many ? POSITIONS / h.chunk : 1;
+        const double seen = POSITIONS - (h.n_chunks * h.chunk - 1) / 2.0, products = 2.0 * h.n_heads * h.group * h.head_dim * seen * h.n_chunks * h.chunk;
+        const double seconds = best_time(attend_all, &h, RUNS, many ? 1 : 10);
+        out->attend[many] = products / fmax(seconds - out->sync_s, seconds / 2);
+    }
+    free(row);
+    free(h.kv);
+    free(h.scratch);
+    free(h.q);
+    return ok ? 0 : err_nomem(e, "rates");
+}
+
+/* ---- weights ---- */
+
+/* What else a multiplication costs, the loop's end and the rounding, is counted apart. */
+static int rate_of(struct plan_rates *r, enum qtype type, int rows, int cols, uint64_t footprint, const struct kernels *k, struct pool *pool, struct err *e)
+{
+    enum { MANY = 256, MANY_FLOATS = 32, REPEATS = 3 };         /* floats are slow, and the same from 16 tokens on */
+    const struct qtype_info *t = qtype_info(type);
+    const int many = t->is_float ? MANY_FLOATS : MANY;
+    const int group = t->group_sizes & 64 && !(t->group_sizes & 32 && t->bits < 8) ? 64 : 32;
+    struct mat m;
+    if (mat_init(&m, type, group, t->is_float ? 0 : 128, rows, cols, e) != 0)
+        return -1;
+    struct matmul_time *b = matmul_time_open(&m, k, pool, many, (struct matmul_time_weights){ footprint, 1 }, e);
+    if (!b)
+        return -1;
+    for (int i = 0; i < REPEATS; i++) {
+        const double one = matmul_time_run(b, 1), beside = r->sync_s + (t->is_float ? 0 : cols * r->round_s);
+        const double read = (double)m.size / fmax(one - beside, one / 2), multiply = 2.0 * rows * cols * many / matmul_time_run(b, many);
+        r->read[type] = fmax(read, r->read[type]);
+        r->multiply[type] = fmax(multiply, r->multiply[type]);
+    }
+    matmul_time_close(b);
+    return 0;
+}
+
+/* What does not depend on the weights' type. */
+static int common_rates(struct plan_rates *r, const struct plan_shape *s, int n_threads, const struct kernels *k, struct pool *pool, struct err *e)
+{
+    enum { RUNS = 20, TIMES = 50 };
+    struct limits l;
+    const struct limits_options lo = { .n_threads = n_threads, .what = LIMIT_READ | LIMIT_F32, .only_all = 1 };
+    if (limits_measure(&l, &lo, e) != 0)
+        return -1;
+    r->n_threads = l.n_threads;
+    r->memory = l.read[1];
+    r->f32 = l.f32[1];
+    r->sync_s = best_time(empty_loop, pool, RUNS, TIMES);
+    return row_rates(r, k, e) == 0 ? attention_rates(r, s, k, pool, e) : -1;
+}
+
+int planned_rates(struct plan_rates *r, const struct plan_weights *w, const struct plan_shape *s, int n_threads, const char *kernels, struct err *e)
+{
+    static const enum qtype usual[] = { QT_BF16, QT_I8, QT_NL4, QT_M5, QT_M6 };
+    enum { ROWS = 8192, COLS = 2048 };              /* of larger matrices the rates are the same */
+    const int rows = s && s->intermediate_size < ROWS ? s->intermediate_size : ROWS, cols = s && s->hidden_size < COLS ? s->hidden_size : COLS;
+    const struct kernels *k = kernels_pick(kernels, e);
+    struct pool *pool = k ? pool_open(n_threads, e) : NULL;
+    int rc = !pool ? -1 : r->memory > 0 ? 0 : common_rates(r, s, n_threads, k, pool, e);
+    memset(r->read, 0, sizeof r->read);
+    memset(r->multiply, 0, sizeof r->multiply);
+    for (int i = 0; rc == 0 && i < PLAN_QTYPES; i++)
+        if (w && (w->by_type[i] || w->ops[i] > 0))
+            rc = rate_of(r, (enum qtype)i, rows, cols, w->step_bytes, k, pool, e);
+    for (size_t i = 0; rc == 0 && !w && i < sizeof usual / sizeof *usual; i++)
+        rc = rate_of(r, usual[i], rows, cols, 0, k, pool, e);
+    pool_close(pool);
+    return rc;
+}
