@@ -59,7 +59,7 @@ static int reader_open(struct reader *r, const char *folder, int64_t since_ms, s
             if (fd >= 0)
                 close(fd);
         } else {
-            gzbuffer(r->z[i], CHUNK);
+            gzbuffer(r->z[i], CHUNK / 16);      /* little beside what is asked for: plain files are read to where they are parsed */
         }
     }
     if (lock >= 0)
@@ -143,6 +143,30 @@ static const char *skip_string(struct cursor *c, struct audit_text *out)
     return c->p = q + 1;
 }
 
+/* The value at p, up to what ends it. */
+static int take_value(struct cursor *c, struct value *v)
+{
+    if (c->p >= c->end)
+        return -1;
+    if (*c->p == '"') {
+        v->is_string = 1;
+        return skip_string(c, &v->text) ? 1 : -1;
+    }
+    const char *from = c->p, *p = from;
+    for (; p < c->end; p++) {
+        const unsigned char ch = (unsigned char)*p;
+        if (ch >= '-' && ch <= '9')
+            continue;
+        if (ch == ',' || ch == '}')
+            break;
+        if (ch <= ' ' || ch == '"' || ch == '{' || ch == '[')
+            return -1;
+    }
+    *v = (struct value){ .text = { from, (size_t)(p - from) } };
+    c->p = p;
+    return v->text.n ? 1 : -1;
+}
+
 /* The next "key":value; 1, 0 after the last, -1: this is not how we write. */
 static int next_field(struct cursor *c, struct audit_text *key, struct value *v)
 {
@@ -151,97 +175,192 @@ static int next_field(struct cursor *c, struct audit_text *key, struct value *v)
     if (c->p >= c->end || (*c->p != '{' && *c->p != ','))
         return -1;
     c->p++;
-    if (c->p >= c->end || *c->p != '"' || !skip_string(c, key) || c->p >= c->end || *c->p++ != ':' || c->p >= c->end)
+    if (c->p >= c->end || *c->p != '"' || !skip_string(c, key) || c->p >= c->end || *c->p++ != ':')
         return -1;
-    if (*c->p == '"') {
-        v->is_string = 1;
-        return skip_string(c, &v->text) ? 1 : -1;
-    }
-    const char *from = c->p;
-    while (c->p < c->end && *c->p != ',' && *c->p != '}') {
-        if (*c->p == '{' || *c->p == '[' || *c->p == '"' || (unsigned char)*c->p <= ' ')
-            return -1;
-        c->p++;
-    }
-    *v = (struct value){ .text = { from, (size_t)(c->p - from) } };
-    return v->text.n ? 1 : -1;
+    return take_value(c, v);
 }
 
 static int is(const struct audit_text *t, const char *s) { return t->n == strlen(s) && memcmp(t->p, s, t->n) == 0; }
 
 static struct audit_text text_of(const struct value *v) { return v->is_string ? v->text : (struct audit_text){ NULL, 0 }; }
 
-/* A number's text is followed by ',' or '}', so strtod stops in time. */
-static int64_t int_of(const struct value *v) { return v->is_string || v->text.p[0] == 'n' ? -1 : strtoll(v->text.p, NULL, 10); }
-static double real_of(const struct value *v) { return v->is_string || v->text.p[0] == 'n' ? 0 : strtod(v->text.p, NULL); }
+/* What stands behind a number's text ends it, so these stop in time.  The digits at p, and where they end. */
+static int64_t digits(const char *p, const char **rest)
+{
+    int64_t n = 0;
+    const char *q = p;
+    for (; *q >= '0' && *q <= '9' && q - p < 18; q++)
+        n = 10 * n + (*q - '0');
+    *rest = q;
+    return n;
+}
+
+static int64_t int_of(const struct value *v)
+{
+    const char *rest;
+    if (v->is_string || v->text.p[0] == 'n')
+        return -1;
+    const int64_t n = digits(v->text.p, &rest);
+    return rest > v->text.p && (*rest < '0' || *rest > '9') ? n : strtoll(v->text.p, NULL, 10);
+}
+
+/* As strtod: a whole number below 2^53 divided by a power of ten below 10^22 is rounded once (Clinger, PLDI 1990). */
+static double real_of(const struct value *v)
+{
+    static const double tens[] = { 1, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6 };
+    const char *dot, *rest;
+    if (v->is_string || v->text.p[0] == 'n')
+        return 0;
+    const int64_t whole = digits(v->text.p, &dot), part = *dot == '.' ? digits(dot + 1, &rest) : (rest = dot, 0);
+    const long n = *dot == '.' ? rest - dot - 1 : 0, most = (long)v->text.n;
+    if (dot == v->text.p || rest != v->text.p + most || most > 15 || n >= (long)(sizeof tens / sizeof *tens))
+        return strtod(v->text.p, NULL);
+    return ((double)whole * tens[n] + (double)part) / tens[n];
+}
 
 /* 1726.003 as 1726003, exactly. */
 static int64_t ms_of(const struct value *v)
 {
-    char *rest;
-    const int64_t s = strtoll(v->text.p, &rest, 10);
+    const char *rest;
+    const int64_t s = digits(v->text.p, &rest);
     int64_t ms = 0;
+    if (rest == v->text.p || (*rest >= '0' && *rest <= '9'))
+        return strtoll(v->text.p, NULL, 10) * 1000;
     if (*rest == '.')
         for (int i = 1, unit = 100; i <= 3 && rest[i] >= '0' && rest[i] <= '9'; i++, unit /= 10)
             ms += (rest[i] - '0') * unit;
     return s * 1000 + ms;
 }
 
-/* 1: an entry; 0: a line of ours that is none (where a file begins); -1: foreign, or cut. The order of our own fields is tried first by the switch on
- * the key's first letter and length: a line takes one pass. */
+enum field { OTHER, TIME, METHOD, PATH, STATUS, LATENCY, KEY, MODEL, PROMPT, COMPLETION, TOTAL, EVENT };
+
+static enum field field_of(const struct audit_text *key)
+{
+#define FIELD(name, field) { name, sizeof name - 1, field }
+    static const struct { const char *name; size_t n; enum field field; } known[] = {
+        FIELD("timestamp_unix", TIME), FIELD("method", METHOD), FIELD("path", PATH), FIELD("status_code", STATUS), FIELD("latency_ms", LATENCY), FIELD("api_key_name", KEY),
+        FIELD("model_id", MODEL), FIELD("prompt_tokens", PROMPT), FIELD("completion_tokens", COMPLETION), FIELD("total_tokens", TOTAL), FIELD("event", EVENT),
+    };
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (known[i].n == key->n && memcmp(known[i].name, key->p, key->n) == 0)
+            return known[i].field;
+    return OTHER;
+}
+
+static void note(struct audit_record *r, enum field field, const struct value *v)
+{
+    switch (field) {
+    case OTHER: case EVENT: break;
+    case TIME: r->time_ms = v->is_string ? r->time_ms : ms_of(v); break;
+    case METHOD: r->method = text_of(v); break;
+    case PATH: r->path = text_of(v); break;
+    case STATUS: r->status = (int)int_of(v); break;
+    case LATENCY: r->latency_ms = real_of(v); break;
+    case KEY: r->key_name = text_of(v); break;
+    case MODEL: r->model = text_of(v); break;
+    case PROMPT: r->prompt_tokens = int_of(v); break;
+    case COMPLETION: r->completion_tokens = int_of(v); break;
+    case TOTAL: r->total_tokens = int_of(v); break;
+    }
+}
+
+/* ---- the same at once, for a line whose fields come in the order of our writer: 0 where it is another one, which is then read field by field ---- */
+
+#define NEXT(text) ((size_t)(c->end - c->p) > sizeof text && memcmp(c->p, text, sizeof text - 1) == 0 && (c->p += sizeof text - 1, 1))
+
+static int is_null(struct cursor *c)
+{
+    if (*c->p != 'n' || c->end - c->p < 5 || memcmp(c->p, "null", 4) != 0)
+        return 0;
+    c->p += 4;
+    return 1;
+}
+
+static int next_text(struct cursor *c, struct audit_text *out)
+{
+    *out = (struct audit_text){ NULL, 0 };
+    if (*c->p != '"')
+        return is_null(c);
+    const char *from = c->p + 1, *q = memchr(from, '"', (size_t)(c->end - from));
+    if (!q || q[-1] == '\\')
+        return 0;
+    *out = (struct audit_text){ from, (size_t)(q - from) };
+    c->p = q + 1;
+    return 1;
+}
+
+static int next_whole(struct cursor *c, int64_t *n)
+{
+    const char *rest;
+    *n = -1;
+    if (is_null(c))
+        return 1;
+    const int64_t found = digits(c->p, &rest);
+    if (rest == c->p || *rest != ',')
+        return 0;
+    *n = found;
+    c->p = rest;
+    return 1;
+}
+
+/* WHOLE.PART with `places` digits behind the point: so many times the number. */
+static int next_fixed(struct cursor *c, int places, int64_t *n)
+{
+    const char *dot, *rest;
+    static const int64_t tens[] = { 1, 10, 100, 1000 };
+    const int64_t whole = digits(c->p, &dot);
+    if (dot == c->p || dot - c->p > 12 || *dot != '.')
+        return 0;
+    const int64_t part = digits(dot + 1, &rest);
+    if (rest - dot - 1 != places || *rest != ',')
+        return 0;
+    *n = whole * tens[places] + part;
+    c->p = rest;
+    return 1;
+}
+
+static int parse_ours(struct cursor *c, struct audit_record *r)
+{
+    struct audit_text ignored;
+    int64_t status, latency_us;
+    if (!(NEXT("{\"timestamp\":") && next_text(c, &ignored) && NEXT(",\"timestamp_unix\":") && next_fixed(c, 3, &r->time_ms) &&
+          NEXT(",\"request_id\":") && next_text(c, &ignored) && NEXT(",\"method\":") && next_text(c, &r->method) && NEXT(",\"path\":") && next_text(c, &r->path) &&
+          NEXT(",\"status_code\":") && next_whole(c, &status) && NEXT(",\"latency_ms\":") && next_fixed(c, 3, &latency_us) &&
+          NEXT(",\"api_key_name\":") && next_text(c, &r->key_name) && NEXT(",\"client_ip\":") && next_text(c, &ignored) && NEXT(",\"user_agent\":") && next_text(c, &ignored) &&
+          NEXT(",\"model_id\":") && next_text(c, &r->model) && NEXT(",\"prompt_tokens\":") && next_whole(c, &r->prompt_tokens) &&
+          NEXT(",\"completion_tokens\":") && next_whole(c, &r->completion_tokens) && NEXT(",\"total_tokens\":") && next_whole(c, &r->total_tokens) &&
+          NEXT(",\"error_message\":") && next_text(c, &ignored)))
+        return 0;
+    r->status = (int)status;
+    r->latency_ms = (double)latency_us / 1000;      /* the quotient of two exact numbers, rounded once: as strtod */
+    return 1;
+}
+
+/* 1: an entry; 0: a line of ours that is none (where a file begins); -1: foreign, or cut. */
 static int parse(const char *line, size_t size, struct audit_record *r)
 {
+    const struct audit_record none = { .line = line, .size = size, .time_ms = -1, .status = -1, .prompt_tokens = -1, .completion_tokens = -1, .total_tokens = -1 };
     struct cursor c = { line, line + size };
     struct audit_text key;
     struct value v;
-    int more, status = 0, event = 0;
-    *r = (struct audit_record){ .line = line, .size = size, .time_ms = -1, .status = -1, .prompt_tokens = -1, .completion_tokens = -1, .total_tokens = -1 };
+    int more;
+    unsigned had = 1u << STATUS;
+    *r = none;
     if (size < 2 || line[0] != '{')
         return -1;
+    if (!parse_ours(&c, r)) {
+        c.p = line;
+        had = 0;
+        *r = none;
+    }
     while ((more = next_field(&c, &key, &v)) > 0) {
-        switch (key.p[0]) {
-        case 't':
-            if (is(&key, "timestamp_unix") && !v.is_string)
-                r->time_ms = ms_of(&v);
-            else if (is(&key, "total_tokens"))
-                r->total_tokens = int_of(&v);
-            break;
-        case 'm':
-            if (is(&key, "method"))
-                r->method = text_of(&v);
-            else if (is(&key, "model_id"))
-                r->model = text_of(&v);
-            break;
-        case 'p':
-            if (is(&key, "path"))
-                r->path = text_of(&v);
-            else if (is(&key, "prompt_tokens"))
-                r->prompt_tokens = int_of(&v);
-            break;
-        case 's':
-            if (is(&key, "status_code"))
-                r->status = (int)int_of(&v), status = 1;
-            break;
-        case 'l':
-            if (is(&key, "latency_ms"))
-                r->latency_ms = real_of(&v);
-            break;
-        case 'a':
-            if (is(&key, "api_key_name"))
-                r->key_name = text_of(&v);
-            break;
-        case 'c':
-            if (is(&key, "completion_tokens"))
-                r->completion_tokens = int_of(&v);
-            break;
-        case 'e':
-            event |= is(&key, "event");
-            break;
-        }
+        const enum field field = field_of(&key);
+        had |= 1u << field;
+        note(r, field, &v);
     }
     if (more < 0 || r->time_ms < 0)
         return -1;
-    return event ? 0 : status ? 1 : -1;
+    return had & 1u << EVENT ? 0 : had & 1u << STATUS ? 1 : -1;
 }
 
 static int same(const struct audit_text *t, const char *s) { return t->p && is(t, s); }
@@ -286,20 +405,31 @@ int audit_scan(const char *folder, const struct audit_filter *f, int (*fn)(void 
 
 /* ---- the newest ---- */
 
-struct newest { char **line; int n, room; uint64_t seen; int failed; };
+/* Their memory is used again: a line costs a copy. */
+struct kept { char *text; size_t n, room; };
+struct newest { struct kept *line; int room; uint64_t seen; int failed; };
 
 static int keep_line(void *user, const struct audit_record *r)
 {
     struct newest *k = user;
-    char **place = &k->line[k->seen++ % (uint64_t)k->room];
-    free(*place);
-    *place = strndup(r->line, r->size);
-    return k->failed = !*place;
+    struct kept *at = &k->line[k->seen % (uint64_t)k->room];
+    if (at->room <= r->size) {
+        free(at->text);
+        at->room = 2 * r->size + 1;
+        if (!(at->text = malloc(at->room))) {
+            at->room = 0;
+            return k->failed = 1;
+        }
+    }
+    memcpy(at->text, r->line, r->size);
+    at->n = r->size;
+    k->seen++;
+    return 0;
 }
 
 int audit_newest(const char *folder, const struct audit_filter *f, int n, char ***lines, int *found, struct audit_scan *s, struct err *e)
 {
-    struct newest k = { .line = calloc((size_t)n + 1, sizeof(char *)), .room = n > 0 ? n : 1 };
+    struct newest k = { .line = calloc((size_t)n + 1, sizeof *k.line), .room = n > 0 ? n : 1 };
     char **out = calloc((size_t)n + 1, sizeof *out);
     *lines = NULL;
     *found = 0;
@@ -309,16 +439,17 @@ int audit_newest(const char *folder, const struct audit_filter *f, int n, char *
     if (rc == 0) {
         const int have = k.seen < (uint64_t)n ? (int)k.seen : n;
         for (int i = 0; i < have; i++) {
-            char **place = &k.line[(k.seen - 1 - (uint64_t)i) % (uint64_t)k.room];
-            out[i] = *place;
-            *place = NULL;
+            struct kept *at = &k.line[(k.seen - 1 - (uint64_t)i) % (uint64_t)k.room];
+            out[i] = at->text;
+            out[i][at->n] = '\0';
+            at->text = NULL;
         }
         *lines = out;
         *found = have;
         out = NULL;
     }
     for (int i = 0; k.line && i < k.room; i++)
-        free(k.line[i]);
+        free(k.line[i].text);
     free(k.line);
     free(out);
     return rc;
@@ -326,19 +457,32 @@ int audit_newest(const char *folder, const struct audit_filter *f, int n, char *
 
 /* ---- summary ---- */
 
-enum { MAX_NAMES = 256 };
-struct tally { char *name[MAX_NAMES]; uint64_t count[MAX_NAMES]; int n; uint64_t other; };
+enum { MAX_NAMES = 256, NAME_SLOTS = 1024 };
+struct tally {
+    char *name[MAX_NAMES]; size_t size[MAX_NAMES]; uint64_t count[MAX_NAMES];
+    int n;
+    uint16_t slot[NAME_SLOTS];              /* by hash, open addressing: a name's number and 1; 0: free */
+    uint64_t other;
+};
 
 static int count_name(struct tally *t, const struct audit_text *x)
 {
-    for (int i = 0; i < t->n; i++)
-        if (is(x, t->name[i]))
+    uint64_t h = 1469598103934665603u;      /* FNV-1a */
+    for (size_t i = 0; i < x->n; i++)
+        h = (h ^ (unsigned char)x->p[i]) * 1099511628211u;
+    uint16_t *at = &t->slot[h >> 32 & (NAME_SLOTS - 1)];
+    for (; *at; at = at + 1 < t->slot + NAME_SLOTS ? at + 1 : t->slot) {
+        const int i = *at - 1;
+        if (t->size[i] == x->n && memcmp(t->name[i], x->p, x->n) == 0)
             return t->count[i]++, 0;
+    }
     if (t->n == MAX_NAMES)
         return t->other++, 0;
     if (!(t->name[t->n] = strndup(x->p, x->n)))
         return -1;
+    t->size[t->n] = x->n;
     t->count[t->n++] = 1;
+    *at = (uint16_t)t->n;
     return 0;
 }
 
@@ -419,18 +563,34 @@ json_t *audit_summary(const char *folder, double hours, int64_t now_ms, struct e
 enum { MAX_COLUMNS = 64 };
 struct csv {
     char *column[MAX_COLUMNS]; int n;
+    size_t name_size[MAX_COLUMNS];
+    struct value cell[MAX_COLUMNS];         /* of this row */
+    char *line; size_t room;                /* a copy of this line, for cells to end in */
     int (*write)(void *user, const char *text, size_t size);
     void *user;
     uint64_t rows;
     int failed;
 };
 
-static int find_column(const struct csv *c, const char *name)
+/* Fields mostly come in the order of the columns: looked for from `at` on. */
+static int find_column(const struct csv *c, const struct audit_text *name, int at)
 {
-    for (int i = 0; i < c->n; i++)
-        if (strcmp(c->column[i], name) == 0)
+    for (int k = 0; k < c->n; k++) {
+        const int i = at + k < c->n ? at + k : at + k - c->n;
+        if (c->name_size[i] == name->n && memcmp(c->column[i], name->p, name->n) == 0)
             return i;
+    }
     return -1;
+}
+
+static int add_column(struct csv *c, const char *name, size_t n)
+{
+    if (!(c->column[c->n] = strndup(name, n))) {
+        c->failed = 1;
+        return -1;
+    }
+    c->name_size[c->n++] = n;
+    return 0;
 }
 
 /* First pass: the fields that any line has. */
@@ -440,49 +600,134 @@ static int note_columns(void *user, const struct audit_record *r)
     struct cursor at = { r->line, r->line + r->size };
     struct audit_text key;
     struct value v;
-    char name[256];
-    while (next_field(&at, &key, &v) > 0) {
-        if (is(&key, "hash") || key.n >= sizeof name)
+    for (int i = 0; next_field(&at, &key, &v) > 0; i++) {
+        if (is(&key, "hash") || key.n >= 256)
             continue;
-        memcpy(name, key.p, key.n);
-        name[key.n] = '\0';
-        if (find_column(c, name) < 0 && c->n < MAX_COLUMNS && !(c->column[c->n++] = strdup(name)))
-            return c->failed = 1;
+        const int found = find_column(c, &key, i < c->n ? i : 0);
+        if (found < 0 && c->n < MAX_COLUMNS && add_column(c, key.p, key.n) != 0)
+            return 1;
+        i = found < 0 ? i : found;
     }
     return 0;
 }
 
+/* May a formula begin here?  The ASCII ones, and the full-width forms that some locales take for them (OWASP, "CSV Injection"). */
+static int begins_formula(const char *p)
+{
+    static const char *const signs[] = { "=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20" };
+    for (size_t i = 0; i < sizeof signs / sizeof *signs; i++)
+        if (strncmp(p, signs[i], strlen(signs[i])) == 0)
+            return 1;
+    return 0;
+}
+
+/* Bytes of what a spreadsheet may take away before a text: blanks, a no-break space, the mark of a byte order. */
+static size_t blank(const char *p)
+{
+    static const char *const wide[] = { "\u00a0", "\u3000", "\u200b", "\ufeff" };
+    for (size_t i = 0; i < sizeof wide / sizeof *wide; i++)
+        if (strncmp(p, wide[i], strlen(wide[i])) == 0)
+            return strlen(wide[i]);
+    return *p == ' ' || (*p >= '\t' && *p <= '\r');
+}
+
+/* Is p where a cell may begin (in its text, or behind what cells are separated by where commas do not), blanks aside? */
+static int is_formula(const char *p)
+{
+    for (size_t n; (n = blank(p)); p += n)
+        ;
+    return begins_formula(p);
+}
+
 static int put_cell(struct csv *c, const char *text, int is_string)
 {
-    const char *quote = strpbrk(text, "\",\r\n");
-    const int formula = is_string && *text && strchr("=+-@\t\r", *text) != NULL;
-    int bad = 0;
-    if (!quote && !formula)
+    static const char separators[] = ";\t\r\n|";
+    if (!is_string || (!strpbrk(text, "\",;\t\r\n|") && !blank(text) && !begins_formula(text)))
         return c->write(c->user, text, strlen(text));
-    bad |= c->write(c->user, formula ? "\"'" : "\"", formula ? 2 : 1);
-    for (const char *p = text; *p;) {
-        const size_t n = strcspn(p, "\"");
-        bad |= c->write(c->user, p, n + (p[n] == '"'));
-        bad |= p[n] == '"' && c->write(c->user, "\"", 1);
-        p += n + (p[n] == '"');
+    int bad = c->write(c->user, "\"", 1);
+    for (const char *p = text, *end; *p && !bad; p = end) {
+        const int starts = p == text || strchr(separators, p[-1]) != NULL;
+        end = p + strcspn(p, "\";\t\r\n|");
+        end += *end != '\0';
+        bad = (starts && is_formula(p) && c->write(c->user, "'", 1)) || c->write(c->user, p, (size_t)(end - p)) || (end[-1] == '"' && c->write(c->user, "\"", 1));
     }
-    return bad | c->write(c->user, "\"", 1);
+    return bad || c->write(c->user, "\"", 1);
+}
+
+static int is_plain_number(const struct audit_text *t)
+{
+    const size_t sign = *t->p == '-', whole = strspn(t->p + sign, "0123456789"), dot = t->p[sign + whole] == '.', part = dot ? strspn(t->p + sign + whole + 1, "0123456789") : 0;
+    return whole > 0 && part >= dot && sign + whole + dot + part == t->n;
+}
+
+/* A row whose cells are what the line has between quotes: plain ASCII without escapes, and numbers. 0: it is another one. */
+static int plain_cells(struct csv *c, const struct audit_record *r)
+{
+    if (c->room <= r->size) {
+        free(c->line);
+        c->room = 2 * r->size + 1;
+        if (!(c->line = malloc(c->room))) {
+            c->room = 0;
+            return 0;
+        }
+    }
+    unsigned char odd = 0;
+    for (size_t i = 0; i < r->size; i++) {
+        const unsigned char ch = (unsigned char)r->line[i];
+        odd |= ch & 0x80;
+        odd |= ch == '\\';
+        odd |= ch < ' ';
+        c->line[i] = (char)ch;
+    }
+    if (odd)
+        return 0;
+    struct cursor at = { c->line, c->line + r->size };
+    struct audit_text key;
+    struct value v;
+    memset(c->cell, 0, sizeof c->cell);
+    for (int i = 0; next_field(&at, &key, &v) > 0; i++) {
+        const int column = find_column(c, &key, i < c->n ? i : 0);
+        if (column < 0)
+            continue;
+        if (is(&v.text, "null") && !v.is_string)
+            v.text.n = 0;
+        else if (!v.is_string && !is_plain_number(&v.text))
+            return 0;
+        c->cell[column] = v;
+        i = column;
+    }
+    for (int i = 0; i < c->n; i++)
+        if (c->cell[i].text.n)
+            ((char *)c->cell[i].text.p)[c->cell[i].text.n] = '\0';
+    return 1;
+}
+
+static int put_plain(struct csv *c)
+{
+    int bad = 0;
+    for (int i = 0; i < c->n && !bad; i++)
+        bad = (i && c->write(c->user, ",", 1)) || (c->cell[i].text.n && put_cell(c, c->cell[i].text.p, c->cell[i].is_string));
+    return bad;
 }
 
 static int put_row(void *user, const struct audit_record *r)
 {
     struct csv *c = user;
-    json_t *o = json_loadb(r->line, r->size, 0, NULL);
-    if (!o)
-        return 0;                           /* it looked like ours and is no JSON: not worth a row */
     int bad = 0;
-    for (int i = 0; i < c->n && !bad; i++) {
-        json_t *v = json_object_get(o, c->column[i]);
-        char *text = json_is_string(v) ? strdup(json_string_value(v)) : v && !json_is_null(v) ? json_dumps(v, JSON_ENCODE_ANY | JSON_REAL_PRECISION(13)) : strdup("");
-        bad = !text || (i && c->write(c->user, ",", 1)) || put_cell(c, text, json_is_string(v));
-        free(text);
+    if (plain_cells(c, r)) {
+        bad = put_plain(c);
+    } else {
+        json_t *o = json_loadb(r->line, r->size, 0, NULL);
+        if (!o)
+            return 0;                       /* it looked like ours and is no JSON: not worth a row */
+        for (int i = 0; i < c->n && !bad; i++) {
+            json_t *v = json_object_get(o, c->column[i]);
+            char *text = json_is_string(v) ? strdup(json_string_value(v)) : v && !json_is_null(v) ? json_dumps(v, JSON_ENCODE_ANY | JSON_REAL_PRECISION(13)) : strdup("");
+            bad = !text || (i && c->write(c->user, ",", 1)) || put_cell(c, text, json_is_string(v));
+            free(text);
+        }
+        json_decref(o);
     }
-    json_decref(o);
     c->rows++;
     return c->failed = bad || c->write(c->user, "\r\n", 2);
 }
@@ -498,8 +743,7 @@ int audit_csv(const char *folder, const struct audit_filter *f, int (*write)(voi
     if (!until.until_ms)
         until.until_ms = now_of(0) + 1;     /* lines that come between the two passes have to wait */
     for (size_t i = 0; i < sizeof usual / sizeof *usual; i++)
-        if (!(c.column[c.n++] = strdup(usual[i])))
-            c.failed = 1;
+        add_column(&c, usual[i], strlen(usual[i]));
     if (c.failed || audit_scan(folder, &until, note_columns, &c, &s, e) || c.failed) {
         if (c.failed)
             err_nomem(e, "the columns");
@@ -514,6 +758,7 @@ int audit_csv(const char *folder, const struct audit_filter *f, int (*write)(voi
 done:
     for (int i = 0; i < c.n; i++)
         free(c.column[i]);
+    free(c.line);
     *rows = c.rows;
     return rc;
 }

@@ -43,8 +43,9 @@ int audit_newest(const char *folder, const struct audit_filter *f, int n, char *
  * 400 and more. At most 256 paths have a name of their own, the others count as "(other)". now_ms 0: now. NULL on failure. */
 json_t *audit_summary(const char *folder, double hours, int64_t now_ms, struct err *e);
 
-/* Spreadsheets: RFC 4180, columns = the union of all fields in the order in which they first appear; "hash" is left out.  A text that a
- * spreadsheet would take for a formula begins with an apostrophe.  write gets pieces; non-zero stops. */
+/* Spreadsheets: RFC 4180, columns = the union of all fields in the order in which they first appear; "hash" is left out.  Where a spreadsheet could
+ * take a text for a formula (= + - @, also full-width, blanks before it aside), at its beginning or behind a semicolon, tab, bar or line break inside
+ * it, an apostrophe stands before.  write gets pieces; non-zero stops. */
 int audit_csv(const char *folder, const struct audit_filter *f, int (*write)(void *user, const char *text, size_t n), void *user, uint64_t *rows, struct err *e);
 
 struct audit_check {
