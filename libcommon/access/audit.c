@@ -181,8 +181,20 @@ static int begin_file(const char *path, int *fd, struct sha256 *sha, char hash[S
     return 0;
 }
 
-/* The end of a rotated file, so that it is not read again for every line that cannot be written. */
-struct known_end { char path[4096]; uint64_t size; char hash[SHA256_HEX + 1]; };
+/* The end of the newest rotated file, so that it is not read for a line that cannot be written.  Rotated files do not change, but for being compressed. */
+struct known_end { char path[4200]; char hash[SHA256_HEX + 1]; };
+
+static void know_end(struct known_end *known, const char *path, const char *hash)
+{
+    snprintf(known->path, sizeof known->path, "%s", path);
+    memcpy(known->hash, hash, sizeof known->hash);
+}
+
+static int knows_end(const struct known_end *known, const char *path)
+{
+    const size_t n = known ? strlen(known->path) : 0;
+    return n && strncmp(path, known->path, n) == 0 && (!path[n] || strcmp(path + n, ".gz") == 0);
+}
 
 /* The last hash of a compressed file: in one pass. */
 static int last_hash_packed(const char *path, char hash[SHA256_HEX + 1], struct err *e)
@@ -213,7 +225,7 @@ static int last_hash(const char *folder, struct known_end *known, char hash[SHA2
     if (newest >= 0 && strcmp(strrchr(f.file[newest].path, '/') + 1, AUDIT_FILE) == 0)
         newest--;
     const struct audit_file *last = newest >= 0 ? &f.file[newest] : NULL;
-    if (last && known && strcmp(known->path, last->path) == 0 && known->size == last->size) {
+    if (last && knows_end(known, last->path)) {
         memcpy(hash, known->hash, sizeof known->hash);
     } else if (last) {
         uint64_t end;
@@ -224,11 +236,8 @@ static int last_hash(const char *folder, struct known_end *known, char hash[SHA2
             rc = fd < 0 ? err_sys(e, "%s", last->path) : audit_tail(fd, last->path, hash, &end, e);
         if (fd >= 0)
             close(fd);
-        if (rc == 0 && known) {
-            snprintf(known->path, sizeof known->path, "%s", last->path);
-            known->size = last->size;
-            memcpy(known->hash, hash, sizeof known->hash);
-        }
+        if (rc == 0 && known)
+            know_end(known, last->path, hash);
     }
     audit_files_release(&f);
     return rc;
@@ -309,6 +318,7 @@ static int rotate(struct audit *a, struct err *e)
         return -1;
     if (rename(a->path, name))
         return err_sys(e, "%s: cannot become %s", a->path, name);
+    know_end(a->known, name, a->hash);
     close(a->fd);
     a->fd = -1;
     a->stats.rotations++;
