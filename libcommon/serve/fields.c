@@ -81,7 +81,7 @@ const struct field fields[] = {
     REAL("frequency_penalty", GENERATE, -2, 2, SAMPLING(frequency_penalty), "subtracted for each time a token appeared"),
     OTHER("logit_bias", GENERATE, "{\"type\":\"object\",\"additionalProperties\":{\"type\":\"number\",\"minimum\":-100,\"maximum\":100}}",
           "token id to what is added to its logit; -100 bans it"),
-    { "seed", GENERATE, FIELD_USED, FIELD_REAL, -0x1p53, 0x1p53, AT(seed), GIVEN_SEED, "{\"type\":\"integer\"}", "the same seed gives the same answer; choice i takes seed + i (default: random)", NULL },
+    { "seed", GENERATE, FIELD_USED, FIELD_DOUBLE, -0x1p53, 0x1p53, AT(seed), GIVEN_SEED, NULL, "the same seed gives the same answer; choice i takes seed + i (default: random)", NULL },
     WHOLE("max_output_tokens", BODY_RESPONSES, 1, INT_MAX, AT(max_tokens), GIVEN_MAX_TOKENS, "most tokens of an answer"),
     WHOLE("max_tokens", GENERATE & ~BODY_RESPONSES, 0, INT_MAX, AT(max_tokens), GIVEN_MAX_TOKENS, "most tokens of an answer"),
     WHOLE("max_completion_tokens", BODY_CHAT, 1, INT_MAX, AT(max_completion_tokens), GIVEN_MAX_COMPLETION_TOKENS, "the same; one of the two"),
@@ -168,7 +168,7 @@ const struct field fields[] = {
     WHOLE("rate_limit", BODY_KEY, 0, INT_MAX, AT(rate_limit), 0, "requests a minute; 0: any number"),
     WHOLE("token_limit_minute", BODY_KEY, 0, INT_MAX, AT(token_limit_minute), 0, "tokens of prompts and answers a minute; 0: any number"),
     WHOLE("token_limit_day", BODY_KEY, 0, INT_MAX, AT(token_limit_day), 0, "the same in 24 hours"),
-    REAL("expires_at", BODY_KEY, 0, 0x1p52, AT(expires_at), "seconds since 1970; 0: never"),
+    { "expires_at", BODY_KEY, FIELD_USED, FIELD_DOUBLE, 0, 0x1p52, AT(expires_at), 0, NULL, "seconds since 1970; 0: never", NULL },
     TEXT("scopes", BODY_KEY, AT(scopes), "chat, embeddings, models, admin, with commas between (default: chat,embeddings)"),
     TEXT("models", BODY_KEY, AT(models), "globs of the models it may use, with commas between; \"\": all"),
     { "enabled", BODY_KEYS_REQUIRED, FIELD_USED, FIELD_BOOL, 0, 0, AT(enabled), 0, NULL, "does a request need a key?", NULL },
@@ -206,12 +206,12 @@ static int parse_number(const struct field *f, const json_t *v, struct params *p
         return problem_set(pr, 400, f->name, "invalid_type", "%s: found %s, expected a number", f->name, js_kind(v));
     if (!(x >= f->min && x <= f->max))
         return out_of_range(f, x, pr);
-    if ((f->type == FIELD_INT || f->schema) && x != floor(x))
+    if (f->type != FIELD_REAL && x != floor(x))
         return problem_set(pr, 400, f->name, "invalid_type", "%s: %g is not a whole number", f->name, x);
     if (f->type == FIELD_INT)
         *(int *)to = (int)x;
-    else if (f->at == AT(seed))
-        p->seed = x;
+    else if (f->type == FIELD_DOUBLE)
+        *(double *)to = x;
     else
         *(float *)to = (float)x;
     return 0;

@@ -19,7 +19,7 @@ enum body_kind {
 };
 
 enum field_use { FIELD_USED, FIELD_IGNORED, FIELD_REFUSED };
-enum field_type { FIELD_OTHER, FIELD_BOOL, FIELD_INT, FIELD_REAL, FIELD_STRING };
+enum field_type { FIELD_OTHER, FIELD_BOOL, FIELD_INT, FIELD_REAL, FIELD_DOUBLE, FIELD_STRING };        /* in params: int, int, float, double (a whole number), text */
 
 struct field {
     const char *name;

@@ -9,13 +9,13 @@
 static json_t *field_schema(const struct field *f)
 {
     json_t *j = f->schema ? json_loads(f->schema, 0, NULL) : json_object();
-    static const char *const types[] = { [FIELD_BOOL] = "boolean", [FIELD_INT] = "integer", [FIELD_REAL] = "number", [FIELD_STRING] = "string" };
+    static const char *const types[] = { [FIELD_BOOL] = "boolean", [FIELD_INT] = "integer", [FIELD_REAL] = "number", [FIELD_DOUBLE] = "integer", [FIELD_STRING] = "string" };
     if (f->type != FIELD_OTHER && !f->schema)
         json_object_set_new(j, "type", json_string(types[f->type]));
-    if (f->type == FIELD_INT || f->type == FIELD_REAL) {
-        json_object_set_new(j, "minimum", f->type == FIELD_INT ? json_integer((json_int_t)f->min) : json_real(f->min));
-        if (f->max < INT_MAX || f->type == FIELD_REAL)
-            json_object_set_new(j, "maximum", f->type == FIELD_INT ? json_integer((json_int_t)f->max) : json_real(f->max));
+    if (f->type == FIELD_INT || f->type == FIELD_REAL || f->type == FIELD_DOUBLE) {
+        json_object_set_new(j, "minimum", f->type != FIELD_REAL ? json_integer((json_int_t)f->min) : json_real(f->min));
+        if (f->max < INT_MAX || f->type != FIELD_INT)
+            json_object_set_new(j, "maximum", f->type != FIELD_REAL ? json_integer((json_int_t)f->max) : json_real(f->max));
     }
     if (f->use == FIELD_USED)
         json_object_set_new(j, "description", json_string(f->about));

@@ -152,7 +152,7 @@ static void test_fields(void **state)
     /* every number: its bounds are taken, what lies beyond is refused by name */
     for (int i = 0; i < n_fields; i++) {
         const struct field *f = &fields[i];
-        if (f->type != FIELD_INT && f->type != FIELD_REAL)
+        if (f->type != FIELD_INT && f->type != FIELD_REAL && f->type != FIELD_DOUBLE)
             continue;
         const double values[] = { f->min, f->max, f->min - 1 - 2 * (f->min < 0 ? -f->min : f->min), f->max * 2 + 1 };
         for (int k = 0; k < 4; k++) {
@@ -160,8 +160,15 @@ static void test_fields(void **state)
             json_t *body = json_pack("{s:f}", f->name, values[k]);
             enum body_kind kind = (enum body_kind)(f->bodies & -f->bodies);
             assert_int_equal(fields_parse(body, kind, &p, &pr), k < 2 ? 0 : -1);
+            const char *at = (const char *)&p + f->at;
             if (k >= 2)
                 assert_string_equal(pr.param, f->name);
+            else if (f->type == FIELD_INT)
+                assert_int_equal(*(const int *)at, (int)values[k]);
+            else if (f->type == FIELD_REAL)
+                assert_true(*(const float *)at == (float)values[k]);
+            else
+                assert_true(*(const double *)at == values[k]);
             json_decref(body);
         }
     }
