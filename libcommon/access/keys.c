@@ -24,6 +24,7 @@ struct keys {
     sqlite3 *db;
     char *path;
     ino_t ino;                                      /* of the file that is open */
+    int make;                                       /* it may be a new one */
     int patience_ms;
     struct known *known; int n_known, required;     /* as of the last refresh */
     int64_t seen;                                   /* PRAGMA data_version then; -1: never */
@@ -46,10 +47,16 @@ void keys_set_patience(struct keys *k, int ms)
     sqlite3_busy_timeout(k->db, ms);
 }
 
+static int is_locked(struct keys *k)
+{
+    const int code = sqlite3_errcode(k->db);
+    return code == SQLITE_BUSY || code == SQLITE_LOCKED;
+}
+
 static int sql_error(struct keys *k, struct err *e)
 {
     const int code = sqlite3_errcode(k->db);
-    if (code == SQLITE_BUSY || code == SQLITE_LOCKED)
+    if (is_locked(k))
         return err_set(e, ERR_IO, "%s: another program holds it locked", k->path);
     if (code == SQLITE_NOTADB || code == SQLITE_CORRUPT)
         return err_set(e, ERR_FORMAT, "%s: is damaged (%s); move it away to begin with an empty one: its keys are then worth nothing", k->path, sqlite3_errmsg(k->db));
@@ -78,10 +85,10 @@ static int finish(struct keys *k, sqlite3_stmt *s, struct err *e)
 static int make_file(struct keys *k, struct err *e)
 {
     struct stat st;
-    int fd = open(k->path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    const int fd = k->make ? open(k->path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600) : -1;
     if (fd >= 0)
         close(fd);
-    else if (errno != EEXIST)
+    else if (k->make && errno != EEXIST)
         return err_sys(e, "%s", k->path);
     if (lstat(k->path, &st))
         return err_sys(e, "%s", k->path);
@@ -93,8 +100,21 @@ static int make_file(struct keys *k, struct err *e)
     return 0;
 }
 
+/* A number that SQLite answers a PRAGMA with. */
+static int pragma(struct keys *k, const char *sql, int64_t *n, struct err *e)
+{
+    sqlite3_stmt *s = prepare(k, sql, e);
+    if (!s)
+        return -1;
+    const int rc = sqlite3_step(s) == SQLITE_ROW ? 0 : sql_error(k, e);
+    *n = sqlite3_column_int64(s, 0);
+    sqlite3_finalize(s);
+    return rc;
+}
+
 static int open_file(struct keys *k, struct err *e)
 {
+    int64_t version;
     if (make_file(k, e))
         return -1;
     if (sqlite3_open_v2(k->path, &k->db, SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX, NULL) != SQLITE_OK)
@@ -102,7 +122,9 @@ static int open_file(struct keys *k, struct err *e)
     keys_set_patience(k, k->patience_ms);
     /* One file, so that what is put in its place is whole (a write-ahead log would be laid over it); synchronous=FULL: a key that was shown is on
      * the disk. */
-    return run(k, "PRAGMA journal_mode = DELETE; PRAGMA synchronous = FULL;", e) || run(k, schema, e) ? -1 : 0;
+    if (run(k, "PRAGMA journal_mode = DELETE; PRAGMA synchronous = FULL;", e) || pragma(k, "PRAGMA user_version", &version, e))
+        return -1;
+    return version == 0 ? run(k, schema, e) : 0;        /* to look is not to write: others are not told of a change */
 }
 
 /* One program at a time makes a new file. */
@@ -111,7 +133,7 @@ static int open_locked(struct keys *k, struct err *e)
     char path[4096];
     snprintf(path, sizeof path, "%s.lock", k->path);
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (fd < 0 || flock(fd, LOCK_EX)) {
+    if (fd < 0 || flock(fd, k->patience_ms ? LOCK_EX : LOCK_EX | LOCK_NB)) {
         err_sys(e, "%s", path);
         if (fd >= 0)
             close(fd);
@@ -122,7 +144,7 @@ static int open_locked(struct keys *k, struct err *e)
     return rc;
 }
 
-struct keys *keys_open(const char *folder, struct err *e)
+static struct keys *open_keys(const char *folder, int make, struct err *e)
 {
     struct keys *k = calloc(1, sizeof *k);
     if (!k || asprintf(&k->path, "%s/keys.db", folder) < 0) {
@@ -132,13 +154,17 @@ struct keys *keys_open(const char *folder, struct err *e)
     }
     k->seen = -1;
     k->patience_ms = 5000;
-    if (mkdir(folder, 0700) && errno != EEXIST)
+    k->make = make;
+    if (make && mkdir(folder, 0700) && errno != EEXIST)
         err_sys(e, "%s", folder);
     else if (open_locked(k, e) == 0)
         return k;
     keys_close(k);
     return NULL;
 }
+
+struct keys *keys_open(const char *folder, struct err *e) { return open_keys(folder, 1, e); }
+struct keys *keys_open_again(const char *folder, struct err *e) { return open_keys(folder, 0, e); }
 
 void keys_close(struct keys *k)
 {
@@ -413,17 +439,6 @@ int keys_list(struct keys *k, struct key_info **list, int *n, struct err *e)
 
 /* ---- the server's copy ---- */
 
-static int data_version(struct keys *k, int64_t *version, struct err *e)
-{
-    sqlite3_stmt *s = prepare(k, "PRAGMA data_version", e);
-    if (!s)
-        return -1;
-    int rc = sqlite3_step(s) == SQLITE_ROW ? 0 : sql_error(k, e);
-    *version = sqlite3_column_int64(s, 0);
-    sqlite3_finalize(s);
-    return rc;
-}
-
 static int load(struct keys *k, struct err *e)
 {
     struct known *known = NULL;
@@ -475,14 +490,14 @@ int keys_refresh(struct keys *k, struct err *e)
     int64_t version;
     if (stat(k->path, &st))
         return err_sys(e, "%s", k->path);
-    if (st.st_ino != k->ino && reopen(k, e))
-        return -1;
-    sqlite3_busy_timeout(k->db, 20);        /* the server does not wait: it asks again soon */
-    int rc = data_version(k, &version, e);
-    if (rc == 0 && version != k->seen && (rc = load(k, e)) == 0)
-        k->seen = version;
-    sqlite3_busy_timeout(k->db, k->patience_ms);
-    return rc;
+    if ((st.st_ino != k->ino && reopen(k, e)) || pragma(k, "PRAGMA data_version", &version, e))
+        return is_locked(k) ? 1 : -1;
+    if (version == k->seen)
+        return 0;
+    if (load(k, e))
+        return is_locked(k) ? 1 : -1;
+    k->seen = version;
+    return 0;
 }
 
 static enum key_state state_of(const struct key_info *known, struct key_info *info)
@@ -513,7 +528,14 @@ enum key_state keys_check_id(const struct keys *k, int64_t id, struct key_info *
     return KEY_UNKNOWN;
 }
 
-void keys_forget_version(struct keys *k) { k->seen = -1; }
+void keys_forget(struct keys *k, int64_t id)
+{
+    for (int i = 0; i < k->n_known; i++)
+        if (k->known[i].info.id == id) {
+            k->known[i] = k->known[--k->n_known];
+            return;
+        }
+}
 
 int keys_known_required(const struct keys *k) { return k->required; }
 int keys_known(const struct keys *k) { return k->n_known; }

@@ -34,6 +34,8 @@ int key_allows_model(const struct key_info *k, const char *model);
 struct keys;
 /* Makes the folder (mode 0700) and the file where they are missing. */
 struct keys *keys_open(const char *folder, struct err *e);
+/* The same, but a file that is not there fails: an empty one in its place would be no keys. */
+struct keys *keys_open_again(const char *folder, struct err *e);
 void keys_close(struct keys *k);            /* NULL is fine */
 void keys_set_patience(struct keys *k, int ms);         /* how long a file that another program has locked is waited for (before: 5 seconds) */
 
@@ -52,15 +54,14 @@ int keys_required(struct keys *k, int *required, struct err *e);
 int keys_set_required(struct keys *k, int required, struct err *e);
 
 /* ---- for the server ---- */
-/* Read what changed. -1: the file cannot be read now; what was known stays. */
+/* Read what changed. What was known stays where the file cannot be read now: 1: another program has it locked for the moment, -1: it is damaged, or gone. */
 int keys_refresh(struct keys *k, struct err *e);
 enum key_state { KEY_GOOD, KEY_UNKNOWN, KEY_DISABLED, KEY_EXPIRED };
 /* By the last refresh. Takes the same time for every text of one length, whatever keys there are. */
 enum key_state keys_check(const struct keys *k, const char *text, struct key_info *info);
 /* The same for a key that was good before. */
 enum key_state keys_check_id(const struct keys *k, int64_t id, struct key_info *info);
-/* The next refresh reads everything: a connection is not told of its own changes. */
-void keys_forget_version(struct keys *k);
+void keys_forget(struct keys *k, int64_t id);           /* it was deleted: without waiting for the next refresh */
 int keys_known_required(const struct keys *k);
 int keys_known(const struct keys *k);       /* how many */
 

@@ -49,7 +49,7 @@ static int open_keys(struct server *s, struct err *e)
     if (keys_refresh(g->keys, e) != 0)
         return err_prefix(e, "the keys cannot be read");
     g->refreshed_ns = clock_ns();
-    keys_set_patience(g->keys, 200);            /* the loop waits so long for another program's change */
+    keys_set_patience(g->keys, 0);              /* the loop waits for nobody: it asks again */
     if (!(g->usage = usage_open(s->o.home, e)))
         return -1;
     sweep(g);
@@ -175,12 +175,21 @@ static void refresh(struct server *s)
     if (!g->keys || now - g->refreshed_ns < 250000000u)
         return;
     g->refreshed_ns = now;
-    const int bad = keys_refresh(g->keys, &e) != 0;
-    if (bad && !g->trouble)
+    const int rc = keys_refresh(g->keys, &e);
+    if (rc == 0) {
+        g->trouble.code = ERR_NONE;
+        g->locked_ns = 0;
+        if (now - g->swept_ns > 60000000000u)
+            sweep(g);
+        return;
+    }
+    if (rc > 0 && !g->locked_ns)
+        g->locked_ns = now;
+    if ((rc < 0 || now - g->locked_ns > 1000000000u) &&         /* who changes a key has it locked for less */
+        (g->trouble.code == ERR_NONE || strcmp(g->trouble.msg, e.msg) != 0)) {
         server_log(s, "%s; the keys known so far stay good", e.msg);
-    g->trouble = bad;
-    if (!bad && now - g->swept_ns > 60000000000u)
-        sweep(g);
+        g->trouble = e;
+    }
 }
 
 /* The key as it was sent, or NULL. */
@@ -367,7 +376,7 @@ struct visit *guard_message(struct server *s, struct conn *c, struct problem *pr
     struct visit *v = from ? new_visit(s, c) : NULL;
     char text[160];
     if (!v) {
-        problem_set(pr, 503, NULL, NULL, "out of memory");
+        problem_nomem(pr);
         return NULL;
     }
     snprintf(v->client, sizeof v->client, "%s", from->client);

@@ -32,8 +32,9 @@ struct guard {
     struct audit *audit;                /* NULL: nothing is logged */
     struct address_limits *anonymous, *refused;
     uint64_t refreshed_ns;
-    int trouble;                        /* the last look at the keys failed, and that was said */
-    struct report *report;              /* a question to the log that a thread is answering */
+    uint64_t locked_ns;                 /* since then another program has the file of keys locked; 0: it has not */
+    struct err trouble;                 /* what was said of the last look at the keys; ERR_NONE: it went well */
+    struct report *reports;             /* questions and changes that threads are at */
     uint64_t swept_ns;                  /* when counters of keys that are gone were last looked for */
     uint64_t seen[SEEN];                /* which key was good at which address, by a hash of both; 0: nothing */
 };
@@ -62,6 +63,6 @@ void visit_end(struct server *s, struct visit *v, int status, int prompt_tokens,
 
 /* on_wake: reports that are ready. */
 void guard_reports(struct server *s);
-void report_gone(struct conn *c, struct server *s);     /* the client is */
+void report_gone(struct conn *c);       /* the client is */
 
 #endif

@@ -1,4 +1,5 @@
-/* guard_api.c - keys and the audit log over HTTP.  Questions to the log may read gigabytes: a thread of their own answers them, one at a time. */
+/* guard_api.c - keys and the audit log over HTTP, each in a thread of its own: questions to the log may read gigabytes (one at a time), the file of keys may
+ * be locked by another program and its disk slow.  The loop never waits for either. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -6,18 +7,37 @@
 #include <string.h>
 #include <time.h>
 
+#include <openssl/crypto.h>
+
 #include "libcommon/access/audit_query.h"
 #include "libcommon/serve/calls.h"
 
-/* ---- keys ---- */
+/* ---- what a thread does ---- */
 
-static int has_keys(struct server *s, struct conn *c)
-{
-    if (s->guard.keys)
-        return 1;
-    reply_refusal(s, c, 400, "no_keys", s->o.no_auth ? "the server was started with --no-auth: it has no keys" : "there is no folder for keys ($ZSE_HOME)");
-    return 0;
-}
+/* KEYS_*: the file of keys may be locked by another program, and a change waits for the disk. */
+enum report_kind { REPORT_SUMMARY, REPORT_QUERY, REPORT_STATS, REPORT_CLEAR, KEYS_LIST, KEYS_CREATE, KEYS_DELETE, KEYS_REQUIRED };
+enum { MAX_KEY_REPORTS = 16 };
+
+struct report {
+    struct exchange exchange;
+    struct report *next;
+    enum report_kind kind;
+    struct server *s;
+    struct conn *conn;                  /* NULL: the client is gone */
+    pthread_t thread;
+    atomic_int done;
+    const char *folder;
+    double hours;
+    int limit, all;
+    struct audit_filter filter;
+    char key[128], path[256], method[16];
+    struct key_info info;               /* of KEYS_*: what is made, or who goes */
+    int required;
+    json_t *answer;                     /* NULL: e says why */
+    struct err e;
+};
+
+/* ---- keys, in the thread ---- */
 
 static json_t *count_or_null(int64_t n) { return n ? json_integer(n) : json_null(); }
 
@@ -33,117 +53,52 @@ static json_t *key_object(struct server *s, const struct key_info *k)
                      "current", (json_int_t)u.requests_minute);
 }
 
-void handle_keys(struct server *s, struct conn *c, const char *rest)
+static json_t *list_keys(struct report *r, struct keys *k)
 {
     struct key_info *list;
-    struct err e;
     int n, required;
-    (void)rest;
-    if (!has_keys(s, c))
-        return;
-    if (keys_list(s->guard.keys, &list, &n, &e) || keys_required(s->guard.keys, &required, &e)) {
-        reply_refusal(s, c, 503, NULL, "%s", e.msg);
-        return;
-    }
-    json_t *keys = json_array();
-    for (int i = 0; i < n; i++)
-        json_array_append_new(keys, key_object(s, &list[i]));
+    if (keys_list(k, &list, &n, &r->e))
+        return NULL;
+    json_t *keys = keys_required(k, &required, &r->e) == 0 ? json_array() : NULL;
+    for (int i = 0; keys && i < n; i++)
+        json_array_append_new(keys, key_object(r->s, &list[i]));
     free(list);
-    reply_object(s, c, 200, json_pack("{s:b,s:o}", "enabled", required, "keys", keys));
+    return keys ? json_pack("{s:b,s:o}", "enabled", required, "keys", keys) : NULL;
 }
 
-/* A connection does not see its own changes in data_version. */
-static void changed(struct server *s)
+static json_t *create_key(struct report *r, struct keys *k)
 {
-    keys_forget_version(s->guard.keys);
-    s->guard.refreshed_ns = 0;
-}
-
-void handle_key_create(struct server *s, struct conn *c, const char *rest)
-{
-    struct params p = { 0 };
-    struct key_info k = { .scopes = SCOPE_CHAT | SCOPE_EMBEDDINGS };
     char text[KEY_TEXT + 1];
-    struct err e;
-    (void)rest;
-    json_t *body = has_keys(s, c) ? read_body(s, c, BODY_KEY, &p) : NULL;
-    if (!body)
-        return;
-    k.limit = (struct limit){ p.rate_limit, p.token_limit_minute, p.token_limit_day };
-    k.expires_s = (int64_t)p.expires_at;
-    if (!p.name || strlen(p.name) > KEY_NAME_MAX)
-        reply_refusal(s, c, 400, "missing", "name: %s, expected 1 to %d characters", p.name ? "too long" : "missing", KEY_NAME_MAX);
-    else if (p.scopes && key_scopes_parse(p.scopes, &k.scopes, &e))
-        reply_refusal(s, c, 400, "invalid_value", "scopes: %s", e.msg);
-    else if (p.models && strlen(p.models) >= sizeof k.models)
-        reply_refusal(s, c, 400, "invalid_value", "models: %zu bytes, expected at most %zu", strlen(p.models), sizeof k.models - 1);
-    else {
-        strcpy(k.name, p.name);
-        if (p.models)
-            strcpy(k.models, p.models);
-        if (keys_create(s->guard.keys, &k, text, &e))
-            reply_refusal(s, c, e.code == ERR_FORMAT ? 409 : 503, "key_not_made", "%s", e.msg);
-        else
-            reply_object(s, c, 200, json_pack("{s:b,s:s,s:s}", "success", 1, "name", k.name, "key", text));
-        changed(s);
-    }
-    json_decref(body);
+    if (keys_create(k, &r->info, text, &r->e))
+        return NULL;
+    json_t *answer = json_pack("{s:b,s:s,s:s}", "success", 1, "name", r->info.name, "key", text);
+    OPENSSL_cleanse(text, sizeof text);
+    return answer;
 }
 
-void handle_key_delete(struct server *s, struct conn *c, const char *rest)
+static json_t *delete_key(struct report *r, struct keys *k)
 {
-    struct key_info k;
-    struct err e;
-    if (!has_keys(s, c))
-        return;
-    if (keys_find(s->guard.keys, rest, &k, &e) || keys_delete(s->guard.keys, rest, &e)) {
-        reply_refusal(s, c, e.code == ERR_FORMAT ? 404 : 503, "no_such_key", "%s", e.msg);
-        return;
-    }
-    usage_drop(s->guard.usage, k.id);
-    changed(s);
-    reply_object(s, c, 200, json_pack("{s:b,s:s}", "success", 1, "name", k.name));
+    char name[KEY_NAME_MAX + 1];
+    strcpy(name, r->info.name);
+    return keys_find(k, name, &r->info, &r->e) || keys_delete(k, name, &r->e) ? NULL : json_pack("{s:b,s:s}", "success", 1, "name", name);
 }
 
-void handle_keys_required(struct server *s, struct conn *c, const char *rest)
+static json_t *require_keys(struct report *r, struct keys *k)
 {
-    struct params p = { .enabled = -1 };
-    struct err e;
-    (void)rest;
-    json_t *body = has_keys(s, c) ? read_body(s, c, BODY_KEYS_REQUIRED, &p) : NULL;
-    if (!body)
-        return;
-    if (p.enabled < 0)
-        reply_refusal(s, c, 400, "missing", "enabled: missing");
-    else if (!p.enabled && (s->draining || !loop_is_local(s->loop)))
-        reply_refusal(s, c, 409, "not_allowed", "this server listens beyond its machine: without keys only with --no-auth");
-    else if (keys_set_required(s->guard.keys, p.enabled, &e))
-        reply_refusal(s, c, 503, NULL, "%s", e.msg);
-    else
-        reply_object(s, c, 200, json_pack("{s:b,s:b}", "success", 1, "enabled", p.enabled));
-    changed(s);
-    json_decref(body);
+    return keys_set_required(k, r->required, &r->e) ? NULL : json_pack("{s:b,s:b}", "success", 1, "enabled", r->required);
 }
 
-/* ---- the audit log ---- */
+static json_t *ask_keys(struct report *r)
+{
+    struct keys *k = keys_open_again(r->s->o.home, &r->e);
+    if (!k)
+        return NULL;
+    json_t *answer = r->kind == KEYS_LIST ? list_keys(r, k) : r->kind == KEYS_CREATE ? create_key(r, k) : r->kind == KEYS_DELETE ? delete_key(r, k) : require_keys(r, k);
+    keys_close(k);
+    return answer;
+}
 
-enum report_kind { REPORT_SUMMARY, REPORT_QUERY, REPORT_STATS, REPORT_CLEAR };
-
-struct report {
-    struct exchange exchange;
-    enum report_kind kind;
-    struct server *s;
-    struct conn *conn;                  /* NULL: the client is gone */
-    pthread_t thread;
-    atomic_int done;
-    const char *folder;
-    double hours;
-    int limit, all;
-    struct audit_filter filter;
-    char key[128], path[256], method[16];
-    json_t *answer;                     /* NULL: e says why */
-    struct err e;
-};
+/* ---- the audit log, in the thread ---- */
 
 static json_t *newest(struct report *r)
 {
@@ -179,24 +134,35 @@ static void *work(void *user)
     case REPORT_QUERY:   r->answer = newest(r); break;
     case REPORT_STATS:   r->answer = audit_files_json(r->folder, &r->e); break;
     case REPORT_CLEAR:   r->answer = clear(r); break;
+    case KEYS_LIST: case KEYS_CREATE: case KEYS_DELETE: case KEYS_REQUIRED: r->answer = ask_keys(r); break;
     }
     atomic_store(&r->done, 1);
     loop_wake(r->s->loop);
     return NULL;
 }
 
+/* ---- in the loop ---- */
+
+static int is_of_keys(const struct report *r) { return r->kind >= KEYS_LIST; }
+
 static void start(struct server *s, struct conn *c, struct report *r)
 {
+    int same = 0;
+    for (const struct report *o = s->guard.reports; o; o = o->next)
+        same += is_of_keys(o) == is_of_keys(r);
     r->exchange.kind = EXCHANGE_REPORT;
     r->s = s;
     r->conn = c;
     r->folder = s->o.audit_folder;
-    if (s->guard.report)
+    if (!is_of_keys(r) && same)
         reply_refusal(s, c, 503, "busy", "another question to the audit log is being answered");
+    else if (same >= MAX_KEY_REPORTS)
+        reply_refusal(s, c, 503, "busy", "%d questions and changes to the keys wait for their file, expected at most %d", same, MAX_KEY_REPORTS);
     else if (pthread_create(&r->thread, NULL, work, r) != 0)
         reply_refusal(s, c, 503, NULL, "no thread to be had");
     else {
-        s->guard.report = r;
+        r->next = s->guard.reports;
+        s->guard.reports = r;
         conn_set_exchange(c, r);
         return;
     }
@@ -214,38 +180,60 @@ static void add_counters(struct server *s, json_t *o)
     json_object_set_new(o, "last_error", a.last_error[0] ? json_string(a.last_error) : json_null());
 }
 
-void guard_reports(struct server *s)
+static void refuse_report(struct server *s, const struct report *r)
 {
-    struct report *r = s->guard.report;
-    if (!r || !atomic_load(&r->done))
-        return;
+    if (r->e.code != ERR_FORMAT || r->kind == KEYS_LIST || r->kind == KEYS_REQUIRED || !is_of_keys(r))
+        reply_refusal(s, r->conn, 503, NULL, "%s", r->e.msg);
+    else if (r->kind == KEYS_CREATE)
+        reply_refusal(s, r->conn, 409, "key_not_made", "%s", r->e.msg);
+    else
+        reply_refusal(s, r->conn, 404, "no_such_key", "%s", r->e.msg);
+}
+
+/* It is done, and out of the list. */
+static void end_report(struct server *s, struct report *r)
+{
     pthread_join(r->thread, NULL);
-    s->guard.report = NULL;
+    if (is_of_keys(r))
+        s->guard.refreshed_ns = 0;              /* look at once */
+    if (r->kind == KEYS_DELETE && r->answer) {
+        keys_forget(s->guard.keys, r->info.id);
+        usage_drop(s->guard.usage, r->info.id);
+    }
     if (r->conn && r->answer) {
         if (r->kind == REPORT_STATS)
             add_counters(s, r->answer);
         reply_object(s, r->conn, 200, r->answer);
         r->answer = NULL;
     } else if (r->conn) {
-        reply_refusal(s, r->conn, 503, NULL, "%s", r->e.msg);
+        refuse_report(s, r);
     }
     json_decref(r->answer);
     free(r);
 }
 
-void report_gone(struct conn *c, struct server *s)
+void guard_reports(struct server *s)
 {
-    (void)c;
-    s->guard.report->conn = NULL;
+    for (struct report **at = &s->guard.reports, *r; (r = *at);) {
+        if (!atomic_load(&r->done)) {
+            at = &r->next;
+            continue;
+        }
+        *at = r->next;
+        end_report(s, r);
+    }
 }
+
+void report_gone(struct conn *c) { ((struct report *)conn_exchange(c))->conn = NULL; }
 
 void guard_close(struct server *s)
 {
     struct guard *g = &s->guard;
-    if (g->report) {
-        pthread_join(g->report->thread, NULL);
-        json_decref(g->report->answer);
-        free(g->report);
+    for (struct report *r; (r = g->reports);) {
+        g->reports = r->next;
+        pthread_join(r->thread, NULL);
+        json_decref(r->answer);
+        free(r);
     }
     audit_close(g->audit);
     usage_close(g->usage);
@@ -253,6 +241,96 @@ void guard_close(struct server *s)
     address_limits_close(g->anonymous);
     address_limits_close(g->refused);
 }
+
+/* ---- keys, the routes ---- */
+
+/* NULL after a refusal. */
+static struct report *keys_report(struct server *s, struct conn *c, enum report_kind kind)
+{
+    struct report *r = s->guard.keys ? calloc(1, sizeof *r) : NULL;
+    if (!s->guard.keys)
+        reply_refusal(s, c, 400, "no_keys", s->o.no_auth ? "the server was started with --no-auth: it has no keys" : "there is no folder for keys ($ZSE_HOME)");
+    else if (!r)
+        reply_refusal(s, c, 503, NULL, "out of memory");
+    else
+        r->kind = kind;
+    return r;
+}
+
+void handle_keys(struct server *s, struct conn *c, const char *rest)
+{
+    struct report *r = keys_report(s, c, KEYS_LIST);
+    (void)rest;
+    if (r)
+        start(s, c, r);
+}
+
+/* What the body says, into *k. 0 after a refusal. */
+static int read_key(struct server *s, struct conn *c, const struct params *p, struct key_info *k)
+{
+    struct err e;
+    *k = (struct key_info){ .scopes = SCOPE_CHAT | SCOPE_EMBEDDINGS, .limit = { p->rate_limit, p->token_limit_minute, p->token_limit_day }, .expires_s = (int64_t)p->expires_at };
+    if (!p->name || strlen(p->name) > KEY_NAME_MAX)
+        reply_refusal(s, c, 400, "missing", "name: %s, expected 1 to %d characters", p->name ? "too long" : "missing", KEY_NAME_MAX);
+    else if (p->scopes && key_scopes_parse(p->scopes, &k->scopes, &e))
+        reply_refusal(s, c, 400, "invalid_value", "scopes: %s", e.msg);
+    else if (p->models && strlen(p->models) >= sizeof k->models)
+        reply_refusal(s, c, 400, "invalid_value", "models: %zu bytes, expected at most %zu", strlen(p->models), sizeof k->models - 1);
+    else {
+        strcpy(k->name, p->name);
+        strcpy(k->models, p->models ? p->models : "");
+        return 1;
+    }
+    return 0;
+}
+
+void handle_key_create(struct server *s, struct conn *c, const char *rest)
+{
+    struct params p = { 0 };
+    struct report *r = keys_report(s, c, KEYS_CREATE);
+    json_t *body = r ? read_body(s, c, BODY_KEY, &p) : NULL;
+    (void)rest;
+    if (body && read_key(s, c, &p, &r->info))
+        start(s, c, r);
+    else
+        free(r);
+    json_decref(body);
+}
+
+void handle_key_delete(struct server *s, struct conn *c, const char *rest)
+{
+    struct report *r = keys_report(s, c, KEYS_DELETE);
+    if (!r)
+        return;
+    if (strlen(rest) > KEY_NAME_MAX) {
+        reply_refusal(s, c, 404, "no_such_key", "there is no key '%.80s...'", rest);
+        free(r);
+        return;
+    }
+    strcpy(r->info.name, rest);
+    start(s, c, r);
+}
+
+void handle_keys_required(struct server *s, struct conn *c, const char *rest)
+{
+    struct params p = { .enabled = -1 };
+    struct report *r = keys_report(s, c, KEYS_REQUIRED);
+    json_t *body = r ? read_body(s, c, BODY_KEYS_REQUIRED, &p) : NULL;
+    (void)rest;
+    if (body && p.enabled < 0)
+        reply_refusal(s, c, 400, "missing", "enabled: missing");
+    else if (body && !p.enabled && (s->draining || !loop_is_local(s->loop)))
+        reply_refusal(s, c, 409, "not_allowed", "this server listens beyond its machine: without keys only with --no-auth");
+    else if (body) {
+        r->required = p.enabled;
+        start(s, c, r);
+        r = NULL;
+    }
+    free(r);
+    json_decref(body);
+}
+
+/* ---- the audit log, the routes ---- */
 
 /* A number of the query in its range, or the default; 0 after a refusal. */
 static int query_number(struct server *s, struct conn *c, const char *name, double least, double most, double otherwise, double *out)
