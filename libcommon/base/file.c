@@ -67,7 +67,7 @@ void map_close(struct map *m)
     m->fd = -1;
 }
 
-int map_check(const struct map *m, struct err *e)
+int map_whole(const struct map *m, int64_t *written_ns, struct err *e)
 {
     struct stat st;
     if (m->lost)
@@ -77,9 +77,16 @@ int map_check(const struct map *m, struct err *e)
     if ((uint64_t)st.st_size != m->size)
         return err_set(e, ERR_IO, "%s: has %llu bytes now, had %zu when it was opened; a file in use can be replaced by another, but not written to", m->path,
                        (unsigned long long)st.st_size, m->size);
-    if (changed_ns(&st) != m->changed_ns)
-        return err_set(e, ERR_IO, "%s: was written to while it was in use; it can be replaced by another file, but not changed", m->path);
+    *written_ns = changed_ns(&st);
     return 0;
+}
+
+int map_check(const struct map *m, struct err *e)
+{
+    int64_t written_ns;
+    if (map_whole(m, &written_ns, e) != 0)
+        return -1;
+    return written_ns == m->changed_ns ? 0 : err_set(e, ERR_IO, "%s: " MAP_CHANGED, m->path);
 }
 
 char *file_read(const char *path, size_t max, size_t *size, struct err *e)

@@ -29,6 +29,9 @@ void map_close(struct map *m);
 #define MAP_LOST "cannot be read any more: it was cut while it was in use, or its disk fails"
 /* Is the mapping still what was opened?  -1: pages were lost, or somebody wrote to the file. (One that was renamed or removed stays what it was.) */
 int map_check(const struct map *m, struct err *e);
+/* The same, where a later time of writing is no reason: 0 and that time. */
+int map_whole(const struct map *m, int64_t *written_ns, struct err *e);
+#define MAP_CHANGED "was written to while it was in use; it can be replaced by another file, but not changed"
 
 /* Who handles pages that are lost is told of a mapping before any page of it is read, and before it goes away.  add NULL: nobody does. */
 struct map_guard { void (*add)(struct map *), (*remove)(struct map *); };

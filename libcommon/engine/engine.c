@@ -181,9 +181,20 @@ static void count_step(struct engine *g, uint64_t ns)
 
 int is_broken(struct engine *g)
 {
-    if (!g->broken && g->m->file)
-        g->broken = map_check(zfile_map(g->m->file), &g->broken_error) != 0;
+    if (!g->broken && g->m->file) {
+        const int rc = zfile_check(g->m->file, &g->broken_error);
+        g->broken = rc < 0 || (rc > 0 && zfile_compare(g->m->file, &g->broken_error) != 0);
+        g->count.touched += rc > 0 && !g->broken;
+    }
     return g->broken;
+}
+
+int engine_check(struct engine *g, struct err *e)
+{
+    if (!is_broken(g))
+        return 0;
+    *e = g->broken_error;
+    return -1;
 }
 
 int engine_step(struct engine *g, struct err *e)
@@ -222,6 +233,7 @@ void engine_stats(const struct engine *g, struct engine_stats *s)
     s->n_free_blocks = kv_pool_free(g->pool);
     s->n_cached_blocks = kv_pool_idle(g->pool);
     s->evictions = kv_pool_evictions(g->pool);
+    s->broken = g->broken;
     s->n_running = g->n_running;
     s->n_waiting = g->waiting.n + g->n_pending;
     s->backend = g->backend->describe(g->b);
@@ -276,10 +288,8 @@ int engine_logits(struct engine *g, const int32_t *ids, int n_ids, int from, flo
         const struct batch_item item = { .tokens = ids + pos, .n_tokens = n, .pos = pos, .table = kv.block, .state = state, .n_logits = n_logits, .seq_len = n_ids };
         if (g->backend->forward(g->b, &(struct batch){ &item, 1 }, logits, e) != 0)
             goto done;
-        if (is_broken(g)) {
-            *e = g->broken_error;
+        if (engine_check(g, e) != 0)
             goto done;
-        }
         logits += (size_t)n_logits * (size_t)g->vocab_size;
         pos = end;
     }

@@ -112,6 +112,10 @@ void engine_cancel(struct engine *g, struct request *r);
  * end with FINISH_ERROR). */
 int engine_step(struct engine *g, struct err *e);
 
+/* Is the model's file still what was opened?  Every step asks: where the file was touched, all of it is read and compared with its checksums.  -1: no; nothing can
+ * be computed with it any more. */
+int engine_check(struct engine *g, struct err *e);
+
 /* Memory is short: give up the prefixes that nobody uses, and the memory of blocks and states that hold nothing. */
 void engine_shed(struct engine *g);
 
@@ -130,12 +134,14 @@ struct engine_stats {
     size_t kv_bytes, private_bytes;
     int n_blocks, n_free_blocks, n_cached_blocks;   /* n_cached_blocks: hold prefixes that nobody uses now: as good as free */
     int n_running, n_waiting;
+    int broken;                                     /* engine_check() said no */
     /* since engine_open */
     uint64_t steps, tokens;                         /* tokens computed */
     uint64_t prompt_tokens, cached_tokens;          /* of requests with a first token: tokens of prompts, and those that were not computed */
     uint64_t generated_tokens;
     uint64_t requests, finished, cancelled, failed; /* submitted; ended by stop or length, by cancel or deadline, by an error */
     uint64_t preemptions, evictions, copies;        /* requests sent back to wait, blocks of prefixes given up, blocks copied before a write */
+    uint64_t touched;                               /* times that the model's file was touched, and found to be what it was */
     uint64_t step_ns;                               /* all steps together */
     uint64_t step_times[STEP_TIMES];                /* steps shorter than 2^i us (and not shorter than 2^(i-1)); the last: all longer ones */
     const char *backend;

@@ -132,10 +132,8 @@ struct request *engine_submit(struct engine *g, const struct request_params *p, 
 {
     const int n = n_answers(p);
     struct request *first = NULL, **link = &first;
-    if (is_broken(g)) {
-        *e = g->broken_error;
+    if (engine_check(g, e) != 0)
         return NULL;
-    }
     if (check_params(g, p, e) != 0 || make_room(g, p, e) != 0)
         return NULL;
     for (int i = 0; i < n; i++) {

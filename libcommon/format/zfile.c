@@ -35,6 +35,7 @@ struct zfile {
     pthread_t ahead; int has_ahead;     /* the thread of zfile_open_ahead */
     struct map_guard guard;
     _Atomic int stop_ahead;
+    _Atomic int64_t written_ns;         /* when it was last written to, as far as its contents were compared */
 };
 
 int zfile_is(const void *head, size_t size)
@@ -335,6 +336,7 @@ struct zfile *zfile_open_guarded(const char *path, uint64_t most, const struct m
         return NULL;
     }
     z->guard = *guard;
+    z->written_ns = z->map.changed_ns;
     if (z->guard.add)
         z->guard.add(&z->map);
     int rc = read_head(z, e);
@@ -534,5 +536,32 @@ int zfile_verify(const struct zfile *z, struct err *e)
         if (r < 0)
             return -1;
     }
+    return 0;
+}
+
+int zfile_check(const struct zfile *z, struct err *e)
+{
+    int64_t written_ns;
+    if (map_whole(&z->map, &written_ns, e) != 0)
+        return -1;
+    if (written_ns == z->written_ns)
+        return 0;
+    err_set(e, ERR_IO, "%s: " MAP_CHANGED, z->map.path);
+    return 1;
+}
+
+int zfile_compare(struct zfile *z, struct err *e)
+{
+    struct err found;
+    int64_t before, after;
+    if (map_whole(&z->map, &before, e) != 0)
+        return -1;
+    const int same = memcmp(z->map.data, &z->header, sizeof z->header) == 0 &&
+                     memcmp(z->map.data + z->header.table_offset, z->sections, z->header.n_sections * sizeof *z->sections) == 0 && zfile_verify(z, &found) == 0;
+    if (map_whole(&z->map, &after, e) != 0)
+        return -1;
+    if (!same || after != before)       /* written to again meanwhile: who knows what was read */
+        return err_set(e, ERR_IO, "%s: " MAP_CHANGED, z->map.path);
+    z->written_ns = before;
     return 0;
 }

@@ -84,6 +84,11 @@ int zfile_is(const void *head, size_t size);                    /* do these firs
 const char *zfile_path(const struct zfile *z);
 size_t zfile_size(const struct zfile *z);
 const void *zfile_data(const struct zfile *z);                  /* the whole mapping */
+/* Is the file still what was opened?  0: nobody wrote to it; -1: it is not, or pages were lost; 1 and *e: its time of writing is another one: somebody wrote to it
+ * or only touched it, and zfile_compare() says which.  Any thread. */
+int zfile_check(const struct zfile *z, struct err *e);
+/* Read all of it and compare it with the checksums of when it was opened: 0, and zfile_check() is content with its time of writing; -1: it was changed. */
+int zfile_compare(struct zfile *z, struct err *e);
 struct map *zfile_map(struct zfile *z);                         /* borrowed: for map_check(), and for who handles pages that are lost */
 /* Read n bytes of the mapping at `from` into out without mapping their pages. 0, or -1 if the file does not give them. */
 int zfile_pread(const struct zfile *z, const void *from, size_t n, void *out);

@@ -292,7 +292,7 @@ static void on_finish(struct call *c, struct choice *ch, const struct events *b,
     if (c->problem.status)
         return;
     if (ev->finish == FINISH_ERROR && ev->error == ERR_IO) {
-        problem_set(&c->problem, 503, NULL, "model_unavailable", "the file of the model %.80s cannot be read any more", c->h->id);
+        problem_set(&c->problem, 503, NULL, "model_unavailable", "the file of the model %.80s was changed or cannot be read any more; the next request gets what is there now", c->h->id);
     } else if (ev->refused && ev->finish == FINISH_ERROR) {
         if (ev->error == ERR_LIMIT || ev->error == ERR_MEMORY)
             problem_set(&c->problem, 503, NULL, "overloaded", "the queue is full: %s", why);
@@ -366,7 +366,7 @@ int call_prompts(struct call *c, int n, struct problem *pr)
     if (n < 1 || n > MAX_CHOICES)
         return problem_set(pr, 400, c->form->body == BODY_EMBEDDING ? "input" : "prompt", "out_of_range", "%d prompts, expected 1 to %d", n, MAX_CHOICES);
     if (!(c->prompts = calloc((size_t)n, sizeof *c->prompts)))
-        return problem_set(pr, 503, NULL, NULL, "out of memory");
+        return problem_nomem(pr);
     c->n_prompts = n;
     return 0;
 }
@@ -409,7 +409,7 @@ static int ids_prompt(struct call *c, int i, const json_t *list, const char *fie
     size_t n = json_array_size(list);
     int vocab = c->h->m.model->config.vocab_size;
     if (!(p->ids = malloc((n + 1) * sizeof *p->ids)))
-        return problem_set(pr, 503, NULL, NULL, "out of memory");
+        return problem_nomem(pr);
     for (size_t k = 0; k < n; k++) {
         const json_t *v = json_array_get(list, k);
         if (!json_is_integer(v) || json_integer_value(v) < 0 || json_integer_value(v) >= vocab)
@@ -443,7 +443,7 @@ static int one_prompt(struct call *c, int i, const json_t *v, const char *field,
     if (!json_is_string(v))
         return problem_set(pr, 400, field, "invalid_type", "%s: found %s in the list, expected text or token ids", field, js_kind(v));
     if (c->params.echo && keep_text(p, json_string_value(v), json_string_length(v)) != 0)
-        return problem_set(pr, 503, NULL, NULL, "out of memory");
+        return problem_nomem(pr);
     return call_tokenize(c, i, json_string_value(v), json_string_length(v), special, 1, pr, field);
 }
 
@@ -491,7 +491,7 @@ static int parse_bias(struct call *c, struct problem *pr)
     if (!json_is_object(v))
         return problem_set(pr, 400, "logit_bias", "invalid_type", "logit_bias: found %s, expected an object of token ids", js_kind(v));
     if (!(c->bias = calloc(json_object_size(v) + 1, sizeof *c->bias)))
-        return problem_set(pr, 503, NULL, NULL, "out of memory");
+        return problem_nomem(pr);
     json_object_foreach(v, key, x) {
         char *end;
         long id = strtol(key, &end, 10);
@@ -601,7 +601,7 @@ static int make_choices(struct call *c, struct problem *pr)
     c->jobs = calloc((size_t)c->n_choices, sizeof *c->jobs);
     if (!c->choices || !c->jobs) {
         c->n_choices = 0;
-        return problem_set(pr, 503, NULL, NULL, "out of memory");
+        return problem_nomem(pr);
     }
     for (int i = 0; i < c->n_choices; i++) {
         struct choice *ch = &c->choices[i];
@@ -612,7 +612,7 @@ static int make_choices(struct call *c, struct problem *pr)
         ch->prompt = i / n;
         ch->split.state = !c->h->thinks ? SPLIT_ANSWER : c->starts_thinking ? SPLIT_REASONING : SPLIT_UNDECIDED;
         if (c->form->piece && talk_listen(ch) != 0)
-            return problem_set(pr, 503, NULL, NULL, "out of memory");
+            return problem_nomem(pr);
     }
     return 0;
 }
@@ -646,7 +646,7 @@ static void submit(struct call *c)
             c->choices[k].ended = 1;
             c->n_open--;
         }
-        problem_set(&c->problem, 503, NULL, NULL, "out of memory");
+        problem_nomem(&c->problem);
         call_cancel(c);
         break;
     }
@@ -664,7 +664,7 @@ static void work_on(struct call *c)
         problem_set(pr, 504, NULL, "timeout", "no complete answer within %g s", limit);
     } else if (c->stage == STAGE_PROMPTS) {
         if (c->form->prepare(c, pr) != 0 && !pr->status)
-            problem_set(pr, 503, NULL, NULL, "out of memory");
+            problem_nomem(pr);
     } else {
         c->json = js_parse("body", c->body.data ? c->body.data : "", c->body.size, &e);
         buf_release(&c->body);
@@ -780,7 +780,7 @@ void call_start(struct server *s, struct conn *conn, struct visit *visit, const 
     visit_prompt(s, call_visit(c), text, size);
     buf_add(&c->body, text, size);
     if (c->body.failed)
-        problem_set(&c->problem, 503, NULL, NULL, "out of memory");
+        problem_nomem(&c->problem);
     if (large && !c->problem.status && to_thread(c) == 0)
         return;
     if (!c->problem.status)

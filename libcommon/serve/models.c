@@ -326,7 +326,7 @@ struct hosted *models_load(struct server *s, const char *path, const char *id, s
 {
     struct hosted *h = calloc(1, sizeof *h), **end = &s->models;
     if (!h || !(h->path = strdup(path)) || !(h->id = id ? strdup(id) : models_default_id(path))) {
-        problem_set(pr, 503, NULL, NULL, "out of memory");
+        problem_nomem(pr);
         goto fail;
     }
     for (struct hosted *o = s->models; o; o = o->next)
@@ -345,7 +345,7 @@ struct hosted *models_load(struct server *s, const char *path, const char *id, s
     *end = h;
     if (give_task(s, TASK_OPEN, h) == 0)
         return h;
-    problem_set(pr, 503, NULL, NULL, "out of memory");
+    problem_nomem(pr);
     free_hosted(h);
     return NULL;
 fail:
@@ -367,8 +367,7 @@ void models_unload(struct server *s, struct hosted *h)
     models_tick(s);
 }
 
-/* The one that is being loaded in h's place; NULL. */
-static struct hosted *successor(struct server *s, const struct hosted *h)
+struct hosted *models_successor(struct server *s, const struct hosted *h)
 {
     struct hosted *o = s->models;
     while (o && o->replaces != h)
@@ -381,7 +380,7 @@ void models_reload(struct server *s)
     struct problem pr;
     struct evicted *left, *v;
     for (struct hosted *h = s->models; h; h = h->next) {
-        if (h->state != HOSTED_READY || successor(s, h))
+        if (h->state != HOSTED_READY || models_successor(s, h))
             continue;
         server_log(s, "%s: loading %s again", h->id, h->path);
         if (!models_load(s, h->path, h->id, h, &pr))
@@ -511,13 +510,30 @@ void models_opened(struct server *s)
     }
 }
 
+/* Is the file still what was opened?  -1: no. */
+static int check_file(struct server *s, struct hosted *h, struct err *e)
+{
+    struct engine_stats es;
+    const int rc = zfile_check(h->m.model->file, e);
+    worker_stats(h->worker, &es, NULL);
+    if (rc < 0 || es.broken)
+        return rc == 0 ? err_set(e, ERR_IO, "%s: " MAP_CHANGED, h->path) : -1;
+    if (rc > 0 && !h->comparing)
+        worker_check(h->worker);
+    h->comparing = rc;
+    if (es.touched > h->touched)
+        server_log(s, "%s: %s was touched while it was in use; its contents are what they were", h->id, h->path);
+    h->touched = es.touched;
+    return 0;
+}
+
 void models_check(struct server *s)
 {
     struct err e;
     for (struct hosted *h = s->models; h; h = h->next) {
-        if (h->state != HOSTED_READY || !h->m.model->file || map_check(zfile_map(h->m.model->file), &e) == 0)
+        if (h->state != HOSTED_READY || !h->m.model->file || check_file(s, h, &e) == 0)
             continue;
-        struct hosted *next = successor(s, h);
+        struct hosted *next = models_successor(s, h);
         server_log(s, "%s: %s", h->id, e.msg);
         if (next)
             next->recalled = next->changed = 1; /* there is nothing to fall back on: if it fails, the next request tries again */

@@ -81,9 +81,13 @@ static json_t *on_gpus(const struct server *s)
 
 void handle_health(struct server *s, struct conn *c, const char *rest)
 {
-    int ready = models_n(s, HOSTED_READY), loading = models_n(s, HOSTED_LOADING) > 0 && ready == 0;
+    struct problem ignored;
+    const int ready = models_n(s, HOSTED_READY);
+    const char *left = ready ? NULL : models_left(s, NULL);
     (void)rest;
-    if (s->draining || loading) {
+    if (left)                           /* a server without its model is not healthy, and who asks only here would wait for ever */
+        models_recall(s, left, &ignored);
+    if (s->draining || left || (ready == 0 && models_n(s, HOSTED_LOADING) > 0)) {
         conn_add_header(c, "Retry-After", "1");
         reply_object(s, c, 503, json_pack("{s:s}", "status", s->draining ? "stopping" : "loading"));
         return;
@@ -333,16 +337,20 @@ void handle_load(struct server *s, struct conn *c, const char *rest)
         goto done;
     }
     models_check(s);
-    for (const struct hosted *o = s->models; o; o = o->next)
-        if (o->state == HOSTED_READY && strcmp(o->path, path) == 0 && (!id || strcmp(o->id, id) == 0)) {
-            reply_object(s, c, 200, json_pack("{s:b, s:s, s:s, s:s, s:s, s:f, s:f, s:s}", "success", 1, "model_id", o->id, "model_name", o->path, "quantization",
-                                               o->m.quantization ? o->m.quantization : "", "device", o->device, "vram_used_gb", round2((double)o->vram_bytes / GB), "load_time_sec", 0.0,
-                                               "message", "was loaded already"));
-            goto done;
-        }
+    struct hosted *o = s->models;
+    while (o && !(o->state == HOSTED_READY && strcmp(o->path, path) == 0 && (!id || strcmp(o->id, id) == 0)))
+        o = o->next;
+    if (o && !o->comparing) {
+        reply_object(s, c, 200, json_pack("{s:b, s:s, s:s, s:s, s:s, s:f, s:f, s:s}", "success", 1, "model_id", o->id, "model_name", o->path, "quantization",
+                                           o->m.quantization ? o->m.quantization : "", "device", o->device, "vram_used_gb", round2((double)o->vram_bytes / GB), "load_time_sec", 0.0,
+                                           "message", "was loaded already"));
+        goto done;
+    }
+    if (o && models_successor(s, o))            /* it is being loaded */
+        o = NULL;
     if (!(x = calloc(1, sizeof *x))) {
         reply_refusal(s, c, 503, NULL, "out of memory");
-    } else if (!(h = models_load(s, path, id, NULL, &pr))) {
+    } else if (!(h = models_load(s, path, o ? o->id : id, o, &pr))) {      /* in place of one whose file may be another one now */
         reply_problem(s, c, &pr);
         free(x);
     } else {

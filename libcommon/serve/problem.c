@@ -19,6 +19,8 @@ int problem_set(struct problem *p, int status, const char *param, const char *co
     return -1;
 }
 
+int problem_nomem(struct problem *p) { return problem_set(p, 503, NULL, NULL, "out of memory"); }
+
 const char *problem_type(int status)
 {
     switch (status) {

@@ -14,6 +14,7 @@ struct problem {
 /* Fill *p and return -1.  param and code may be NULL. */
 int problem_set(struct problem *p, int status, const char *param, const char *code, const char *fmt, ...)
     __attribute__((format(printf, 5, 6)));
+int problem_nomem(struct problem *p);           /* 503, out of memory; -1 */
 /* {"type":"error","error":{"message","type","param","code"},"detail"}: what clients of OpenAI and of Anthropic read; error.type follows from the status. */
 void problem_json(const struct problem *p, struct buf *out);
 const char *problem_type(int status);           /* "invalid_request_error" */

@@ -34,6 +34,8 @@ struct hosted {
     struct served_model m;
     int opened;                         /* m is there */
     int wanted;                         /* named when the server started: without it there is nothing to serve */
+    int comparing;                      /* its file's time of writing is another one, and the engine looks at what is in it */
+    uint64_t touched;                   /* of engine_stats, as far as that was said */
     int recalled, changed;              /* it had left by nobody's word and is loaded again; because its file was written to */
     struct err error;                   /* why it could not be opened */
     struct worker *worker;
@@ -65,6 +67,7 @@ const char *models_left(const struct server *s, const char *id);
 int models_recall(struct server *s, const char *id, struct problem *pr);
 /* Begin to open; NULL with *pr: the id is taken, no memory. */
 struct hosted *models_load(struct server *s, const char *path, const char *id, struct hosted *replaces, struct problem *pr);
+struct hosted *models_successor(struct server *s, const struct hosted *h);      /* the one that is being loaded in h's place; NULL */
 void models_unload(struct server *s, struct hosted *h);         /* no new requests; closes when the running ones have ended */
 int models_forget(struct server *s, const char *id);            /* such a one does not come back; 0: there is none of this id */
 void models_reload(struct server *s);                           /* SIGHUP */

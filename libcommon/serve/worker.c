@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum order_kind { ORDER_SUBMIT, ORDER_CANCEL, ORDER_LIMITS, ORDER_SHED };
+enum order_kind { ORDER_SUBMIT, ORDER_CANCEL, ORDER_LIMITS, ORDER_SHED, ORDER_CHECK };
 
 struct order {
     struct order *next;
@@ -185,6 +185,9 @@ static void obey(struct worker *w, struct order *o)
     case ORDER_SHED:
         engine_shed(w->g);
         break;
+    case ORDER_CHECK:
+        engine_check(w->g, &ignored);
+        break;
     case ORDER_LIMITS:
         engine_set_limits(w->g, &o->limits, &ignored);      /* checked by who gave the order */
         break;
@@ -341,6 +344,7 @@ void worker_limits(struct worker *w, const struct engine_limits *l)
 }
 
 void worker_shed(struct worker *w) { give_order(w, &(struct order){ .kind = ORDER_SHED }); }
+void worker_check(struct worker *w) { give_order(w, &(struct order){ .kind = ORDER_CHECK }); }
 
 struct events *worker_take(struct worker *w)
 {

@@ -100,6 +100,30 @@ text() { jq -r '.choices[0].message.content' "$T/body"; }
   grep -q "$Z: was written to" "$T/err" || until_status 200      # a damaged weight is no reason not to open it again
 }
 
+@test "a file that is only touched goes on, in the middle of an answer too" {
+  local client end
+  serve
+  until_status 200
+  text >"$T/want"
+  touch -d 2001-01-01 "$Z"
+  [ "$(ask)" = 200 ]
+  text | cmp - "$T/want"
+  curl -sN "$URL/v1/completions" -d '{"prompt":"Once","stream":true,"max_tokens":1500,"ignore_eos":true}' >"$T/stream" &
+  client=$! end=$((SECONDS + 120))
+  until grep -q text "$T/stream"; do [ $SECONDS -lt $end ]; done
+  touch -d 2002-02-02 "$Z"
+  wait $client
+  grep -q 'finish_reason":"length"' "$T/stream"
+  logged "$Z was touched while it was in use; its contents are what they were" 2
+  touch -d 2003-03-03 "$Z"
+  logged "$Z was touched while it was in use; its contents are what they were" 3     # nobody asks
+  [ "$(ask)" = 200 ]
+  run -1 grep -q 'm: unloading' "$T/err"
+}
+
+# rewrite: other bytes in the middle of the weights
+rewrite() { printf '%08d' $((RANDOM * 3000 + RANDOM)) | dd of="$Z" bs=1 seek=100000 conv=notrunc status=none; }
+
 # logged TEXT COUNT: until so many lines of the server say so
 logged() {
   local end=$((SECONDS + 120))
@@ -111,18 +135,18 @@ logged() {
   serve
   until_status 200
   for model in '' '"model":"default",'; do
-    touch -d "2001-01-01 $((RANDOM % 24)):$((RANDOM % 60)):$((RANDOM % 60))" "$Z"
+    rewrite
     end=$((SECONDS + 120))
     until curl -sf "$URL/v1/completions" -d "{$model\"prompt\":\"a\",\"max_tokens\":1}" >"$T/body"; do [ $SECONDS -lt $end ] || { cat "$T/err"; return 1; }; done
   done
   logged 'm: ready after' 3
-  touch -d 2002-02-02 "$Z"
+  rewrite
   logged 'm: closed' 3                          # nobody asks: it left by itself
   kill -HUP "$PID"
   logged 'm: ready after' 4
   [ "$(ask)" = 200 ]
   # SIGHUP while it is written to: one model of this name in the end
-  touch -d 2003-03-03 "$Z"
+  rewrite
   kill -HUP "$PID"
   until_status 200
   [ "$(curl -s "$URL/v1/models" | jq -c '[.data[].id]')" = '["m"]' ]
@@ -136,10 +160,10 @@ logged() {
 @test "a model whose file was written to can be unloaded, and loading it loads the new one" {
   serve
   until_status 200
-  touch -d 2001-01-01 "$Z"
+  rewrite
   [ "$(admin "$URL/api/models/load" -d "{\"model_path\":\"$Z\"}" | jq -r .message)" = loaded ]
   [ "$(ask)" = 200 ]
-  touch -d 2002-02-02 "$Z"
+  rewrite
   admin "$URL/api/models/unload" -d '{"model_id":"m"}' | jq -e .success
   [ "$(ask)" = 404 ]
   [ "$(admin "$URL/api/models/unload" -d '{"model_id":"m"}' | jq -r .error.code)" = model_not_found ]
