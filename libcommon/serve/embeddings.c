@@ -18,7 +18,7 @@ static void on_event(struct call *c, struct choice *ch, const struct events *b, 
     if (ch->embedding)
         memcpy(ch->embedding, event_embedding(b, ev), (size_t)ev->n_embedding * sizeof *ch->embedding);
     else
-        problem_set(&c->problem, 503, NULL, NULL, "out of memory");
+        problem_nomem(&c->problem);
 }
 
 /* The first n numbers, scaled to length 1 again. */

@@ -8,14 +8,6 @@
 
 static const char *const text_types[] = { "text", NULL };
 
-static int out_of_memory(struct problem *pr) { return problem_set(pr, 503, NULL, NULL, "out of memory"); }
-
-static int add_text_message(json_t *messages, const char *role, const struct buf *text, struct problem *pr)
-{
-    json_t *m = json_pack("{s:s, s:o}", "role", role, "content", json_stringn(text->data ? text->data : "", text->size));
-    return !text->failed && m && json_array_append_new(messages, m) == 0 ? 0 : out_of_memory(pr);
-}
-
 static int add_result(json_t *messages, const json_t *block, const char *param, struct problem *pr)
 {
     json_t *id = json_object_get(block, "tool_use_id"), *content = js_get(block, "content");
@@ -23,24 +15,9 @@ static int add_result(json_t *messages, const json_t *block, const char *param, 
     int rc = json_is_string(id) ? 0 : problem_set(pr, 400, param, "invalid_type", "%s: tool_result: expected a tool_use_id", param);
     if (rc == 0 && content)
         rc = talk_text(content, text_types, param, &text, pr);
-    if (rc == 0) {
-        json_t *m = json_pack("{s:s, s:O, s:o}", "role", "tool", "tool_call_id", id, "content", json_stringn(text.data ? text.data : "", text.size));
-        if (text.failed || !m || json_array_append_new(messages, m) != 0)
-            rc = out_of_memory(pr);
-    }
+    if (rc == 0)
+        rc = talk_add_message(messages, "tool", id, &text, pr);
     buf_release(&text);
-    return rc;
-}
-
-static int add_thought(json_t *m, const json_t *thought, struct problem *pr)
-{
-    const json_t *before = json_object_get(m, "reasoning_content");
-    struct buf all = { 0 };
-    if (before)
-        buf_add(&all, json_string_value(before), json_string_length(before));
-    buf_add(&all, json_string_value(thought), json_string_length(thought));
-    int rc = !all.failed && json_object_set_new(m, "reasoning_content", json_stringn(all.data ? all.data : "", all.size)) == 0 ? 0 : out_of_memory(pr);
-    buf_release(&all);
     return rc;
 }
 
@@ -48,23 +25,19 @@ static int add_thought(json_t *m, const json_t *thought, struct problem *pr)
 static int add_own_block(json_t *m, const json_t *block, const char *type, struct buf *text, const char *param, struct problem *pr)
 {
     const json_t *words = json_object_get(block, "text");
-    json_t *thought = json_object_get(block, "thinking"), *calls = json_object_get(m, "tool_calls");
+    const json_t *thought = json_object_get(block, "thinking");
     if (strcmp(type, "text") == 0 && json_is_string(words)) {
         buf_add(text, json_string_value(words), json_string_length(words));
         return 0;
     }
     if (strcmp(type, "thinking") == 0 && json_is_string(thought))
-        return add_thought(m, thought, pr);
+        return talk_add_reasoning(m, json_string_value(thought), json_string_length(thought), pr);
     if (strcmp(type, "redacted_thinking") == 0)
         return 0;                       /* nothing that a model here could read */
     json_t *id = json_object_get(block, "id"), *name = json_object_get(block, "name"), *input = json_object_get(block, "input");
     if (strcmp(type, "tool_use") != 0 || !json_is_string(id) || !json_is_string(name) || !json_is_object(input))
         return problem_set(pr, 400, param, "unsupported_parameter", "%s: a block of type '%.40s', expected text, thinking, or tool_use {id, name, input}", param, type);
-    if (!calls) {
-        calls = json_array();
-        json_object_set_new(m, "tool_calls", calls);
-    }
-    return json_array_append_new(calls, json_pack("{s:O, s:s, s:{s:O, s:O}}", "id", id, "type", "function", "function", "name", name, "arguments", input)) == 0 ? 0 : out_of_memory(pr);
+    return talk_add_call(m, id, name, input, pr);
 }
 
 static int add_own(json_t *messages, const json_t *content, const char *param, struct problem *pr)
@@ -80,7 +53,7 @@ static int add_own(json_t *messages, const json_t *content, const char *param, s
             break;
     }
     if (rc == 0 && (text.failed || json_object_set_new(m, "content", json_stringn(text.data ? text.data : "", text.size)) != 0 || json_array_append(messages, m) != 0))
-        rc = out_of_memory(pr);
+        rc = problem_nomem(pr);
     json_decref(m);
     buf_release(&text);
     return rc;
@@ -108,7 +81,7 @@ static int add_users(json_t *messages, const json_t *content, const char *param,
             break;
     }
     if (rc == 0 && (text.size || !results))
-        rc = add_text_message(messages, "user", &text, pr);
+        rc = talk_add_message(messages, "user", NULL, &text, pr);
     buf_release(&text);
     return rc;
 }
@@ -122,13 +95,13 @@ static int read_messages(const json_t *body, json_t *out, struct problem *pr)
         struct buf text = { 0 };
         int rc = talk_text(system, text_types, "system", &text, pr);
         if (rc == 0 && text.size)
-            rc = add_text_message(out, "system", &text, pr);
+            rc = talk_add_message(out, "system", NULL, &text, pr);
         buf_release(&text);
         if (rc != 0)
             return -1;
     }
-    if (!json_is_array(list) || json_array_size(list) == 0)
-        return problem_set(pr, 400, "messages", list ? "invalid_type" : "missing", "messages: %s, expected a list of at least 1 message", !list ? "missing" : json_is_array(list) ? "empty" : js_kind(list));
+    if (talk_check_list(list, "messages", "a list of at least 1 message", pr) != 0)
+        return -1;
     json_array_foreach(list, i, m) {
         const json_t *content = json_object_get(m, "content");
         char param[40];
@@ -140,7 +113,7 @@ static int read_messages(const json_t *body, json_t *out, struct problem *pr)
         if (json_is_string(content)) {
             struct buf text = { 0 };
             buf_add(&text, json_string_value(content), json_string_length(content));
-            rc = add_text_message(out, role, &text, pr);
+            rc = talk_add_message(out, role, NULL, &text, pr);
             buf_release(&text);
         } else if (json_is_array(content)) {
             rc = strcmp(role, "user") == 0 ? add_users(out, content, param, pr) : add_own(out, content, param, pr);
@@ -155,23 +128,19 @@ static int read_messages(const json_t *body, json_t *out, struct problem *pr)
     return 0;
 }
 
-static int read_tools(const json_t *body, struct talk *t, struct problem *pr)
+static const json_t *function_of(const json_t *tool, const char *param, struct problem *pr)
 {
-    json_t *tools = js_get(body, "tools"), *tool, *v = js_get(body, "tool_choice");
+    const char *kind = json_string_value(json_object_get(tool, "type"));
+    if (!kind || strcmp(kind, "custom") == 0)
+        return tool;
+    problem_set(pr, 400, param, "unsupported_parameter", "%s: type is '%.40s': only tools of the client are here", param, kind);
+    return NULL;
+}
+
+static int read_choice(const json_t *body, struct talk *t, struct problem *pr)
+{
+    const json_t *v = js_get(body, "tool_choice");
     const char *type = json_string_value(json_object_get(v, "type"));
-    size_t i;
-    if (tools && !json_is_array(tools))
-        return problem_set(pr, 400, "tools", "invalid_type", "tools: found %s, expected a list", js_kind(tools));
-    json_array_foreach(tools, i, tool) {
-        const char *kind = json_string_value(json_object_get(tool, "type"));
-        char param[32];
-        snprintf(param, sizeof param, "tools[%zu]", i);
-        if (kind && strcmp(kind, "custom") != 0)
-            return problem_set(pr, 400, param, "unsupported_parameter", "%s: type is '%.40s': only tools of the client are here", param, kind);
-        if (talk_add_tool(t, json_string_value(json_object_get(tool, "name")), js_get(tool, "description"), js_get(tool, "input_schema"), param, pr) != 0 ||
-            talk_add_strict(t, js_get(tool, "strict"), pr) != 0)
-            return -1;
-    }
     if (!v)
         return 0;
     t->serial = json_is_true(json_object_get(v, "disable_parallel_tool_use"));
@@ -187,16 +156,14 @@ static int read_tools(const json_t *body, struct talk *t, struct problem *pr)
 /* thinking becomes the variable that templates go by; output_config.format is the form of the answer. */
 static int read_settings(const json_t *body, struct talk *t, struct problem *pr)
 {
-    json_t *thinking = js_get(body, "thinking"), *output = js_get(body, "output_config"), *vars = js_get(body, "chat_template_kwargs"), *v;
+    json_t *thinking = js_get(body, "thinking"), *output = js_get(body, "output_config"), *v;
     const char *type = json_string_value(json_object_get(thinking, "type")), *key;
     int wanted = type && (strcmp(type, "enabled") == 0 || strcmp(type, "adaptive") == 0);
     if (thinking && !wanted && !(type && strcmp(type, "disabled") == 0))
         return problem_set(pr, 400, "thinking", "invalid_type", "thinking: expected {type: enabled}, {type: adaptive} or {type: disabled}");
-    if (vars && !json_is_object(vars))
-        return problem_set(pr, 400, "chat_template_kwargs", "invalid_type", "chat_template_kwargs: found %s, expected an object", js_kind(vars));
     t->vars = json_pack("{s:b}", "enable_thinking", wanted);
-    if (vars)
-        json_object_update(t->vars, vars);
+    if (talk_read_vars(t, body, pr) != 0)
+        return -1;
     if (output && !json_is_object(output))
         return problem_set(pr, 400, "output_config", "invalid_type", "output_config: found %s, expected an object", js_kind(output));
     json_object_foreach(output, key, v)
@@ -214,5 +181,5 @@ int messages_read(const json_t *body, struct talk *t, struct problem *pr)
     t->messages = rc == 0 ? talk_messages(messages, pr) : NULL;
     t->param = "messages";
     json_decref(messages);
-    return t->messages && read_tools(body, t, pr) == 0 && read_settings(body, t, pr) == 0 ? 0 : -1;
+    return t->messages && talk_read_tools(t, body, "input_schema", function_of, pr) == 0 && read_choice(body, t, pr) == 0 && read_settings(body, t, pr) == 0 ? 0 : -1;
 }

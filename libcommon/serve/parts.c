@@ -57,7 +57,7 @@ static struct part *new_part(struct choice *ch, enum part_kind kind)
 static void no_memory(struct choice *ch)
 {
     if (!ch->call->problem.status)
-        problem_set(&ch->call->problem, 503, NULL, NULL, "out of memory");
+        problem_nomem(&ch->call->problem);
     call_cancel(ch->call);
 }
 

@@ -33,7 +33,7 @@ static int add_message(json_t *messages, const json_t *item, const char *param, 
         else if ((m = json_pack("{s:s}", "role", role)) && json_array_append_new(messages, m) != 0)
             m = NULL;
         if (!m || json_object_set_new(m, "content", content) != 0)
-            rc = problem_set(pr, 503, NULL, NULL, "out of memory");
+            rc = problem_nomem(pr);
     }
     buf_release(&text);
     return rc;
@@ -44,13 +44,8 @@ static int add_call(json_t *messages, const json_t *item, const char *param, str
     json_t *id = json_object_get(item, "call_id"), *name = json_object_get(item, "name"), *arguments = json_object_get(item, "arguments");
     if (!json_is_string(id) || !json_is_string(name) || !json_is_string(arguments))
         return problem_set(pr, 400, param, "invalid_type", "%s: expected {type: \"function_call\", call_id, name, arguments}", param);
-    json_t *m = open_answer(messages, NULL), *calls = json_object_get(m, "tool_calls");
-    if (!calls && m) {
-        calls = json_array();
-        json_object_set_new(m, "tool_calls", calls);
-    }
-    json_t *call = json_pack("{s:O, s:s, s:{s:O, s:O}}", "id", id, "type", "function", "function", "name", name, "arguments", arguments);
-    return m && json_array_append_new(calls, call) == 0 ? 0 : problem_set(pr, 503, NULL, NULL, "out of memory");
+    json_t *m = open_answer(messages, NULL);
+    return m ? talk_add_call(m, id, name, arguments, pr) : problem_nomem(pr);
 }
 
 static int add_output(json_t *messages, const json_t *item, const char *param, struct problem *pr)
@@ -60,8 +55,8 @@ static int add_output(json_t *messages, const json_t *item, const char *param, s
     struct buf text = { 0 };
     int rc = json_is_string(id) ? talk_text(json_object_get(item, "output"), types, param, &text, pr)
                                 : problem_set(pr, 400, param, "invalid_type", "%s: expected {type: \"function_call_output\", call_id, output}", param);
-    if (rc == 0 && json_array_append_new(messages, json_pack("{s:s, s:O, s:o}", "role", "tool", "tool_call_id", id, "content", json_stringn(text.data ? text.data : "", text.size))) != 0)
-        rc = problem_set(pr, 503, NULL, NULL, "out of memory");
+    if (rc == 0)
+        rc = talk_add_message(messages, "tool", id, &text, pr);
     buf_release(&text);
     return rc;
 }
@@ -78,8 +73,7 @@ static int add_reasoning(json_t *messages, const json_t *item, struct problem *p
     }
     if (text.size) {
         json_t *m = open_answer(messages, "content");
-        if (!m || json_object_set_new(m, "reasoning_content", json_stringn(text.data, text.size)) != 0)
-            rc = problem_set(pr, 503, NULL, NULL, "out of memory");
+        rc = m ? talk_add_reasoning(m, text.data, text.size, pr) : problem_nomem(pr);
     }
     buf_release(&text);
     return rc;
@@ -90,9 +84,9 @@ static int read_input(const json_t *body, json_t *messages, struct problem *pr)
     json_t *input = js_get(body, "input"), *item;
     size_t i;
     if (json_is_string(input))
-        return json_array_append_new(messages, json_pack("{s:s, s:O}", "role", "user", "content", input)) == 0 ? 0 : problem_set(pr, 503, NULL, NULL, "out of memory");
-    if (!json_is_array(input) || json_array_size(input) == 0)
-        return problem_set(pr, 400, "input", input ? "invalid_type" : "missing", "input: %s, expected text or a list of items", !input ? "missing" : json_is_array(input) ? "empty" : js_kind(input));
+        return json_array_append_new(messages, json_pack("{s:s, s:O}", "role", "user", "content", input)) == 0 ? 0 : problem_nomem(pr);
+    if (talk_check_list(input, "input", "text or a list of items", pr) != 0)
+        return -1;
     json_array_foreach(input, i, item) {
         const char *type = json_string_value(json_object_get(item, "type"));
         char param[40];
@@ -114,23 +108,19 @@ static int read_input(const json_t *body, json_t *messages, struct problem *pr)
     return 0;
 }
 
-static int read_tools(const json_t *body, struct talk *t, struct problem *pr)
+static const json_t *function_of(const json_t *tool, const char *param, struct problem *pr)
 {
-    json_t *tools = js_get(body, "tools"), *tool, *v = js_get(body, "tool_choice");
+    const char *kind = json_string_value(json_object_get(tool, "type"));
+    if (kind && strcmp(kind, "function") == 0)
+        return tool;
+    problem_set(pr, 400, param, "unsupported_parameter", "%s: type is '%.40s', expected function", param, kind ? kind : "");
+    return NULL;
+}
+
+static int read_choice(const json_t *body, struct talk *t, struct problem *pr)
+{
+    const json_t *v = js_get(body, "tool_choice");
     const char *word = json_string_value(v), *type = json_string_value(json_object_get(v, "type"));
-    size_t i;
-    if (tools && !json_is_array(tools))
-        return problem_set(pr, 400, "tools", "invalid_type", "tools: found %s, expected a list", js_kind(tools));
-    json_array_foreach(tools, i, tool) {
-        const char *kind = json_string_value(json_object_get(tool, "type"));
-        char param[32];
-        snprintf(param, sizeof param, "tools[%zu]", i);
-        if (!kind || strcmp(kind, "function") != 0)
-            return problem_set(pr, 400, param, "unsupported_parameter", "%s: type is '%.40s', expected function", param, kind ? kind : "");
-        if (talk_add_tool(t, json_string_value(json_object_get(tool, "name")), js_get(tool, "description"), js_get(tool, "parameters"), param, pr) != 0 ||
-            talk_add_strict(t, js_get(tool, "strict"), pr) != 0)
-            return -1;
-    }
     if (!v || (word && strcmp(word, "auto") == 0))
         return 0;
     t->choice = word && strcmp(word, "none") == 0 ? CALLS_NONE : CALLS_REQUIRED;
@@ -156,12 +146,10 @@ static int read_text(const json_t *body, struct talk *t, struct problem *pr)
 
 int responses_read(const json_t *body, int parallel, struct talk *t, struct problem *pr)
 {
-    json_t *instructions = js_get(body, "instructions"), *messages = json_array(), *vars = js_get(body, "chat_template_kwargs");
-    if (vars && !json_is_object(vars)) {
-        json_decref(messages);
-        return problem_set(pr, 400, "chat_template_kwargs", "invalid_type", "chat_template_kwargs: found %s, expected an object", js_kind(vars));
-    }
-    t->vars = json_incref(vars);
+    json_t *instructions = js_get(body, "instructions");
+    if (talk_read_vars(t, body, pr) != 0)
+        return -1;
+    json_t *messages = json_array();
     t->serial = !parallel;
     if (instructions)                   /* fields_parse has seen that it is text */
         json_array_append_new(messages, json_pack("{s:s, s:O}", "role", "system", "content", instructions));
@@ -169,5 +157,5 @@ int responses_read(const json_t *body, int parallel, struct talk *t, struct prob
     t->messages = rc == 0 ? talk_messages(messages, pr) : NULL;
     t->param = "input";
     json_decref(messages);
-    return t->messages && read_tools(body, t, pr) == 0 && read_text(body, t, pr) == 0 ? 0 : -1;
+    return t->messages && talk_read_tools(t, body, "parameters", function_of, pr) == 0 && read_choice(body, t, pr) == 0 && read_text(body, t, pr) == 0 ? 0 : -1;
 }

@@ -108,7 +108,7 @@ int call_shape(struct call *c, struct problem *pr)
         s.size = dump ? strlen(dump) : 0;
     }
     if (rc == 0)
-        rc = schema && !dump ? problem_set(pr, 503, NULL, NULL, "out of memory") : read_text(c, &s, pr);
+        rc = schema && !dump ? problem_nomem(pr) : read_text(c, &s, pr);
     if (rc == 0 && t->tools && t->choice != CALLS_NONE) {
         if (s.param && !schema)
             rc = problem_set(pr, 400, s.param, NULL, "%s: tools are there, too: one of the two", s.param);
@@ -116,7 +116,7 @@ int call_shape(struct call *c, struct problem *pr)
             use_tools(c, schema, &s);
     }
     if (rc == 0 && s.param) {
-        rc = key_of(&s, &key) != 0 ? problem_set(pr, 503, NULL, NULL, "out of memory") : call_grammar(c, s.param, &key, &s, pr);
+        rc = key_of(&s, &key) != 0 ? problem_nomem(pr) : call_grammar(c, s.param, &key, &s, pr);
         buf_release(&key);
     }
     json_decref(schema);

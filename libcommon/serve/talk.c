@@ -10,8 +10,6 @@
 #include "libcommon/serve/calls.h"
 #include "libcommon/token/chat.h"
 
-static int out_of_memory(struct problem *pr) { return problem_set(pr, 503, NULL, NULL, "out of memory"); }
-
 /* ---- templates that know no tools ---- */
 
 /* Calls and results become words. */
@@ -150,7 +148,7 @@ int talk_render(const struct hosted *h, const struct talk *t, int generation_pro
         int rc = messages ? chat_render(h->tmpl, messages, h->knows_tools ? tools : NULL, generation_prompt, h->bos, h->eos, (int64_t)time(NULL), t->vars, text, size, &e) : -1;
         json_decref(messages);
         if (!messages)
-            return out_of_memory(pr);
+            return problem_nomem(pr);
         if (rc == 0)
             return 0;
         if (way == PLAIN)

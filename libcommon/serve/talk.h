@@ -48,8 +48,18 @@ int talk_text(const json_t *content, const char *const *types, const char *param
 int talk_check_tools(struct talk *t, struct problem *pr);
 /* A function to t->tools. parameters: borrowed, NULL: none. */
 int talk_add_tool(struct talk *t, const char *name, const json_t *description, const json_t *parameters, const char *param, struct problem *pr);
-/* The function that was added last is strict, if that is true. */
-int talk_add_strict(struct talk *t, const json_t *strict, struct problem *pr);
+/* All of the body's "tools": function_of finds in one of them the object with name, description and strict (NULL with *pr: it is none of ours), and the
+ * schema of its arguments is called `parameters` there. */
+int talk_read_tools(struct talk *t, const json_t *body, const char *parameters, const json_t *(*function_of)(const json_t *tool, const char *param, struct problem *pr), struct problem *pr);
+/* The body's chat_template_kwargs to t->vars. */
+int talk_read_vars(struct talk *t, const json_t *body, struct problem *pr);
+/* Is v, called `name` in the body, a list with something in it?  expected: "a list of at least 1 message". */
+int talk_check_list(const json_t *v, const char *name, const char *expected, struct problem *pr);
+/* Messages in the words of chat completions.  id: of the call that a tool's message answers (borrowed); NULL: none. */
+int talk_add_message(json_t *messages, const char *role, json_t *id, const struct buf *text, struct problem *pr);
+/* To a message of the model: a call (all borrowed), and reasoning behind what it has of that. */
+int talk_add_call(json_t *message, json_t *id, json_t *name, json_t *arguments, struct problem *pr);
+int talk_add_reasoning(json_t *message, const char *text, size_t size, struct problem *pr);
 
 /* ---- to the prompt ---- */
 /* The text that the model sees, malloc'd. */

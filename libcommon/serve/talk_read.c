@@ -15,8 +15,6 @@ void talk_release(struct talk *t)
     memset(t, 0, sizeof *t);
 }
 
-static int out_of_memory(struct problem *pr) { return problem_set(pr, 503, NULL, NULL, "out of memory"); }
-
 /* ---- messages ---- */
 
 int talk_text(const json_t *content, const char *const *types, const char *param, struct buf *out, struct problem *pr)
@@ -25,7 +23,7 @@ int talk_text(const json_t *content, const char *const *types, const char *param
     size_t i;
     if (json_is_string(content)) {
         buf_add(out, json_string_value(content), json_string_length(content));
-        return out->failed ? out_of_memory(pr) : 0;
+        return out->failed ? problem_nomem(pr) : 0;
     }
     if (!json_is_array(content))
         return problem_set(pr, 400, param, "invalid_type", "%s: content: found %s, expected text or a list of text parts", param, js_kind(content));
@@ -39,7 +37,7 @@ int talk_text(const json_t *content, const char *const *types, const char *param
             return problem_set(pr, 400, param, "unsupported_parameter", "%s: content part %zu is of type '%.40s', expected text", param, i, type ? type : "?");
         buf_add(out, json_string_value(words), json_string_length(words));
     }
-    return out->failed ? out_of_memory(pr) : 0;
+    return out->failed ? problem_nomem(pr) : 0;
 }
 
 /* Calls in a message of the model: their arguments become objects, as templates expect them. New reference. */
@@ -64,7 +62,7 @@ static json_t *calls_of(const json_t *list, const char *param, struct problem *p
             json_object_set(json_object_get(copy, "function"), "arguments", object);
         json_decref(object);
         if (!copy || json_array_append_new(out, copy) != 0) {
-            out_of_memory(pr);
+            problem_nomem(pr);
             goto fail;
         }
     }
@@ -102,7 +100,7 @@ static json_t *plain_message(const json_t *m, const char *param, struct problem 
     if (content && talk_text(content, types, param, &text, pr) != 0)
         goto fail;
     if (json_object_set_new(copy, "content", json_stringn(text.data ? text.data : "", text.size)) != 0) {
-        out_of_memory(pr);
+        problem_nomem(pr);
         goto fail;
     }
     if (calls && json_object_set_new(copy, "tool_calls", calls_of(calls, param, pr)) != 0)
@@ -117,17 +115,20 @@ fail:
     return NULL;
 }
 
+int talk_check_list(const json_t *v, const char *name, const char *expected, struct problem *pr)
+{
+    if (json_array_size(v) > 0)
+        return 0;
+    return problem_set(pr, 400, name, v ? "invalid_type" : "missing", "%s: %s, expected %s", name, !v ? "missing" : json_is_array(v) ? "empty" : js_kind(v), expected);
+}
+
 json_t *talk_messages(const json_t *messages, struct problem *pr)
 {
-    json_t *list = json_array();
     const json_t *m;
     size_t i;
-    if (!json_is_array(messages) || json_array_size(messages) == 0) {
-        problem_set(pr, 400, "messages", messages ? "invalid_type" : "missing", messages ? "messages: %s, expected a list of at least 1 message" : "messages: %s",
-                    !messages ? "missing" : json_is_array(messages) ? "empty" : js_kind(messages));
-        json_decref(list);
+    if (talk_check_list(messages, "messages", "a list of at least 1 message", pr) != 0)
         return NULL;
-    }
+    json_t *list = json_array();
     json_array_foreach(messages, i, m) {
         char param[40];
         snprintf(param, sizeof param, "messages[%zu]", i);
@@ -135,11 +136,53 @@ json_t *talk_messages(const json_t *messages, struct problem *pr)
         if (plain && json_array_append_new(list, plain) == 0)
             continue;
         if (plain)
-            out_of_memory(pr);
+            problem_nomem(pr);
         json_decref(list);
         return NULL;
     }
     return list;
+}
+
+static json_t *text_of(const struct buf *text) { return text->failed ? NULL : json_stringn(text->data ? text->data : "", text->size); }
+
+int talk_add_message(json_t *messages, const char *role, json_t *id, const struct buf *text, struct problem *pr)
+{
+    json_t *m = json_pack("{s:s, s:o}", "role", role, "content", text_of(text));
+    int rc = m && (!id || json_object_set(m, "tool_call_id", id) == 0) && json_array_append(messages, m) == 0 ? 0 : problem_nomem(pr);
+    json_decref(m);
+    return rc;
+}
+
+int talk_add_call(json_t *message, json_t *id, json_t *name, json_t *arguments, struct problem *pr)
+{
+    if (!json_object_get(message, "tool_calls"))
+        json_object_set_new(message, "tool_calls", json_array());
+    json_t *call = json_pack("{s:O, s:s, s:{s:O, s:O}}", "id", id, "type", "function", "function", "name", name, "arguments", arguments);
+    return json_array_append_new(json_object_get(message, "tool_calls"), call) == 0 ? 0 : problem_nomem(pr);
+}
+
+int talk_add_reasoning(json_t *message, const char *text, size_t size, struct problem *pr)
+{
+    const json_t *before = json_object_get(message, "reasoning_content");
+    struct buf all = { 0 };
+    if (before)
+        buf_add(&all, json_string_value(before), json_string_length(before));
+    buf_add(&all, text, size);
+    int rc = json_object_set_new(message, "reasoning_content", text_of(&all)) == 0 ? 0 : problem_nomem(pr);
+    buf_release(&all);
+    return rc;
+}
+
+int talk_read_vars(struct talk *t, const json_t *body, struct problem *pr)
+{
+    json_t *vars = js_get(body, "chat_template_kwargs");
+    if (vars && !json_is_object(vars))
+        return problem_set(pr, 400, "chat_template_kwargs", "invalid_type", "chat_template_kwargs: found %s, expected an object", js_kind(vars));
+    if (t->vars && vars)
+        json_object_update(t->vars, vars);
+    else if (vars)
+        t->vars = json_incref(vars);
+    return 0;
 }
 
 /* ---- tools ---- */
@@ -169,17 +212,35 @@ int talk_add_tool(struct talk *t, const char *name, const json_t *description, c
              (parameters && json_object_set(function, "parameters", form.out) != 0) || json_array_append(t->tools, entry) != 0;
     json_decref(function);
     json_decref(entry);
-    return rc ? out_of_memory(pr) : 0;
+    return rc ? problem_nomem(pr) : 0;
 }
 
-int talk_add_strict(struct talk *t, const json_t *strict, struct problem *pr)
+/* The function that was added last is strict, if that is true. */
+static int add_strict(struct talk *t, const json_t *strict, struct problem *pr)
 {
     const json_t *last = json_array_get(t->tools, json_array_size(t->tools) - 1);
     if (!json_is_true(strict))
         return 0;
     if (!t->strict)
         t->strict = json_object();
-    return json_object_set_new(t->strict, json_string_value(json_object_get(json_object_get(last, "function"), "name")), json_true()) == 0 ? 0 : out_of_memory(pr);
+    return json_object_set_new(t->strict, json_string_value(json_object_get(json_object_get(last, "function"), "name")), json_true()) == 0 ? 0 : problem_nomem(pr);
+}
+
+int talk_read_tools(struct talk *t, const json_t *body, const char *parameters, const json_t *(*function_of)(const json_t *tool, const char *param, struct problem *pr), struct problem *pr)
+{
+    const json_t *tools = js_get(body, "tools"), *tool;
+    size_t i;
+    if (tools && !json_is_array(tools))
+        return problem_set(pr, 400, "tools", "invalid_type", "tools: found %s, expected a list", js_kind(tools));
+    json_array_foreach(tools, i, tool) {
+        char param[32];
+        snprintf(param, sizeof param, "tools[%zu]", i);
+        const json_t *f = function_of(tool, param, pr);
+        if (!f || talk_add_tool(t, json_string_value(json_object_get(f, "name")), js_get(f, "description"), js_get(f, parameters), param, pr) != 0 ||
+            add_strict(t, js_get(f, "strict"), pr) != 0)
+            return -1;
+    }
+    return 0;
 }
 
 int talk_check_tools(struct talk *t, struct problem *pr)
@@ -226,7 +287,7 @@ json_t *format_schema(const json_t *format, const char *param, struct problem *p
     if (any_object && !js_get(format, "schema")) {
         json_t *object = json_pack("{s:s}", "type", "object");
         if (!object)
-            out_of_memory(pr);
+            problem_nomem(pr);
         return object;
     }
     if (!any_object && strcmp(kind, "json_schema") != 0) {
@@ -244,24 +305,14 @@ json_t *format_schema(const json_t *format, const char *param, struct problem *p
 
 /* ---- chat completions ---- */
 
-static int read_tools(const json_t *body, struct talk *t, struct problem *pr)
+static const json_t *function_of(const json_t *tool, const char *param, struct problem *pr)
 {
-    json_t *tools = js_get(body, "tools"), *tool;
-    size_t i;
-    if (tools && !json_is_array(tools))
-        return problem_set(pr, 400, "tools", "invalid_type", "tools: found %s, expected a list", js_kind(tools));
-    json_array_foreach(tools, i, tool) {
-        const char *type = json_string_value(json_object_get(tool, "type"));
-        json_t *f = json_object_get(tool, "function");
-        char param[32];
-        snprintf(param, sizeof param, "tools[%zu]", i);
-        if (!type || strcmp(type, "function") != 0 || !json_is_object(f))
-            return problem_set(pr, 400, param, "invalid_tool", "%s: type is '%.40s', expected {type: \"function\", function: {name, description, parameters}}", param, type ? type : "");
-        if (talk_add_tool(t, json_string_value(json_object_get(f, "name")), js_get(f, "description"), js_get(f, "parameters"), param, pr) != 0 ||
-            talk_add_strict(t, js_get(f, "strict"), pr) != 0)
-            return -1;
-    }
-    return 0;
+    const char *type = json_string_value(json_object_get(tool, "type"));
+    const json_t *f = json_object_get(tool, "function");
+    if (type && strcmp(type, "function") == 0 && json_is_object(f))
+        return f;
+    problem_set(pr, 400, param, "invalid_tool", "%s: type is '%.40s', expected {type: \"function\", function: {name, description, parameters}}", param, type ? type : "");
+    return NULL;
 }
 
 static int read_choice(const json_t *body, struct talk *t, struct problem *pr)
@@ -285,15 +336,13 @@ static int read_choice(const json_t *body, struct talk *t, struct problem *pr)
 
 int chat_read(const json_t *body, int parallel, struct talk *t, struct problem *pr)
 {
-    json_t *vars = js_get(body, "chat_template_kwargs");
-    if (vars && !json_is_object(vars))
-        return problem_set(pr, 400, "chat_template_kwargs", "invalid_type", "chat_template_kwargs: found %s, expected an object", js_kind(vars));
+    if (talk_read_vars(t, body, pr) != 0)
+        return -1;
     t->param = "messages";
-    t->vars = json_incref(vars);
     t->format = js_get(body, "response_format");
     t->format_param = "response_format";
     t->serial = !parallel;
     if (!(t->messages = talk_messages(js_get(body, "messages"), pr)))
         return -1;
-    return read_tools(body, t, pr) == 0 && read_choice(body, t, pr) == 0 ? 0 : -1;
+    return talk_read_tools(t, body, "parameters", function_of, pr) == 0 && read_choice(body, t, pr) == 0 ? 0 : -1;
 }

@@ -80,7 +80,7 @@ static int detokenize(struct call *c, struct problem *pr)
         return problem_set(pr, 400, "tokens", list ? "invalid_type" : "missing", list ? "tokens: found %s, expected a list of token ids" : "tokens: %s", list ? js_kind(list) : "missing");
     int32_t *ids = malloc((n + 1) * sizeof *ids);
     if (!ids)
-        return problem_set(pr, 503, NULL, NULL, "out of memory");
+        return problem_nomem(pr);
     for (size_t i = 0; i < n; i++) {
         const json_t *v = json_array_get(list, i);
         if (!json_is_integer(v) || json_integer_value(v) < 0 || json_integer_value(v) >= vocab) {
