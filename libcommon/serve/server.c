@@ -97,6 +97,18 @@ json_t *read_body(struct server *s, struct conn *c, enum body_kind kind, struct 
     return NULL;
 }
 
+/* Of "10.0.0.1:5678", "[2001:db8::1]:5678", as some proxies write it, the address alone: a port is another one for each connection. */
+static void without_port(const char *text, char out[64])
+{
+    const char *colon = strchr(text, ':');
+    if (*text == '[')
+        snprintf(out, 64, "%.*s", (int)strcspn(text + 1, "]"), text + 1);
+    else if (colon && !strchr(colon + 1, ':'))
+        snprintf(out, 64, "%.*s", (int)(colon - text), text);
+    else
+        snprintf(out, 64, "%s", text);
+}
+
 const char *client_address(const struct server *s, const struct conn *c, char out[64])
 {
     const struct http_request *r = s->o.trust_proxy ? conn_request(c) : NULL;
@@ -108,8 +120,7 @@ const char *client_address(const struct server *s, const struct conn *c, char ou
     if (!list)
         return conn_peer(c);
     list = last ? last + 1 : list;              /* what the proxy in front of us added; the rest is the client's word */
-    list += strspn(list, " ");
-    snprintf(out, 64, "%s", list);
+    without_port(list + strspn(list, " "), out);
     return out;
 }
 
@@ -146,7 +157,7 @@ static void on_gone(void *user, struct conn *c)
         return;
     }
     if (x->kind == EXCHANGE_REPORT) {
-        report_gone(c, s);
+        report_gone(c);
         return;
     }
     for (struct hosted *h = s->models; h; h = h->next)

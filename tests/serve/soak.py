@@ -1,14 +1,18 @@
 #!/usr/bin/env python3
 """soak - mixed load on a zse-serve that has models/tiny: answers, streams, clients that go away, a second model that comes and goes.
 
-usage: soak PORT PID SECONDS TOKEN MODEL.zse
-Every answer must be the one that comes alone, at the end no KV block may be lost, and memory must not have grown. Exit 1 otherwise."""
-import http.client, json, os, random, sys, threading, time
+usage: soak PORT PID SECONDS TOKEN MODEL.zse [clients|loads]
+clients, loads: only these. Every answer must be the one that comes alone, at the end no KV block may be lost, and memory must not grow: after a warm-up (a
+quarter of the time, at most a minute) RssAnon is sampled four times a second, and its median in the last third may be above that of the second third by at
+most BOUND_KB. Printed: kB in the first, second and last third, and the slope of a line through the samples. Exit 1 otherwise, also when the server ends."""
+import http.client, json, os, random, statistics, sys, threading, time
 
 port, pid, seconds, token, model = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4], sys.argv[5]
+only = sys.argv[6] if len(sys.argv) > 6 else None
+BOUND_KB = 512 if seconds >= 300 else 2048      # a short run ends while buffers still find their sizes
 ANSWERS = {'What is 2+2?': '2 + 2 = 4', 'What is the capital of France?': 'The capital of France is Paris.', 'What is the opposite of hot?': 'The opposite of hot is cold.'}
 wrong, counts, lock = [], {}, threading.Lock()
-end = float('inf')
+stop = threading.Event()
 
 
 def count(what):
@@ -45,28 +49,35 @@ def leave(rnd):
     count('left')
 
 
-def client(seed):
+def admin(rnd):
+    a = {'Authorization': 'Bearer ' + token}
+    if ask('POST', '/api/models/load', {'model_path': model, 'model_name': 'guest'}, a)[0] == 200:
+        ask('POST', '/v1/completions', {'model': 'guest', 'prompt': 'Hello', 'max_tokens': 5})
+        ask('POST', '/api/models/unload', {'model_id': 'guest'}, a)
+        count('loads')
+
+
+def repeat(what, seed):
     rnd = random.Random(seed)
-    while time.monotonic() < end:
+    while not stop.is_set():
         try:
-            (talk if rnd.random() < .6 else leave)(rnd)
+            what(rnd)
         except Exception as e:
             wrong.append(repr(e))
             return
 
 
-def admin():
-    while time.monotonic() < end:
-        a = {'Authorization': 'Bearer ' + token}
-        if ask('POST', '/api/models/load', {'model_path': model, 'model_name': 'guest'}, a)[0] == 200:
-            ask('POST', '/v1/completions', {'model': 'guest', 'prompt': 'Hello', 'max_tokens': 5})
-            ask('POST', '/api/models/unload', {'model_id': 'guest'}, a)
-            count('loads')
+def client(rnd):
+    (talk if rnd.random() < .6 else leave)(rnd)
 
 
 def anonymous():
-    with open(f'/proc/{pid}/status') as f:
-        return int(next(l for l in f if l.startswith('RssAnon')).split()[1])
+    """kB; None: the process is gone."""
+    try:
+        with open(f'/proc/{pid}/status') as f:
+            return next((int(line.split()[1]) for line in f if line.startswith('RssAnon')), None)
+    except OSError:
+        return None
 
 
 def settled():
@@ -74,23 +85,43 @@ def settled():
     return len(m) == 1 and m[0]['running'] + m[0]['waiting'] + m[0]['open_requests'] == 0 and m[0]['kv_blocks_free'] + m[0]['kv_blocks_prefix'] == m[0]['kv_blocks']
 
 
-threads = [threading.Thread(target=client, args=(i,)) for i in range(8)] + [threading.Thread(target=admin)]
+def sample():
+    """[(seconds since the start, kB)] until the time is over and all that takes memory has been there; None: the server ended."""
+    begin, samples = time.monotonic(), []
+    needed = {'clients': ('answers', 'left'), 'loads': ('loads',)}.get(only, ('answers', 'left', 'loads'))
+    while True:
+        now, kb = time.monotonic() - begin, anonymous()
+        if kb is None:
+            return None
+        samples.append((now, kb))
+        if wrong or (now >= seconds and all(counts.get(what, 0) >= 9 for what in needed)):
+            return samples
+        time.sleep(.25)
+
+
+works = ([client] * 8 if only != 'loads' else []) + ([admin] if only != 'clients' else [])
+threads = [threading.Thread(target=repeat, args=(what, i), daemon=True) for i, what in enumerate(works)]
 for t in threads:
     t.start()
-half = time.monotonic() + seconds / 2
-while time.monotonic() < half or counts.get('loads', 0) < 3:        # on a slow machine, too, all that takes memory has been there
-    time.sleep(.05)
-middle = anonymous()
-end = time.monotonic() + seconds / 2
+samples = sample()
+stop.set()
+if samples is None:
+    sys.exit(f'the server has ended; {counts}; {wrong[:1]}')
+if wrong:
+    sys.exit(f'wrong: {wrong[:3]}; {counts}')
 for t in threads:
     t.join()
 limit = time.monotonic() + 120
 while not settled():
-    if time.monotonic() > limit:
+    if time.monotonic() > limit or anonymous() is None:
         sys.exit(f'blocks or requests are left: {ask("GET", "/api/stats/models")[1]}')
     time.sleep(.05)
-grown = anonymous() - middle
-print(counts, f'{middle} kB in the middle, {grown} kB more at the end')
-if wrong or not counts.get('loads') or not counts.get('answers') or not counts.get('left'):
+warm = [s for s in samples if s[0] >= min(60, samples[-1][0] / 4)]
+third = len(warm) // 3
+first, second, last = (statistics.median(kb for _, kb in part) for part in (warm[:third], warm[third:2 * third], warm[2 * third:]))
+slope = statistics.linear_regression([t / 60 for t, _ in warm], [kb for _, kb in warm]).slope
+print(f'{counts}; RssAnon: {first:.0f} kB, then {second:.0f}, then {last:.0f} ({slope:+.0f} kB a minute over {warm[-1][0] - warm[0][0]:.0f} s); bound: {BOUND_KB} kB more')
+if wrong:
     sys.exit(f'wrong: {wrong[:3]}')
-sys.exit(f'grown by {grown} kB' if grown > 16384 and not os.environ.get('ZSE_SANITIZED') else 0)       # sanitizers keep what is freed
+if last > second + BOUND_KB and not os.environ.get('ZSE_SANITIZED'):     # sanitizers keep what is freed
+    sys.exit(f'memory has grown by {last - second:.0f} kB')
