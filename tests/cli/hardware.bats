@@ -57,18 +57,10 @@ group() {
 }
 
 @test "a real control group, where one can be made" {
-  local dir
-  if grep -q ' - cgroup .*memory' /proc/self/mountinfo && [ -w /sys/fs/cgroup/memory ]; then
-    dir=/sys/fs/cgroup/memory/zse-test-$$
-    mkdir "$dir" && echo 2000000000 >"$dir/memory.limit_in_bytes" || skip "no control group can be made here"
-  elif [ -w /sys/fs/cgroup/cgroup.subtree_control ] && grep -q memory /sys/fs/cgroup/cgroup.subtree_control; then
-    dir=/sys/fs/cgroup/zse-test-$$
-    mkdir "$dir" && echo 2000000000 >"$dir/memory.max" || skip "no control group can be made here"
-  else
-    skip "no control group with a memory controller can be made here"
-  fi
-  (echo $BASHPID >"$dir/cgroup.procs" && exec zse-hardware --json) >"$T/j"
-  rmdir "$dir"
+  load ../lib/group.bash
+  make_group 2000000000 || skip "$WHY"
+  in_group zse-hardware --json >"$T/j"
+  drop_group
   jq -e '.memory.cgroup.limit_bytes <= 2000000000 and .memory.cgroup.limit_bytes > 1999990000 and .memory.usable_bytes <= 2000000000' "$T/j"
 }
 

@@ -19,7 +19,9 @@ setup_file() {
   truncate -s -100 "$T/cut/model-00003-of-00003.safetensors"
   cp -r "$T/layers" "$T/lost"
   sed -i 's,model-00002-of-00003,../../model-00002-of-00003,' "$T/lost/model.safetensors.index.json"
-  mkdir "$T/nothing"
+  mkdir "$T/nothing" "$T/mute" "$T/shapeless"
+  cp models/tiny/config.json models/tiny/model.safetensors "$T/mute"
+  cp models/tiny/tokenizer.json models/tiny/model.safetensors "$T/shapeless"
   cp models/tiny/*.json "$T/nothing"
   : >"$T/nothing/model.safetensors"
   cp -r models/tiny/. "$T/strange"
@@ -30,7 +32,7 @@ setup_file() {
   truncate -s 50M "$T/moe/model.safetensors"
   echo '# nothing' >"$T/empty/README.md"
   mkfifo "$T/hub.pipe"
-  python3 -B tests/hub/server.py test/tiny="$T/tiny" private/model="$T/tiny" gated/model="$T/tiny" test/bare="$T/bare" test/shards="$T/shards" test/layers="$T/layers" test/cut="$T/cut" test/lost="$T/lost" test/nothing="$T/nothing" \
+  python3 -B tests/hub/server.py test/tiny="$T/tiny" private/model="$T/tiny" gated/model="$T/tiny" test/bare="$T/bare" test/shards="$T/shards" test/layers="$T/layers" test/cut="$T/cut" test/lost="$T/lost" test/nothing="$T/nothing" test/mute="$T/mute" test/shapeless="$T/shapeless" \
     test/strange="$T/strange" test/empty="$T/empty" test/quants="$T/quants" test/both="$T/both" test/moe="$T/moe" solo="$T/tiny" HuggingFaceTB/SmolLM2-135M-Instruct="$T/tiny" >"$T/hub.pipe" 2>"$T/hub.err" 3>&- &
   echo $! >"$T/hub.pid"
   read -r HUB CDN <"$T/hub.pipe"
@@ -501,7 +503,7 @@ nothing_left() { [ -z "$(find "$BATS_TEST_TMPDIR" -name '*m.zse*')" ]; }
   run --separate-stderr zse-info models search test
   [ "$status" = 0 ] || { echo "$stderr"; return 1; }
   [[ $output == *"test/tiny "*1234*safetensors*apache-2.0* && $output != *test/strange* && $output != *test/empty* ]]
-  [[ $stderr == *"3 that cannot be converted are not shown (--all)"* ]] || { echo "$output $stderr"; return 1; }
+  [[ $stderr == *"5 that cannot be converted are not shown (--all)"* ]] || { echo "$output $stderr"; return 1; }
   run --separate-stderr zse-info models search test --all --json
   [ "$(jq -r '.models[] | select(.id == "test/strange") | .reason' <<<"$output")" = "architecture abacus" ]
   [ "$(jq -r '.models[] | select(.id == "test/empty") | .reason' <<<"$output")" = "no safetensors and no GGUF" ]
@@ -525,6 +527,10 @@ nothing_left() { [ -z "$(find "$BATS_TEST_TMPDIR" -name '*m.zse*')" ]; }
   [ "$status" = 1 ] && [[ $output == *problem*abacus*"converts       no" ]]
   run --separate-stderr zse-info models check test/empty --json
   [ "$status" = 1 ] && [ "$(jq -c .problems <<<"$output")" = '["no safetensors and no GGUF"]' ]
+  run --separate-stderr zse-info models check test/mute --json
+  [ "$status" = 1 ] && [ "$(jq -c .problems <<<"$output")" = '["no tokenizer"]' ] || { echo "$output"; return 1; }
+  run --separate-stderr zse-info models check test/shapeless --json
+  [ "$status" = 1 ] && [ "$(jq -c .problems <<<"$output")" = '["no config.json"]' ] || { echo "$output"; return 1; }
   HF_HUB_OFFLINE=1 run --separate-stderr zse-info models check models/tiny --json
   [ "$status" = 0 ] && [ "$(jq -c '[.where, .architecture, .compatible]' <<<"$output")" = '["here","llama",true]' ]
   run --separate-stderr zse-info models check models/tiny/config.json

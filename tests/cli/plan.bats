@@ -57,24 +57,16 @@ machine() {
 }
 
 @test "a real control group of 2 GB: a model of 3 GB of keys and values is refused, a small one runs" {
-  local dir
-  if [ -w /sys/fs/cgroup/memory ] && grep -q ' - cgroup .*memory' /proc/self/mountinfo; then
-    dir=/sys/fs/cgroup/memory/zse-plan-$$
-    mkdir "$dir" && echo 2000000000 >"$dir/memory.limit_in_bytes" || skip "no control group can be made here"
-  elif [ -w /sys/fs/cgroup/cgroup.subtree_control ] && grep -q memory /sys/fs/cgroup/cgroup.subtree_control; then
-    dir=/sys/fs/cgroup/zse-plan-$$
-    mkdir "$dir" && echo 2000000000 >"$dir/memory.max" || skip "no control group can be made here"
-  else
-    skip "no control group with a memory controller can be made here"
-  fi
-  run --separate-stderr bash -c 'echo $$ >"$1/cgroup.procs"; exec zse-serve "$2" --port 0 --no-audit --kv-bytes 3GB' - "$dir" "$Z"
-  [ "$status" = 1 ] && [[ "$stderr" == *"needs 3.0"*"there are 2.00 GB"* ]] || { echo "$status $stderr"; rmdir "$dir"; return 1; }
-  run --separate-stderr bash -c 'echo $$ >"$1/cgroup.procs"; exec zse-chat "$2" -p "What is 2+2?" --temp 0' - "$dir" "$Z"
-  [ "$status" = 0 ] && [ "$output" = '2 + 2 = 4' ] || { rmdir "$dir"; return 1; }
-  run --separate-stderr bash -c 'echo $$ >"$1/cgroup.procs"; exec zse-convert models/tiny -o "$2" --quality fast' - "$dir" "$T/g.zse"
-  [ "$status" = 0 ] && [ -s "$T/g.zse" ] || { rmdir "$dir"; return 1; }
-  run --separate-stderr bash -c 'echo $$ >"$1/cgroup.procs"; exec zse-convert Qwen2.5-7B --plan --json' - "$dir"
-  rmdir "$dir"
+  load ../lib/group.bash
+  make_group 2000000000 || skip "$WHY"
+  run --separate-stderr in_group zse-serve "$Z" --port 0 --no-audit --kv-bytes 3GB
+  [ "$status" = 1 ] && [[ "$stderr" == *"needs 3.0"*"there are 2.00 GB"* ]] || { echo "$status $stderr"; drop_group; return 1; }
+  run --separate-stderr in_group zse-chat "$Z" -p "What is 2+2?" --temp 0
+  [ "$status" = 0 ] && [ "$output" = '2 + 2 = 4' ] || { drop_group; return 1; }
+  run --separate-stderr in_group zse-convert models/tiny -o "$T/g.zse" --quality fast
+  [ "$status" = 0 ] && [ -s "$T/g.zse" ] || { drop_group; return 1; }
+  run --separate-stderr in_group zse-convert Qwen2.5-7B --plan --json
+  drop_group
   [ "$status" = 1 ] && jq -e '.available_bytes <= 2000000000 and .choice == null' <<<"$output"
 }
 

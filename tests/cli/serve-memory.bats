@@ -11,7 +11,11 @@ setup() {
   export ZSE_HOME=$T/home ZSE_SYSROOT=$T/root
   mkdir -p "$T/root/proc"
 }
-teardown() { [ -z "${PID:-}" ] || { kill "$PID" 2>/dev/null; wait "$PID" 2>/dev/null; } || true; }
+teardown() {
+  [ -z "${EATER:-}" ] || { kill "$EATER"; wait "$EATER"; } 2>/dev/null || true
+  [ -z "${PID:-}" ] || { kill "$PID"; wait "$PID"; } 2>/dev/null || true
+  [ -z "${GROUP:-}" ] || drop_group
+}
 
 # left KIB: of 10 GB; the file is replaced whole, because the server reads it meanwhile
 left() {
@@ -19,7 +23,7 @@ left() {
   mv "$T/meminfo" "$T/root/proc/meminfo"
 }
 serve() {
-  exec 5< <(exec zse-serve "$Z" --port 0 --no-audit "$@" 2>"$T/err")
+  exec 5< <(exec ${GROUP:+tests/lib/in-group "$GROUP"} zse-serve "$Z" --port 0 --no-audit "$@" 2>"$T/err")
   PID=$!
   read -r -u 5 _ _ URL
   until curl -sf "$URL/health" >/dev/null; do kill -0 "$PID"; done
@@ -69,4 +73,43 @@ cached() { jq '.usage.prompt_tokens_details.cached_tokens' "$T/body"; }
   serve --no-memory-watch
   left 100000
   until_status 200
+}
+
+# A process of the group that takes memory until only 2.5 % of the limit are left, and keeps it until its input ends.
+eat() {
+  in_group python3 -c '
+import os, sys
+def number(*names):
+    return next(int(open(f"{sys.argv[1]}/{n}").read()) for n in names if os.path.exists(f"{sys.argv[1]}/{n}"))
+def left():
+    stat = dict(line.split() for line in open(f"{sys.argv[1]}/memory.stat"))
+    cache = sum(int(stat.get(f"total_{k}", stat[k])) for k in ("inactive_file", "active_file"))
+    return number("memory.limit_in_bytes", "memory.max") - number("memory.usage_in_bytes", "memory.current") + cache
+kept, most = [], int(0.025 * number("memory.limit_in_bytes", "memory.max"))
+while left() > most + 200000:
+    kept.append(bytearray(b"x") * min((left() - most) // 2 + 100000, 64 << 20))
+print("full", flush=True)
+sys.stdin.read()' "$GROUP" <"$T/hold" >"$T/eaten" &
+  EATER=$!
+}
+
+@test "a real control group that fills up: no new requests until there is room again; nothing is killed" {
+  if [ -n "${ASAN_OPTIONS:-}${TSAN_OPTIONS:-}" ]; then skip "sanitizers keep what is freed"; fi
+  load ../lib/group.bash
+  make_group 600000000 || skip "$WHY"
+  unset ZSE_SYSROOT
+  mkfifo "$T/hold"
+  serve --kv-bytes 30MB
+  until_status 200
+  eat
+  exec 6>"$T/hold"
+  until_status 503
+  jq -e '.error.code == "memory_pressure"' "$T/body"
+  grep -q full "$T/eaten"
+  exec 6>&-
+  wait "$EATER"
+  EATER=
+  until_status 200
+  grep -q 'memory is short: .* of 0.60 GB are left' "$T/err"
+  grep -q 'memory is back' "$T/err"
 }
