@@ -112,8 +112,18 @@ uint64_t preflight_kv_room(const struct opened_model *o, const struct engine_opt
     least.kv_bytes = block * (size_t)((eo->max_len + KV_BLOCK - 1) / KV_BLOCK);
     if (plan_device(o, &least, &bo, &p, &ignored) < 0 || p.needed + PAGES > p.limit)
         return 0;
-    const uint64_t room = p.limit - (p.needed - p.kv) - PAGES, mine = block * (uint64_t)p.n_layers / (uint64_t)c->n_layers + sizeof(int32_t);
-    return room / mine * block;
+    const uint64_t mine = block * (uint64_t)p.n_layers / (uint64_t)c->n_layers + sizeof(int32_t);
+    uint64_t n = (p.limit - (p.needed - p.kv) - PAGES) / mine;
+    for (int i = 0; i < 4 && n; i++) {          /* the room for parts of long contexts and the reserve for graphs grow with the blocks too */
+        least.kv_bytes = n * block;
+        if (plan_device(o, &least, &bo, &p, &ignored) < 0)
+            return 0;
+        if (p.needed <= p.limit)
+            break;
+        const uint64_t over = (p.needed - p.limit + PAGES) / mine + 1;
+        n -= over < n ? over : n;
+    }
+    return n * block;
 }
 
 /* ---- */
