@@ -5,6 +5,7 @@
 #include <math.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -233,7 +234,7 @@ const char *cli_duration(char out[CLI_BYTES], double s)
 }
 
 /* A signal handler can only reach a global; this is the one of the programs. */
-static volatile sig_atomic_t interrupted;
+static atomic_int interrupted;          /* also asked for by other threads than the one that is interrupted */
 
 static void on_signal(int number)
 {

@@ -407,6 +407,7 @@ nothing_left() { [ -z "$(find "$BATS_TEST_TMPDIR" -name '*m.zse*')" ]; }
   rm "$BATS_TEST_TMPDIR/m.zse"
   convert test/layers                                             # from the cache
   [ "$status" = 0 ] && cmp "$BATS_TEST_TMPDIR/want.zse" "$BATS_TEST_TMPDIR/m.zse"
+  [ -z "${ZSE_SANITIZED:-}" ] || return 0
   rm -rf "$HF_HOME"
   run --separate-stderr zse-convert test/layers -o "$BATS_TEST_TMPDIR/m.zse"        # with the model run through text, layer by layer
   [ "$status" = 0 ] || { echo "$stderr"; return 1; }

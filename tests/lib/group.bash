@@ -3,6 +3,7 @@
 # make_group BYTES: GROUP is its folder; fails where none can be made, with WHY saying so
 make_group() {
   local top=/sys/fs/cgroup
+  # shellcheck disable=SC2034
   WHY="no control group with a memory controller can be made here"
   if grep -q ' - cgroup .*memory' /proc/self/mountinfo && [ -w $top/memory ]; then
     GROUP=$top/memory/zse-test-$$
