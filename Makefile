@@ -30,16 +30,18 @@ CUDA    := $(patsubst %/bin/,%,$(dir $(realpath $(NVCC))))
 # PTX of the newest for GPUs that come after.
 SMS     ?= 80 86 89 90
 # -fmad=false: as -ffp-contract=off.
-NVFLAGS := -std=c++17 -O3 -fmad=false -I. -Xcompiler -Wall,-Wextra -Werror all-warnings --threads 2 \
-           $(foreach s,$(SMS),-gencode arch=compute_$s,code=sm_$s) -gencode arch=compute_$(lastword $(SMS)),code=compute_$(lastword $(SMS))
+NVFLAGS := -std=c++17 -O3 -fmad=false -I. -Xcompiler -Wall,-Wextra -Werror all-warnings --threads 2
+NVCODE  := $(foreach s,$(SMS),-gencode arch=compute_$s,code=sm_$s) -gencode arch=compute_$(lastword $(SMS)),code=compute_$(lastword $(SMS))
+# *_hopper.cu is for compute capability 9.0 alone: wgmma exists nowhere else.
+$(B)/gpu/kernels/%_hopper.o: NVCODE := -gencode arch=compute_90a,code=sm_90a
 CUDA_OBJS := $(patsubst %.cu,$(B)/%.o,$(KERNELS) gpu/rt/rt.cu)
 GPU_LIBS := -L$(CUDA)/lib64 -L$(CUDA)/lib -lcudart_static -lstdc++ -ldl -lrt
 endif
 # Where the compiler can, every access of an emulated kernel is checked: it calls us instead of the thread sanitizer, whose library is not linked.
-EMUFLAGS := -std=c++17 -O2 -g -I. -Wall -Wextra -Werror -Wno-unknown-pragmas -Wno-unknown-warning-option -Wno-tsan -ffp-contract=off -fno-math-errno -pthread
+EMUFLAGS := -std=c++17 -O2 -g -I. -Wall -Wextra -Werror -Wno-unknown-pragmas -Wno-unknown-warning-option -Wno-tsan -Wno-psabi -ffp-contract=off -fno-math-errno -pthread
 # They do not depend on CC and CFLAGS: builds may share them (E=build/emulated).
 E       ?= $(B)/emulated
-EMULATED := $(patsubst %,$(E)/%.o,$(basename $(KERNELS) gpu/rt/emulated.cc)) $(patsubst %.c,$(B)/%.o,$(wildcard gpu/backend/*.c))
+EMULATED := $(patsubst %,$(E)/%.o,$(basename $(KERNELS) gpu/rt/emulated.cc gpu/rt/emulated_hopper.cc)) $(patsubst %.c,$(B)/%.o,$(wildcard gpu/backend/*.c))
 
 PROGRAMS := $(patsubst cmd/%.c,%,$(wildcard cmd/zse-*.c))
 LIB   := $(filter-out $(if $(filter x86_64,$(ARCH)),,%_avx2.c %_avxvnni.c %_avx512.c %_amx.c),$(wildcard libcommon/*/*.c)) $(if $(filter cuda,$(DEVICE)),$(wildcard gpu/backend/*.c),gpu/stub.c)
@@ -67,12 +69,12 @@ $(B)/libcommon/plan/registry.o: libcommon/plan/models.json
 
 $(B)/gpu/%.o: gpu/%.cu
 	@mkdir -p $(@D)
-	$(NVCC) $(NVFLAGS) -MMD -MP -c -o $@ $<
+	$(NVCC) $(NVFLAGS) $(NVCODE) -MMD -MP -c -o $@ $<
 
 $(E)/gpu/kernels/%.o: gpu/kernels/%.cu
 	@mkdir -p $(@D)
 	$(CXX) -x c++ $(EMUFLAGS) -fsanitize=thread -MMD -MP -c -o $@ $<
-$(E)/gpu/rt/emulated.o: gpu/rt/emulated.cc
+$(E)/gpu/rt/%.o: gpu/rt/%.cc
 	@mkdir -p $(@D)
 	$(CXX) $(EMUFLAGS) -MMD -MP -c -o $@ $<
 $(B)/emulated/libgpu.a: $(EMULATED)

@@ -565,14 +565,21 @@ int context_len(const struct opened_model *o, const struct run_options *r) { ret
 /* Enough tokens of a prompt in one step to fill a GPU's multiprocessors. */
 enum { GPU_STEP_TOKENS = 1024 };
 
+/* Is this variable of the environment set, and not to 0? */
+static int env_on(const char *name)
+{
+    const char *v = getenv(name);
+    return v && *v && strcmp(v, "0") != 0;
+}
+
 struct engine_options run_engine_options(const struct run_options *r, int max_seqs, int max_len)
 {
-    const char *sync = getenv("ZSE_DEBUG_SYNC");
     const int some = r->gpu_layers_given && r->gpu_layers > 0;
     return (struct engine_options){ .n_threads = r->threads, .kv_type = r->kv, .max_len = max_len, .max_seqs = max_seqs, .exact = r->exact, .kernels = r->kernels,
                                     .no_prefix_cache = r->no_prefix_cache, .max_weights = r->gpu ? 0 : (size_t)r->max_memory, .max_device = r->gpu ? (size_t)r->max_memory : 0,
                                     .max_tokens = r->gpu && !some ? GPU_STEP_TOKENS : 0, .backend = r->gpu ? &backend_gpu : NULL, .device = r->gpu_index,
-                                    .device_layers = some ? r->gpu_layers : 0, .strict = r->strict, .debug_sync = sync && *sync && strcmp(sync, "0") != 0 };
+                                    .device_layers = some ? r->gpu_layers : 0, .strict = r->strict, .debug_sync = env_on("ZSE_DEBUG_SYNC"),
+                                    .wgmma = env_on("ZSE_WGMMA") };
 }
 
 struct engine *open_engine(const struct opened_model *o, const struct run_options *r, int max_seqs, int max_len, int max_tokens, struct err *e)

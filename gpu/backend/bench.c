@@ -230,7 +230,7 @@ static int linear(struct bench *b, const char *kernel, int (*multiply)(struct gp
     for (int i = 0; i < b->o->n_tokens; i++) {
         const int n = b->linear.n_tokens = b->o->tokens[i];
         const double in = exact ? 4.0 * cols : 2.0 * cols, out = mlp ? 2.0 * rows : 4.0 * rows;
-        if (n < least || n > most)
+        if (n < least || n > most || (multiply == gpu_matmul_hopper && !gpu_matmul_hopper_takes(b->g, &b->linear)))
             continue;
         if (measure(b, launch_linear, kernel, qtype_info(type)->name, n, (double)(m.size * (size_t)n_mats) + n * (in + out), 2.0 * rows * cols * n * n_mats, e) < 0)
             return -1;
@@ -244,7 +244,8 @@ static int linears(struct bench *b, struct err *e)
     static const enum qtype types[] = { QT_NL4, QT_I4, QT_I8, QT_NF4, QT_F16, QT_BF16 };
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (linear(b, "matvec", gpu_matvec, types[i], 0, 1, GPU_MATVEC_TOKENS, e) < 0 ||
-            linear(b, "matmul", gpu_matmul, types[i], 0, GPU_MATVEC_TOKENS + 1, INT32_MAX, e) < 0)
+            linear(b, "matmul", gpu_matmul, types[i], 0, GPU_MATVEC_TOKENS + 1, INT32_MAX, e) < 0 ||
+            linear(b, "matmul_hopper", gpu_matmul_hopper, types[i], 0, GPU_MATVEC_TOKENS + 1, INT32_MAX, e) < 0)
             return -1;
     return linear(b, "matvec_mlp", gpu_matvec, QT_NL4, 1, 1, GPU_MATVEC_TOKENS, e) < 0 || linear(b, "matmul_f32", gpu_matmul_f32, QT_F32, 0, 1, GPU_MATVEC_TOKENS, e) < 0 ? -1 : 0;
 }
@@ -255,7 +256,8 @@ static int launch_norm(struct bench *b, int copy, struct err *e) { (void)copy; r
 static int launch_act_mul(struct bench *b, int copy, struct err *e)
 {
     (void)copy;
-    return gpu_act_mul(b->g, b->a, b->b, b->n, b->o->rows, CONFIG_ACT_SILU, NULL, b->act, (b->o->rows + 31) / 32 * 32, e);
+    return gpu_act_mul(b->g, b->a, b->b, b->n, b->o->rows, CONFIG_ACT_SILU, NULL, b->act, (b->o->rows + 31) / 32 * 32,
+                       b->n <= GPU_MATVEC_TOKENS ? GPU_ACT_LANES : GPU_ACT_TILES, e);
 }
 static int launch_embed(struct bench *b, int copy, struct err *e)
 {

@@ -1,7 +1,8 @@
 /* layers.c - the kernels of a step in their order, layer after layer as cpu_core.c does it, in the device's stream.
  *
- * Up to 16 tokens go through matvec.cu, more through matmul.cu.  With exact, and for matrices of f32, activations stay f32 and matmul_f32.cu computes.  With strict,
- * more than 16 tokens are so many runs of matvec.cu, and all attention is attn_decode.cu's: both give a token the same bits whatever stands beside it. */
+ * Up to 16 tokens go through matvec.cu, more through matmul.cu (or matmul_hopper.cu), which want their activations in another order.  With exact, and for matrices of f32,
+ * activations stay f32 and matmul_f32.cu computes.  With strict, more than 16 tokens are so many runs of matvec.cu, and all attention is attn_decode.cu's: both give a token the
+ * same bits whatever stands beside it. */
 #include "gpu/backend/inside.h"
 
 #include "libcommon/model/arch.h"
@@ -15,13 +16,15 @@ struct target { const struct dlinear *l; float *out; int ldo; };
 static struct gpu_linear begin(const struct gpu_backend *b, const struct input *in, enum gpu_finish finish, float scale, float limit)
 {
     return (struct gpu_linear){ .act = in->act, .act_stride = in->stride, .x = in->x, .ldx = in->ldx, .n_tokens = b->n, .finish = finish, .scale = scale, .limit = limit,
-                                .function = b->m->config.act };
+                                .function = b->m->config.act, .wgmma = b->o.wgmma };
 }
 
 static int in_floats(const struct gpu_backend *b, const struct dlinear *l) { return b->exact || l->w.type == QT_F32; }
 
 /* Do its tokens go through matvec.cu? */
 static int by_matvec(const struct gpu_backend *b) { return b->n <= GPU_MATVEC_TOKENS || b->o.strict; }
+/* How the activations of so many tokens lie, then. */
+static enum gpu_act_order order_of(const struct gpu_backend *b, int n) { return n <= GPU_MATVEC_TOKENS || b->o.strict ? GPU_ACT_LANES : GPU_ACT_TILES; }
 
 /* Any number of tokens, GPU_MATVEC_TOKENS at a time. */
 static int run_matvec(struct gpu_backend *b, const struct gpu_linear *all, struct err *e)
@@ -66,7 +69,7 @@ static int run_norm(struct gpu_backend *b, const struct dnorm *norm, float *x, u
     *in = (struct input){ .act = act, .stride = b->stride_hidden, .x = b->floats ? out : NULL, .ldx = c->hidden_size };
     return gpu_norm(b->g, &(struct gpu_norm){ .layer_norm = c->norm == NORM_LAYER, .present = norm->present, .w = norm->w, .b = norm->b, .eps = c->norm_eps,
                                              .offset = c->norm_offset, .x = x, .ldx = c->hidden_size, .out = b->floats ? out : NULL, .ldo = c->hidden_size,
-                                             .act = b->exact ? NULL : act, .act_stride = b->stride_hidden, .n = b->n, .cols = c->hidden_size }, e);
+                                             .act = b->exact ? NULL : act, .act_stride = b->stride_hidden, .order = order_of(b, b->n), .n = b->n, .cols = c->hidden_size }, e);
 }
 
 /* x += l(in), through post if there is one. */
@@ -106,7 +109,8 @@ static int run_mlp(struct gpu_backend *b, const struct dlayer *l, const struct i
         const struct target to[2] = { { gate, b->gate, c->intermediate_size }, { up, b->up, c->intermediate_size } };
         const int floats = in_floats(b, &l->down);
         if (run_linear(b, in, to, up ? 2 : 1, GPU_STORE, 1, 0, e) < 0 ||
-            gpu_act_mul(b->g, b->gate, up ? b->up : NULL, b->n, c->intermediate_size, c->act, floats ? b->gate : NULL, floats ? NULL : b->act_mlp, b->stride_mlp, e) < 0)
+            gpu_act_mul(b->g, b->gate, up ? b->up : NULL, b->n, c->intermediate_size, c->act, floats ? b->gate : NULL, floats ? NULL : b->act_mlp, b->stride_mlp,
+                        order_of(b, b->n), e) < 0)
             return -1;
     }
     return add_residual(b, &l->down, &down, &l->mlp_post_norm, e);
@@ -148,8 +152,8 @@ static int run_attention(struct gpu_backend *b, const struct dlayer *l, int inde
     }
     if (gpu_prepare(b->g, &p, e) < 0)
         return -1;
-    struct gpu_attention a = { .q = b->q, .out = floats ? b->attf : NULL, .act = floats ? NULL : b->act_att, .act_stride = b->stride_att, .n_heads = c->n_heads,
-                               .n_kv_heads = c->n_kv_heads, .head_dim = c->head_dim, .window = c->window[index], .scale = c->attn_scale, .softcap = c->attn_softcap,
+    struct gpu_attention a = { .q = b->q, .out = floats ? b->attf : NULL, .act = floats ? NULL : b->act_att, .act_stride = b->stride_att, .order = order_of(b, b->n),
+                               .n_heads = c->n_heads, .n_kv_heads = c->n_kv_heads, .head_dim = c->head_dim, .window = c->window[index], .scale = c->attn_scale, .softcap = c->attn_softcap,
                                .alibi = c->pos == POS_ALIBI ? b->alibi : NULL, .step = step_of(b), .kv = kv, .partial = b->partial, .max_splits = b->splits,
                                .tiles = b->step + tiles_at(b), .n_tiles = b->n_tiles };
     const int at_once = partial_rows(b, b->splits);
@@ -234,7 +238,7 @@ int layers_logits(struct gpu_backend *b, int first, int n, struct err *e)
         gpu_norm(b->g, &(struct gpu_norm){ .layer_norm = c->norm == NORM_LAYER, .present = w->final_norm.present, .w = w->final_norm.w, .b = w->final_norm.b, .eps = c->norm_eps,
                                           .offset = c->norm_offset, .x = b->x, .ldx = c->hidden_size, .rows = array(b, A_LOGIT) + first,
                                           .out = floats || through ? b->y : NULL, .ldo = c->hidden_size, .act = floats || through ? NULL : b->act,
-                                          .act_stride = b->stride_hidden, .n = n, .cols = c->hidden_size }, e) < 0)
+                                          .act_stride = b->stride_hidden, .order = order_of(b, n), .n = n, .cols = c->hidden_size }, e) < 0)
         return -1;
     b->n = n;
     int rc = 0;
@@ -247,7 +251,7 @@ int layers_logits(struct gpu_backend *b, int first, int n, struct err *e)
         in.x = b->hf;
         in.ldx = c->embed_size;
         if (rc == 0 && !floats)
-            rc = gpu_act_pack(b->g, b->hf, n, c->embed_size, b->act, b->stride_hidden, e);
+            rc = gpu_act_pack(b->g, b->hf, n, c->embed_size, b->act, b->stride_hidden, order_of(b, n), e);
     }
     if (rc == 0)
         rc = run_linear(b, &in, &(struct target){ &w->head, b->logits, c->vocab_size }, 1, GPU_LOGITS, c->logit_scale, c->final_softcap, e);

@@ -216,8 +216,10 @@ __global__ __launch_bounds__(THREADS) void attn_merge_kernel(gpu_attention o)
         if (o.out)
             o.out[(size_t)t * o.n_heads * n + k] = v;
         if (o.act)
-            o.act[(size_t)t * o.act_stride + act_place(k)] = act_of(v);
+            o.act[(size_t)t * o.act_stride + act_place(k, o.order)] = act_of(v);
     }
+    if (o.act && head == o.n_heads - 1)
+        act_pad(o.act + (size_t)t * o.act_stride, o.n_heads * n, o.order, threadIdx.x, THREADS);
 }
 
 template <int KV, int GROUP> static int run(struct gpu *g, const gpu_attention *o, struct err *e)

@@ -3,7 +3,8 @@
  * tile     a block of 4 warps: 64 queries of one head, a warp 16 of them; keys and values come 64 positions at a time into shared memory as f16.  Keys lie in the
  *          cache as [head_dim][16 tokens], values as [16 tokens][head_dim]: both are what ldmatrix.trans wants, so nothing is transposed
  * moves    the keys and values before a tile once a tile and query head (from L2 mostly)
- * limit    mma.sync
+ * limit    shared memory: a warp has 16 queries, so the four read every key and value for themselves, 64 LDSM.x4 a warp and tile of 64 positions with head_dim 128: 1024 cycles
+ *          for the block, 256 more to write the tile, where its products take mma.sync 826 (calculated, Hopper).  32 queries a warp would halve it
  * checked  tests/unit/t-gpu-attention.c */
 #include "gpu/prim/kv.cuh"
 #include "gpu/prim/weights.cuh"
@@ -204,8 +205,10 @@ template <int DIM> DEVICE void store_out(const running<DIM> &r, const gpu_attent
                 if (o.out)
                     o.out[(size_t)(j.first + row) * o.n_heads * n + at] = v;
                 if (o.act)
-                    o.act[(size_t)(j.first + row) * o.act_stride + act_place(at)] = act_of(v);
+                    o.act[(size_t)(j.first + row) * o.act_stride + act_place(at, o.order)] = act_of(v);
             }
+        if (o.act && j.head == o.n_heads - 1)
+            act_pad(o.act + (size_t)(j.first + row) * o.act_stride, o.n_heads * n, o.order, lane % 4, 4);
     }
 }
 

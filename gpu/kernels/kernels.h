@@ -22,6 +22,9 @@ struct gpu_mat {
     int n_tiles, n_groups, group_shift; /* 32 << group_shift = group size */
 };
 
+/* How activations lie (prim.cuh): as matvec reads them, or as matmul does. */
+enum gpu_act_order { GPU_ACT_LANES, GPU_ACT_TILES };
+
 /* What happens to y = w x + bias. */
 enum gpu_finish {
     GPU_STORE,          /* out = y, clipped to +-limit if limit > 0 */
@@ -39,10 +42,11 @@ struct gpu_linear {
     struct gpu_mat w[GPU_MAX_MATS];     /* read the same activations; GPU_MLP: gate, and up if there are two */
     struct gpu_output to[GPU_MAX_MATS]; /* GPU_MLP: biases only */
     int n_mats;
-    const uint16_t *act;                /* [n_tokens][act_stride] f16 in the order of prim.cuh (matmul_f32: x instead) */
+    const uint16_t *act;                /* [n_tokens][act_stride] f16, 16-byte aligned, in the order that the kernel wants (matmul_f32: x instead) */
     int act_stride;
     const float *x; int ldx;            /* f32 activations */
     int n_tokens;
+    int wgmma;                          /* gpu_matmul: gpu_matmul_hopper, if it takes this */
     enum gpu_finish finish;
     float scale, limit;
     int function;                       /* GPU_MLP: config.act */
@@ -50,10 +54,13 @@ struct gpu_linear {
 };
 
 enum { GPU_MATVEC_TOKENS = 16 };
-/* Up to GPU_MATVEC_TOKENS tokens; all matrices of one type and shape of groups; no f32.  A token's result does not depend on n_tokens. */
+/* Up to GPU_MATVEC_TOKENS tokens; all matrices of one type and shape of groups; no f32; activations in GPU_ACT_LANES.  A token's result does not depend on n_tokens. */
 int gpu_matvec(struct gpu *g, const struct gpu_linear *l, struct err *e);
-/* Any number of tokens, one matrix, no GPU_MLP, no f32. */
+/* Any number of tokens, one matrix, no GPU_MLP, no f32; activations in GPU_ACT_TILES. */
 int gpu_matmul(struct gpu *g, const struct gpu_linear *l, struct err *e);
+/* The same by wgmma, with the sums in the same order; takes: is it a device, a format and a number of tokens for that? */
+int gpu_matmul_hopper(struct gpu *g, const struct gpu_linear *l, struct err *e);
+int gpu_matmul_hopper_takes(const struct gpu *g, const struct gpu_linear *l);
 /* f32 activations and the weights as stored, every type; any number of tokens and up to three matrices, no GPU_MLP. */
 int gpu_matmul_f32(struct gpu *g, const struct gpu_linear *l, struct err *e);
 
@@ -75,14 +82,16 @@ struct gpu_norm {
     const float *add; int after_add; float scale;
     float *out; int ldo;
     uint16_t *act; int act_stride;
+    enum gpu_act_order order;           /* of act */
     int n, cols;
 };
 int gpu_norm(struct gpu *g, const struct gpu_norm *o, struct err *e);
 
 /* act [n][stride] = f(gate) * up (up NULL: f(gate)); to f32 instead where out is not NULL ([n][cols]). */
-int gpu_act_mul(struct gpu *g, const float *gate, const float *up, int n, int cols, int function, float *out, uint16_t *act, int act_stride, struct err *e);
+int gpu_act_mul(struct gpu *g, const float *gate, const float *up, int n, int cols, int function, float *out, uint16_t *act, int act_stride, enum gpu_act_order order,
+                struct err *e);
 /* act = f16 of x [n][cols]. */
-int gpu_act_pack(struct gpu *g, const float *x, int n, int cols, uint16_t *act, int act_stride, struct err *e);
+int gpu_act_pack(struct gpu *g, const float *x, int n, int cols, uint16_t *act, int act_stride, enum gpu_act_order order, struct err *e);
 
 /* cosine and sine [n][dim / 2] f32 of pos * freq, times scale; tokens of long sequences (is_long) use the second set. */
 int gpu_rope_table(struct gpu *g, float *cosine, float *sine, const int32_t *pos, const int32_t *is_long, int n, int dim, const float *freq,
@@ -121,6 +130,7 @@ struct gpu_attention {
     const float *q;
     float *out;                         /* f32 [n][n_heads * head_dim], or NULL */
     uint16_t *act; int act_stride;      /* f16 for the next linear layer, or NULL */
+    enum gpu_act_order order;           /* of act */
     int n_heads, n_kv_heads, head_dim, window;
     float scale, softcap;
     const float *alibi;                 /* [n_heads] or NULL */

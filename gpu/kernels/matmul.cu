@@ -2,15 +2,28 @@
  *
  * shapes   as matvec.cu, one matrix
  * tile     a block: 128 rows x 64 or 128 tokens, all k; 4 warps, each 32 rows and all tokens, so that every code is decoded once a block.  Weights come from
- *          global memory into registers, one step (32 k) ahead; activations through shared memory, three stages of 64 k by cp.async, as [32 k][tokens]: a lane's
- *          16 bytes are its fragment, and 8 lanes read 128 bytes in a row
+ *          global memory into registers, one step (32 k) ahead; activations through shared memory, three stages of 64 k by cp.async, as [32 k][tokens][64 bytes], their
+ *          16-byte pieces swizzled so that an 8 x 8 matrix of ldmatrix lies in 32 different banks
  * moves    weights once per 64 or 128 tokens, activations once per 128 rows (both mostly from L2)
- * limit    mma.sync: two thirds of the wgmma peak on Hopper.  A step of a warp with 128 tokens: 128 mma, 16 LDS.128, about 110 slots of decoding
+ * limit    mma.sync: two thirds of the wgmma peak on Hopper (413 cycles a step there, calculated).  A step of a warp with 128 tokens is 354 instructions (nvcc 13.0, sm_90): 64 mma,
+ *          16 LDSM.x4, 16 LDS for the codebook (with what comes by cp.async 384 cycles of shared memory for the four warps), some 250 for decoding and addresses
  * checked  tests/unit/t-gpu-matmul.c */
 #include "gpu/prim/weights.cuh"
 #include "gpu/rt/launch.cuh"
 
 enum { WARPS = 4, STAGES = 3, STAGE_STEPS = 2 };
+
+template <int WAY, int N8> DEVICE void store(const float c[N8][2][4], const finish_rows &finish, const gpu_linear &l, int first_token, int n_tokens, int t)
+{
+#pragma unroll
+    for (int i = 0; i < N8; i++)
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            const int token = 8 * i + 2 * t + k;
+            if (token < n_tokens)
+                finish_four<WAY>(finish, l, l.to[0], first_token + token, c[i][0][k], c[i][0][2 + k], c[i][1][k], c[i][1][2 + k]);
+        }
+}
 
 template <int TYPE, int TOKENS> __global__ __launch_bounds__(WARPS * 32) void matmul_kernel(gpu_linear l)
 {
@@ -34,7 +47,7 @@ template <int TYPE, int TOKENS> __global__ __launch_bounds__(WARPS * 32) void ma
             uint8_t *to = stages + stage % STAGES * STAGE_BYTES;
             for (int i = threadIdx.x; i < STAGE_BYTES / 16; i += WARPS * 32) {
                 const int quarter = i % 4, token = i / 4 % TOKENS, step = min(stage * STAGE_STEPS + i / 4 / TOKENS, m.n_steps - 1);
-                copy_async(to + i * 16, act + (size_t)min(token, n_tokens - 1) * l.act_stride + step * 32 + quarter * 8);
+                copy_async(to + (i ^ (token >> 1 & 3)) * 16, act + (size_t)min(token, n_tokens - 1) * l.act_stride + step * 32 + quarter * 8);
             }
         }
         copy_commit();
@@ -63,37 +76,31 @@ template <int TYPE, int TOKENS> __global__ __launch_bounds__(WARPS * 32) void ma
             const raw_step<TYPE> raw = next;
             if (step + 1 < m.n_steps)
                 load_step<TYPE>(next, data, m, step + 1, g, t);
+            uint32_t rows[4][4];
 #pragma unroll
-            for (int p = 0; p < 2; p++) {
-                uint32_t even[4], odd[4];
-                decode_row<TYPE>(even, raw, 2 * p, t, table);
-                decode_row<TYPE>(odd, raw, 2 * p + 1, t, table);
+            for (int r = 0; r < 4; r++)
+                decode_row<TYPE>(rows[r], raw, r, t, table);
 #pragma unroll
-                for (int i = 0; i < N8; i++)
-                    multiply_rows(c[i][p], even, odd, load16(from + ((s * TOKENS + 8 * i + g) * 4 + t) * 16));
+            for (int i = 0; i < N8; i++) {
+                uint32_t x[4];
+                load_matrices(x, from + ((s * TOKENS + 8 * i + lane % 8) * 4 + (lane / 8 ^ (lane >> 1 & 3))) * 16);
+                multiply_rows(c[i][0], rows[0], rows[1], make_uint4(x[0], x[1], x[2], x[3]));
+                multiply_rows(c[i][1], rows[2], rows[3], make_uint4(x[0], x[1], x[2], x[3]));
             }
         }
     }
     copy_wait<0>();
     if (!has_rows)
         return;
-#pragma unroll
-    for (int p = 0; p < 2; p++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const int in_tile = 4 * g + 2 * p + h, row = tile * 32 + in_tile;
-            if (row >= m.rows)
-                continue;
-            const float scale = f::row_scale ? ACT_UNIT * float_of(load4(data + 4 * in_tile)) : ACT_UNIT;
-#pragma unroll
-            for (int i = 0; i < N8; i++)
-#pragma unroll
-                for (int k = 0; k < 2; k++) {
-                    const int token = 8 * i + 2 * t + k;
-                    if (token < n_tokens)
-                        finish_one(l, l.to[0], first_token + token, row, c[i][p][2 * h + k] * scale);
-                }
-        }
+    const finish_rows finish = finish_begin<TYPE>(l, l.to[0], data, tile * 32 + 4 * g, m.rows, ACT_UNIT);
+    const int way = finish_way(finish, l);
+    if (way == FINISH_ADD)
+        store<FINISH_ADD, N8>(c, finish, l, first_token, n_tokens, t);
+    else if (way == FINISH_STORE)
+        store<FINISH_STORE, N8>(c, finish, l, first_token, n_tokens, t);
+    else
+        store<FINISH_ANY, N8>(c, finish, l, first_token, n_tokens, t);
+    finish_caps(finish, l, l.to[0], first_token, first_token + n_tokens, t);
 }
 
 template <int TYPE, int TOKENS> static int run(struct gpu *g, const gpu_linear *l, struct err *e)
@@ -110,6 +117,8 @@ template <int TYPE> static int run_type(struct gpu *g, const gpu_linear *l, stru
 
 extern "C" int gpu_matmul(struct gpu *g, const struct gpu_linear *l, struct err *e)
 {
+    if (l->wgmma && gpu_matmul_hopper_takes(g, l))
+        return gpu_matmul_hopper(g, l, e);
     switch (l->w[0].type) {
     case QT_F16:  return run_type<QT_F16>(g, l, e);
     case QT_BF16: return run_type<QT_BF16>(g, l, e);

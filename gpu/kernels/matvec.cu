@@ -86,8 +86,11 @@ template <int TYPE, int TOKENS8, int N> __global__ __launch_bounds__(WARPS * 32)
     __syncthreads();
     for (int o = threadIdx.x; o < l.n_tokens * 32; o += WARPS * 32) {
         const int token = o / 32, in_tile = o % 32, row = tile * 32 + in_tile;
-        if (row >= m.rows)
+        if (row >= m.rows) {
+            if (l.finish == GPU_MLP)
+                l.act_out[(size_t)token * l.act_out_stride + act_place(row, GPU_ACT_LANES)] = 0;
             continue;
+        }
         float y[N];
 #pragma unroll
         for (int i = 0; i < N; i++) {
@@ -103,7 +106,7 @@ template <int TYPE, int TOKENS8, int N> __global__ __launch_bounds__(WARPS * 32)
         float h = activation(l.to[0].bias ? y[0] + l.to[0].bias[row] : y[0], l.function);
         if (N == 2)
             h *= l.to[1].bias ? y[N - 1] + l.to[1].bias[row] : y[N - 1];
-        l.act_out[(size_t)token * l.act_out_stride + act_place(row)] = act_of(h);
+        l.act_out[(size_t)token * l.act_out_stride + act_place(row, GPU_ACT_LANES)] = act_of(h);
     }
 }
 

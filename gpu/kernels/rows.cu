@@ -43,7 +43,12 @@ __global__ __launch_bounds__(BLOCK) void norm_kernel(struct gpu_norm o)
         else
             r = measure(x, add, o.scale, o.cols, o.layer_norm, o.eps, room);
     }
-    for (int k = threadIdx.x; k < o.cols; k += BLOCK) {
+    const int padded = o.act ? act_padded(o.cols) : o.cols;
+    for (int k = threadIdx.x; k < padded; k += BLOCK) {
+        if (k >= o.cols) {
+            o.act[(size_t)row * o.act_stride + act_place(k, o.order)] = 0;
+            continue;
+        }
         float v = add && !o.after_add ? add[k] : add ? fmaf(o.scale, add[k], x[k]) : x[k];
         if (o.present) {
             v = (v - r.mean) * r.inverse;
@@ -57,7 +62,7 @@ __global__ __launch_bounds__(BLOCK) void norm_kernel(struct gpu_norm o)
         if (o.out)
             o.out[(size_t)row * o.ldo + k] = v;
         if (o.act)
-            o.act[(size_t)row * o.act_stride + act_place(k)] = act_of(v);
+            o.act[(size_t)row * o.act_stride + act_place(k, o.order)] = act_of(v);
     }
 }
 
@@ -66,12 +71,16 @@ extern "C" int gpu_norm(struct gpu *g, const struct gpu_norm *o, struct err *e)
     return launch(g, "norm", norm_kernel, dim3((unsigned)o->n), BLOCK, 32 * sizeof(float), e, *o);
 }
 
-__global__ __launch_bounds__(BLOCK) void act_mul_kernel(const float *gate, const float *up, int cols, int function, float *out, uint16_t *act, int act_stride)
+__global__ __launch_bounds__(BLOCK) void act_mul_kernel(const float *gate, const float *up, int cols, int function, float *out, uint16_t *act, int act_stride,
+                                                              int order)
 {
     const size_t row = blockIdx.y, at = row * cols;
     const int k = blockIdx.x * BLOCK + threadIdx.x;
-    if (k >= cols)
+    if (k >= cols) {
+        if (act && k < act_padded(cols))
+            act[row * act_stride + act_place(k, order)] = 0;
         return;
+    }
     float v = gate[at + k];
     if (function >= 0)
         v = activation(v, function);
@@ -80,17 +89,18 @@ __global__ __launch_bounds__(BLOCK) void act_mul_kernel(const float *gate, const
     if (out)
         out[at + k] = v;
     if (act)
-        act[row * act_stride + act_place(k)] = act_of(v);
+        act[row * act_stride + act_place(k, order)] = act_of(v);
 }
 
 static dim3 rows_grid(int n, int cols) { return dim3((unsigned)(cols + BLOCK - 1) / BLOCK, (unsigned)n); }
 
-extern "C" int gpu_act_mul(struct gpu *g, const float *gate, const float *up, int n, int cols, int function, float *out, uint16_t *act, int act_stride, struct err *e)
+extern "C" int gpu_act_mul(struct gpu *g, const float *gate, const float *up, int n, int cols, int function, float *out, uint16_t *act, int act_stride,
+                           enum gpu_act_order order, struct err *e)
 {
-    return launch(g, "act_mul", act_mul_kernel, rows_grid(n, cols), BLOCK, 0, e, gate, up, cols, function, out, act, act_stride);
+    return launch(g, "act_mul", act_mul_kernel, rows_grid(n, cols), BLOCK, 0, e, gate, up, cols, function, out, act, act_stride, order);
 }
 
-extern "C" int gpu_act_pack(struct gpu *g, const float *x, int n, int cols, uint16_t *act, int act_stride, struct err *e)
+extern "C" int gpu_act_pack(struct gpu *g, const float *x, int n, int cols, uint16_t *act, int act_stride, enum gpu_act_order order, struct err *e)
 {
-    return launch(g, "act_pack", act_mul_kernel, rows_grid(n, cols), BLOCK, 0, e, x, (const float *)nullptr, cols, -1, (float *)nullptr, act, act_stride);
+    return launch(g, "act_pack", act_mul_kernel, rows_grid(n, cols), BLOCK, 0, e, x, (const float *)nullptr, cols, -1, (float *)nullptr, act, act_stride, order);
 }

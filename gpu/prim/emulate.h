@@ -28,6 +28,7 @@
 #define __restrict__ __restrict
 #define __align__(n) alignas(n)
 #define __constant__ const
+#define __grid_constant__
 
 struct dim3 {
     unsigned x, y, z;

@@ -6,6 +6,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "gpu/kernels/kernels.h"
+
 #ifdef __CUDACC__
 #include <cuda_fp16.h>
 #include <string.h>
@@ -48,16 +50,20 @@ DEVICE float fast_exp(float x)
 #endif
 }
 
-/* Bytes of a (0..3) and b (4..7), chosen by the nibbles of s. */
+/* Bytes of a (0..3) and b (4..7), chosen by the lower four nibbles of s; with 8 added, the sign of the byte in all its bits.  (__byte_perm would clear those 8.) */
 DEVICE uint32_t prmt(uint32_t a, uint32_t b, uint32_t s)
 {
 #ifdef __CUDACC__
-    return __byte_perm(a, b, s);
+    uint32_t d;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(s));
+    return d;
 #else
     const uint64_t v = (uint64_t)b << 32 | a;
     uint32_t out = 0;
-    for (int i = 0; i < 4; i++)
-        out |= (uint32_t)(v >> 8 * (s >> 4 * i & 7) & 0xff) << 8 * i;
+    for (int i = 0; i < 4; i++) {
+        const uint32_t byte = (uint32_t)(v >> 8 * (s >> 4 * i & 7) & 0xff);
+        out |= (s >> 4 * i & 8 ? byte & 0x80 ? 0xff : 0 : byte) << 8 * i;
+    }
     return out;
 #endif
 }
@@ -256,6 +262,22 @@ DEVICE void load_matrices_transposed(uint32_t r[4], const void *row)
 #endif
 }
 
+/* The same as they are: lane 4g + t gets of matrix i the elements [g][2t] and [g][2t+1]. */
+DEVICE void load_matrices(uint32_t r[4], const void *row)
+{
+#ifdef __CUDACC__
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"((uint32_t)__cvta_generic_to_shared(row)) : "memory");
+#else
+    const uint4 mine = load16(row);
+    emulated_collective(&mine, 16, r, 16, [](const emulated_slots *s, emulated_slots *out, uint32_t) {
+        for (int lane = 0; lane < 32; lane++)
+            for (int i = 0; i < 4; i++)
+                ((uint32_t *)out->lane[lane])[i] = ((const uint32_t *)s->lane[8 * i + lane / 4])[lane % 4];
+    }, "ldmatrix");
+#endif
+}
+
 /* ---- sums over a warp and a block, in a fixed order ---- */
 
 DEVICE float warp_sum(float x)
@@ -287,8 +309,16 @@ DEVICE float block_sum(float x, float *room)
 
 /* ---- activations as linear layers read them ----
  * f16 of x / ACT_UNIT: values to a million fit, and what f16 drops at the small end is 1e-6.
- * Within every 8 the order is 0 4 1 5 2 6 3 7: codes lie in bytes as k, k+4, so that pairs come out of them without moving. */
+ * Codes lie in bytes as k, k+4, so that pairs come out of them without moving: k is stored in pairs (0,4) (1,5) (2,6) (3,7) of every 8.  A lane 4g + t decodes the 8 k from
+ * 8t on of 32, so for GPU_ACT_LANES, read by lanes from memory, its four pairs lie together, pair j of it at 4t + j.  GPU_ACT_TILES, for matrices that ldmatrix and wgmma
+ * read from shared memory, has it at 4j + t: 16 bytes there are one pair for each of the four lanes.  Whoever writes a row writes zeros up to act_padded(), as the row may have
+ * been written in the other order before. */
 #define ACT_UNIT 16.0f
-DEVICE int act_place(int k) { return (k & ~7) | (k & 3) << 1 | (k >> 2 & 1); }
+DEVICE int act_padded(int n) { return (n + 31) & ~31; }
+DEVICE int act_place(int k, int order)
+{
+    const int pair = k & 3, t = k >> 3 & 3;
+    return (k & ~31) | (order == GPU_ACT_TILES ? pair << 3 | t << 1 : t << 3 | pair << 1) | (k >> 2 & 1);
+}
 
 #endif

@@ -221,20 +221,89 @@ DEVICE float activation(float x, int function)
 
 DEVICE uint16_t act_of(float x) { return (uint16_t)pack_half_clamped(x * (1 / ACT_UNIT), 0); }
 
+/* Zeros behind a row of n; threads 0 .. n_threads - 1 share the work. */
+DEVICE void act_pad(uint16_t *act, int n, int order, int thread, int n_threads)
+{
+    for (int k = n + thread; k < act_padded(n); k += n_threads)
+        act[act_place(k, order)] = 0;
+}
+
+/* What is stored for y (with its bias) where `before` was. */
+DEVICE float finished(const gpu_linear &l, float y, float before)
+{
+    if (l.finish == GPU_STORE)
+        return l.limit > 0 ? fminf(fmaxf(y, -l.limit), l.limit) : y;
+    if (l.finish == GPU_ADD)
+        return fmaf(l.scale, y, before);
+    y *= l.scale;
+    return l.limit > 0 ? l.limit * tanhf(y / l.limit) : y;
+}
+
 /* Element (token, row) of matrix i; y with the row's scale. */
 DEVICE void finish_one(const gpu_linear &l, const gpu_output &to, int token, int row, float y)
 {
-    if (to.bias)
-        y += to.bias[row];
     float *out = to.out + (size_t)token * to.ldo + row;
-    if (l.finish == GPU_STORE)
-        *out = l.limit > 0 ? fminf(fmaxf(y, -l.limit), l.limit) : y;
-    else if (l.finish == GPU_ADD)
-        *out = fmaf(l.scale, y, *out);
-    else {
-        y *= l.scale;
-        *out = l.limit > 0 ? l.limit * tanhf(y / l.limit) : y;
+    *out = finished(l, to.bias ? y + to.bias[row] : y, l.finish == GPU_ADD ? *out : 0);
+}
+
+/* A lane's four neighbouring rows of many tokens: four floats a store where the rows of the output lie on 16 bytes. */
+struct finish_rows {
+    float bias[4], scale[4];
+    int row, n;                         /* n of the four are there */
+    bool together, with_bias, clip;
+    float factor;
+};
+template <int TYPE> DEVICE finish_rows finish_begin(const gpu_linear &l, const gpu_output &to, const uint8_t *tile, int row, int rows, float unit)
+{
+    finish_rows f;
+    f.row = row;
+    f.n = min(4, rows - row);
+    f.together = f.n == 4 && to.ldo % 4 == 0 && (reinterpret_cast<uintptr_t>(to.out) & 15) == 0;
+    f.with_bias = to.bias;
+    f.clip = l.finish == GPU_STORE && l.limit > 0;
+    f.factor = l.finish == GPU_LOGITS ? l.scale : 1;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        f.bias[i] = to.bias && i < f.n ? to.bias[row + i] : 0;
+        f.scale[i] = format<TYPE>::row_scale ? unit * float_of(load4(tile + 4 * (row % TILE_OF_ROWS + i))) : unit;
     }
+    return f;
+}
+/* Three ways, so that the usual two are short: they are unrolled for every token of a lane. */
+enum { FINISH_ANY, FINISH_STORE, FINISH_ADD };
+DEVICE int finish_way(const finish_rows &f, const gpu_linear &l) { return !f.together || f.clip ? FINISH_ANY : l.finish == GPU_ADD ? FINISH_ADD : FINISH_STORE; }
+/* y: sums, without the scales of rows.  GPU_LOGITS lacks its cap: finish_caps. */
+template <int WAY> DEVICE void finish_four(const finish_rows &f, const gpu_linear &l, const gpu_output &to, int token, float y0, float y1, float y2, float y3)
+{
+    float *out = to.out + (size_t)token * to.ldo + f.row;
+    float y[4] = { y0, y1, y2, y3 };
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        y[i] *= f.scale[i];
+        y[i] = f.with_bias ? y[i] + f.bias[i] : y[i];
+    }
+    if (WAY == FINISH_ADD) {
+        const float4 before = *reinterpret_cast<float4 *>(out);
+        *reinterpret_cast<float4 *>(out) = make_float4(fmaf(l.scale, y[0], before.x), fmaf(l.scale, y[1], before.y), fmaf(l.scale, y[2], before.z), fmaf(l.scale, y[3], before.w));
+    } else if (WAY == FINISH_STORE) {
+        *reinterpret_cast<float4 *>(out) = make_float4(y[0] * f.factor, y[1] * f.factor, y[2] * f.factor, y[3] * f.factor);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (i < f.n)
+                out[i] = l.finish == GPU_ADD ? fmaf(l.scale, y[i], out[i]) : f.clip ? fminf(fmaxf(y[i], -l.limit), l.limit) : y[i] * f.factor;
+    }
+}
+/* For the tokens 8i + 2t, 8i + 2t + 1 from `first` to `end`, which this lane finished. */
+DEVICE void finish_caps(const finish_rows &f, const gpu_linear &l, const gpu_output &to, int first, int end, int t)
+{
+    if (l.finish != GPU_LOGITS || l.limit <= 0)
+        return;
+    for (int token = first + 2 * t; token < end; token += token & 1 ? 7 : 1)
+        for (int i = 0; i < f.n; i++) {
+            float *out = to.out + (size_t)token * to.ldo + f.row + i;
+            *out = l.limit * tanhf(*out / l.limit);
+        }
 }
 
 #endif

@@ -1,5 +1,6 @@
 /* emulated.cc - rt.h and emulate.h without a GPU: fibers, memory with bounds, the checks. */
 #include "gpu/rt/emulated.h"
+#include "gpu/rt/emulated_inside.h"
 #include "gpu/prim/prim.cuh"
 
 #include <errno.h>
@@ -47,7 +48,7 @@ static struct {
 
 /* ---- fibers ---- */
 
-enum { MAX_THREADS = 1024, STACK = 64 << 10, MAX_SHARED = 99 << 10 };       /* 99 KB: what a block of an sm_86 or sm_89 may have */
+enum { MAX_THREADS = EMULATED_THREADS, STACK = 64 << 10, MAX_SHARED = EMULATED_SHARED };
 
 #if defined __x86_64__
 extern "C" void emulated_switch(void **from, void *to);
@@ -287,8 +288,11 @@ static void check_access(const void *address, size_t n, bool write)
     if (!m.self || !m.gpu->debug_sync)
         return;
     const uint8_t *p = (const uint8_t *)address;
-    if (p >= m.stacks && p < m.stacks + (size_t)MAX_THREADS * STACK)
+    if (p >= m.stacks && p < m.stacks + (size_t)MAX_THREADS * STACK) {
+        if (hopper_has_products)
+            hopper_registers(p, n, write);
         return;
+    }
     if (p >= m.shared && p < m.shared + MAX_SHARED) {
         const size_t at = (size_t)(p - m.shared);
         if (at + n > m.shared_size)
@@ -339,6 +343,23 @@ void emulated_wait(int n)
         memcpy(c.to, c.from, (size_t)c.n);
     }
     m.copies.resize(left, pending());
+}
+
+/* For emulated_hopper.cc. */
+int emulated_me() { return (int)m.self->id.thread.x; }
+int emulated_n_threads() { return m.n_threads; }
+size_t emulated_shared_size() { return m.shared_size; }
+bool emulated_checks() { return m.gpu->debug_sync; }
+void emulated_wait_for(const unsigned *generation, const char *what) { wait_for(generation, what); }
+void emulated_access(const void *p, size_t n, bool write) { check_access(p, n, write); }
+void emulated_complain(const char *fmt, ...)
+{
+    char what[256];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(what, sizeof what, fmt, ap);
+    va_end(ap);
+    complain("%s", what);
 }
 
 /* What -fsanitize=thread makes the compiler call.  Nothing is linked from its library. */
@@ -395,6 +416,7 @@ static void run_block(dim3 block, dim3 grid, int threads)
     m.n_done = m.arrived = 0;
     m.generation++;
     m.copies.clear();
+    hopper_begin();
     m.first_generation = m.generation;
     if (!m.gpu->debug_sync)
         memset(m.shared, 0xff, m.shared_size);  /* NaN */
@@ -413,7 +435,7 @@ static void run_block(dim3 block, dim3 grid, int threads)
         bool any = false;
         for (int w = 0; w < (threads + 31) / 32; w++)
             any |= run_warp(w);
-        if (any)
+        if (any || hopper_go_on())
             continue;
         int waiting = 0;
         const char *where = "";
@@ -423,6 +445,7 @@ static void run_block(dim3 block, dim3 grid, int threads)
         complain("%d of %d threads wait in %s for the others, which ended or wait elsewhere", waiting, threads, where);
         return;
     }
+    hopper_end();
 }
 
 void emulated_fail(const char *kernel, int n)
@@ -634,6 +657,7 @@ int gpu_info(const struct gpu *, struct gpu_info *info, struct err *)
 }
 
 int gpu_n_sms(const struct gpu *) { return 4; }
+int gpu_capability(const struct gpu *) { return 90; }
 
 /* The end lies against a page that nobody may touch; what was never written is NaN. */
 static void *region_open(struct gpu *g, size_t size, int pinned, const char *what, struct err *e)

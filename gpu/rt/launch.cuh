@@ -8,7 +8,7 @@
 #ifdef __CUDACC__
 
 struct gpu {
-    int device, debug_sync, n_sms;
+    int device, debug_sync, n_sms, capability;
     cudaStream_t stream[2];
 };
 /* 0, or -1 with the failure that lost the device. */

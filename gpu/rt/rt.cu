@@ -133,13 +133,17 @@ struct gpu *gpu_open(int device, int debug_sync, struct err *e)
     }
     g->device = device;
     g->debug_sync = debug_sync;
+    int minor = 0;
     if (gpu_check(g, cudaSetDevice(device), "opening the device", e) < 0 ||
         gpu_check(g, cudaDeviceGetAttribute(&g->n_sms, cudaDevAttrMultiProcessorCount, device), "asking the device", e) < 0 ||
+        gpu_check(g, cudaDeviceGetAttribute(&g->capability, cudaDevAttrComputeCapabilityMajor, device), "asking the device", e) < 0 ||
+        gpu_check(g, cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "asking the device", e) < 0 ||
         gpu_check(g, cudaStreamCreateWithFlags(&g->stream[0], cudaStreamNonBlocking), "stream", e) < 0 ||
         gpu_check(g, cudaStreamCreateWithFlags(&g->stream[1], cudaStreamNonBlocking), "stream", e) < 0) {
         gpu_close(g);
         return nullptr;
     }
+    g->capability = 10 * g->capability + minor;
     return g;
 }
 
@@ -197,6 +201,7 @@ int gpu_info(const struct gpu *g, struct gpu_info *info, struct err *e)
 }
 
 int gpu_n_sms(const struct gpu *g) { return g->n_sms; }
+int gpu_capability(const struct gpu *g) { return g->capability; }
 
 void *gpu_alloc(struct gpu *g, size_t size, const char *what, struct err *e)
 {

@@ -71,8 +71,9 @@ struct gpu_graph *gpu_graph_end(struct gpu *g, struct err *e);
 int gpu_graph_launch(struct gpu *g, struct gpu_graph *graph, struct err *e);
 void gpu_graph_close(struct gpu *g, struct gpu_graph *graph);
 
-/* Multiprocessors. */
+/* Multiprocessors; compute capability, 90 for 9.0. */
 int gpu_n_sms(const struct gpu *g);
+int gpu_capability(const struct gpu *g);
 
 #ifdef __cplusplus
 }

@@ -46,6 +46,7 @@ struct backend_options {
     size_t max_device;                      /* bytes of the GPU's memory that may be taken; 0: what is free */
     int strict;                             /* on a GPU too results depend neither on chunks nor on prefixes nor on how many tokens a step has; on the CPU they never do */
     int debug_sync;                         /* wait after every kernel of a GPU, so that a failure names it */
+    int wgmma;                              /* products of many tokens by wgmma on compute capability 9.0 */
 };
 
 /* What a backend takes of a device, and when it had it. */

@@ -129,15 +129,23 @@ static inline struct gpu_mat gpu_mat_of(const struct mat *m, const void *data)
                              .n_tiles = m->n_tiles, .n_groups = m->n_groups, .group_shift = shift };
 }
 
-/* f16 activations as linear layers read them (gpu/prim/prim.cuh), and what they are worth: x changes to it. */
-static inline uint16_t *pack_act(float *x, int n, int cols, int stride)
+/* Where k lies in activations of this order (gpu/prim/prim.cuh), written out another way. */
+static inline int act_at(int k, enum gpu_act_order order)
+{
+    static const int in_eight[8] = { 0, 2, 4, 6, 1, 3, 5, 7 };
+    const int at = in_eight[k % 8], eight = k / 8 % 4;
+    return k / 32 * 32 + (order == GPU_ACT_LANES ? eight * 8 + at : at / 2 * 8 + eight * 2 + at % 2);
+}
+
+/* f16 activations as linear layers read them, and what they are worth: x changes to it. */
+static inline uint16_t *pack_act(float *x, int n, int cols, int stride, enum gpu_act_order order)
 {
     uint16_t *act = calloc((size_t)n * (size_t)stride, sizeof *act);
     for (int t = 0; t < n; t++)
         for (int k = 0; k < cols; k++) {
             float *v = &x[(size_t)t * (size_t)cols + (size_t)k];
             const f16 h = f32_to_f16(*v / 16);
-            act[(size_t)t * (size_t)stride + (size_t)((k & ~7) | (k & 3) << 1 | (k >> 2 & 1))] = h;
+            act[(size_t)t * (size_t)stride + (size_t)act_at(k, order)] = h;
             *v = f16_to_f32(h) * 16;
         }
     return act;

@@ -3,9 +3,12 @@
 #include "tests/lib/gpu.h"
 
 #include "gpu/gpu.h"
+#include "gpu/rt/emulated.h"
 #include "libcommon/base/json.h"
 #include "libcommon/convert/assemble.h"
 #include "libcommon/engine/backend.h"
+
+#pragma weak emulated_fail              /* on a GPU nobody can ask for a fault */
 
 enum { MAX_TOKENS = 256, N_BLOCKS = 64 };
 
@@ -46,11 +49,12 @@ static int32_t argmax(const float *x, int n)
     return best;
 }
 
+static int wgmma;               /* backend_options.wgmma */
 static int checked;             /* emulated: with every access checked, which takes twice as long and records no graphs */
 
 static void *backend_open(const struct backend *d, const struct model *m, enum kv_type kv, int exact)
 {
-    const struct backend_options o = { .debug_sync = checked, .n_threads = 2, .kv_type = kv, .n_blocks = N_BLOCKS, .max_tokens = MAX_TOKENS, .max_logits = MAX_TOKENS, .exact = exact };
+    const struct backend_options o = { .debug_sync = checked, .n_threads = 2, .kv_type = kv, .n_blocks = N_BLOCKS, .max_tokens = MAX_TOKENS, .max_logits = MAX_TOKENS, .exact = exact, .wgmma = wgmma };
     void *b = d->open(m, &o, &why);
     if (!b)
         fail_msg("%s", why.msg);
@@ -245,6 +249,43 @@ static void kv_formats(void **state)
     model_close(m);
 }
 
+/* The same model by both kernels for many tokens: emulated, their sums have one order; a GPU rounds in its own way. */
+static void by_wgmma(void **state)
+{
+    (void)state;
+    enum { N = 140, LOGITS = 20 };
+    struct model *m = load("tiny", QT_F16);
+    const size_t size = LOGITS * (size_t)m->config.vocab_size;
+    float *logits[2];
+    int32_t ids[N];
+    for (int i = 0; i < N; i++)
+        ids[i] = (i * 37 + 11) % m->config.vocab_size;
+    for (wgmma = 0; wgmma < 2; wgmma++) {
+        void *b = backend_open(&backend_gpu, m, KV_F16, 0);
+        logits[wgmma] = malloc(size * sizeof **logits);
+        forward(&backend_gpu, b, ids, 0, N, LOGITS, logits[wgmma]);
+        backend_gpu.close(b);
+    }
+    if (gpu_kind[0] == 'e')
+        assert_memory_equal(logits[1], logits[0], size * sizeof **logits);
+    else if (!(error_of(logits[1], logits[0], size) <= 5e-3))
+        fail_msg("by wgmma: error %.3g of the largest logit", error_of(logits[1], logits[0], size));
+    if (emulated_fail) {                                /* it was asked: where it fails, so does the step */
+        int32_t table[N_BLOCKS] = { 0, 1, 2, 3, 4, 5, 6, 7, 8 };
+        const struct batch_item item = { .tokens = ids, .n_tokens = N, .table = table, .n_logits = 1 };
+        wgmma = checked = 1;
+        void *b = backend_open(&backend_gpu, m, KV_F16, 0);
+        emulated_fail("matmul_hopper", 1);
+        assert_int_equal(backend_gpu.forward(b, &(struct batch){ &item, 1 }, logits[0], &why), -1);
+        assert_non_null(strstr(why.msg, "matmul_hopper"));
+        emulated_fail(NULL, 0);
+        backend_gpu.close(b);
+    }
+    wgmma = checked = 0;
+    free(logits[0]), free(logits[1]);
+    model_close(m);
+}
+
 /* Sequences of a ragged batch get what they get alone, and a graph's replay what the launches give; blocks can be copied. */
 static void batches(void **state)
 {
@@ -345,7 +386,7 @@ static void refusals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(types), cmocka_unit_test(kv_formats), cmocka_unit_test(batches), cmocka_unit_test(refusals),
+        cmocka_unit_test(by_wgmma), cmocka_unit_test(types), cmocka_unit_test(kv_formats), cmocka_unit_test(batches), cmocka_unit_test(refusals),
         cmocka_unit_test(exact_folders), cmocka_unit_test(f16_folders),
     };
     if (gpu_kind[0] != 'e' && !device_usable())

@@ -1,7 +1,14 @@
 /* t-gpu-rows.c - norms, activation functions, and rounding on the device against kernels_ref. */
 #include "tests/lib/gpu.h"
 
-static float act_value(const uint16_t *act, int k) { return 16 * f16_to_f32(act[(k & ~7) | (k & 3) << 1 | (k >> 2 & 1)]); }
+static float act_value(const uint16_t *act, int k, enum gpu_act_order order) { return 16 * f16_to_f32(act[act_at(k, order)]); }
+
+/* What pads a row is 0, whatever was there. */
+static void padded(const uint16_t *act, int n, int stride, enum gpu_act_order order)
+{
+    for (int k = n; k < stride; k++)
+        assert_int_equal(act[act_at(k, order)], 0);
+}
 
 /* f32 rows of some thousand terms in another order: 1e-5 of the row's largest is far above the rounding and far below a wrong epsilon. */
 static void near(const float *got, const float *want, int n, const char *what)
@@ -41,6 +48,7 @@ static void norms(void **state)
                 o.ldo = n;
                 o.act = on_device(N * (size_t)stride * 2);
                 o.act_stride = stride;
+                o.order = kind & 2 ? GPU_ACT_TILES : GPU_ACT_LANES;
             }
             OK(gpu_norm(device, &o, &why));
             from_device(got, into ? o.x : o.out, N * (size_t)n * 4);
@@ -62,8 +70,10 @@ static void norms(void **state)
                     kernels_ref.add(want, x + i * n, want, 0.7f, n);
                 near(got + i * n, want, n, layer ? "layer norm" : "rms norm");
                 for (int k = 0; !into && k < n; k++)
-                    if (!(fabsf(act_value(act + i * stride, k) - want[k]) <= 6e-4f * fabsf(want[k]) + 1e-5f))
-                        fail_msg("f16 of a norm: element %d is %g, not %g", k, (double)act_value(act + i * stride, k), (double)want[k]);
+                    if (!(fabsf(act_value(act + i * stride, k, o.order) - want[k]) <= 6e-4f * fabsf(want[k]) + 1e-5f))
+                        fail_msg("f16 of a norm: element %d is %g, not %g", k, (double)act_value(act + i * stride, k, o.order), (double)want[k]);
+                if (!into)
+                    padded(act + i * stride, n, stride, o.order);
             }
             gpu_free(device, (void *)o.w), gpu_free(device, (void *)o.b), gpu_free(device, o.x), gpu_free(device, (void *)o.add), gpu_free(device, (void *)o.rows);
             gpu_free(device, o.out), gpu_free(device, o.act);
@@ -86,21 +96,23 @@ static void functions(void **state)
     uint16_t *dact = on_device(sizeof act);
     for (int f = ACT_SILU; f <= ACT_GELU_QUICK; f++)
         for (int with_up = 0; with_up < 2; with_up++) {
+            const enum gpu_act_order order = with_up ? GPU_ACT_TILES : GPU_ACT_LANES;
             kernels_ref.act_mul(want, gate, with_up ? up : NULL, N * COLS, f);
-            OK(gpu_act_mul(device, dgate, with_up ? dup : NULL, N, COLS, f, out, dact, STRIDE, &why));
+            OK(gpu_act_mul(device, dgate, with_up ? dup : NULL, N, COLS, f, out, dact, STRIDE, order, &why));
             from_device(got, out, sizeof got);
             from_device(act, dact, sizeof act);
             for (int i = 0; i < N * COLS; i++) {
-                const float h = act_value(act + i / COLS * STRIDE, i % COLS);
+                const float h = act_value(act + i / COLS * STRIDE, i % COLS, order);
                 if (!(fabsf(got[i] - want[i]) <= 2e-6f * (1 + fabsf(want[i]))))
                     fail_msg("function %d: f(%g) is %.9g, not %.9g", f, (double)gate[i], (double)got[i], (double)want[i]);
                 assert_true(fabsf(h - fminf(want[i], 65504 * 16.0f)) <= 6e-4f * fabsf(want[i]) + 1e-5f);
             }
+            padded(act, COLS, STRIDE, order);
         }
-    OK(gpu_act_pack(device, dgate, N, COLS, dact, STRIDE, &why));
+    OK(gpu_act_pack(device, dgate, N, COLS, dact, STRIDE, GPU_ACT_TILES, &why));
     from_device(act, dact, sizeof act);
     for (int i = 0; i < N * COLS; i++)
-        assert_true(fabsf(act_value(act + i / COLS * STRIDE, i % COLS) - gate[i]) <= 5e-4f * fabsf(gate[i]) + 1e-6f);
+        assert_true(fabsf(act_value(act + i / COLS * STRIDE, i % COLS, GPU_ACT_TILES) - gate[i]) <= 5e-4f * fabsf(gate[i]) + 1e-6f);
 }
 
 /* Positions where an f32 sine is off, and LongRoPE's second set. */

@@ -1,0 +1,289 @@
+/* matmul_hopper.cu - y = w x for many tokens on compute capability 9.0, by wgmma: the twin of matmul.cu, with the same sums in the same order.
+ *
+ * shapes   as matmul.cu; the formats of `takes` below
+ * tile     a block: 256 rows (2 warpgroups; 1 where an nl4 matrix has too few tiles for the device's multiprocessors) x 128 tokens, all k, one tile after the other.  A warpgroup
+ *          takes 128 rows as two wgmma m64n128k16: warp w has the 32 rows of one tile of the file, and its lanes' 4 rows go to rows g and g + 8 of the first product and of the
+ *          second, as in matmul.cu.  Weights come from global memory into registers, two steps (32 k) ahead, and are decoded there into the operand A; the decoding of a step
+ *          runs beside the products of the one before.  Activations are the operand B: one more warp has the copy engine bring 64 k x 128 tokens at a time, four stages
+ *          ahead; barriers in shared memory count the bytes that came and the warps that have read a stage
+ *
+ * Calculated, not measured, for 256 rows x 128 tokens of nl4 and a multiprocessor; the unit is cycles for 32 k, whose products take the tensor cores 512 (2048 fma a cycle):
+ * tensor   512
+ * shared   256 for B (each m64n128k16 reads 4 KB, 128 bytes a cycle), 64 to write B, 40 for the weights on their way through L1: 70 %.  A codebook in shared memory, as
+ *          matmul.cu has it, would add 128: so the values of nl4 are chosen by prmt in registers
+ * issue    counted in the machine code of nvcc 13.0: 331 instructions a warp and 64 k, so by two warps a scheduler 331 slots: 65 %; some 170 of them on the integer pipe, which
+ *          takes one every other cycle: 340, 66 %.  No spills; ptxas serialises no wgmma
+ * L2       8.7 KB of weights and 16 KB of activations for 64 k: 24 bytes a cycle, at the aim 17, where standard f16 tiles (128 x 256) take 48
+ * ends     of a tile of 4096 k (65,500 cycles): 128 KB of results, 4,000 to 8,000 cycles that no product covers; the copies of the next tile go on meanwhile
+ * limit    tensor cores.  Aim: 0.70 of their peak at 4096 tokens; the ends alone cost 8 to 11 %, the last wave of 512 tiles on 132 multiprocessors 3 %
+ * checked  tests/unit/t-gpu-matmul.c, emulated bit for bit against matmul.cu */
+#include "gpu/prim/hopper.cuh"
+#include "gpu/prim/weights.cuh"
+#include "gpu/rt/launch.cuh"
+
+#ifdef __CUDACC__
+#include <cudaTypedefs.h>
+#endif
+
+enum {
+    TOKENS = 128, STAGE_STEPS = 2, STAGE_BYTES = TOKENS * STAGE_STEPS * 64, STAGES = 4,
+    TOGETHER = 16,              /* tiles of tokens that are walked before the next tile of rows, so that both stay in L2 */
+    ALIGN = 1024,               /* of a stage: the pattern of the swizzle repeats so */
+    SHARED_BYTES = ALIGN + STAGES * (STAGE_BYTES + 2 * 8),
+};
+
+/* nl4's values + 128, by code. */
+enum : uint32_t { NL4_0 = 0x45341f01, NL4_4 = 0x786d6153, NL4_8 = 0xa2978c82, NL4_12 = 0xefd1beaf };
+
+/* The 8 values of a row as decode_row gives them, times 1/16: its codes w; the group's scale s as f16 pair s / 16, and -1152 times that.  1024 + 128 + value is 0x6480 + value. */
+DEVICE void decode_nl4(uint32_t v[4], uint32_t w, uint32_t scale, uint32_t minus)
+{
+    const uint32_t low = w & 0x77777777u, up = w << 4;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {       /* codes of k 2i, 2i + 4, 2i + 1, 2i + 5; the mask: bytes of ones where a code is above 7 */
+        const uint32_t at = i ? low >> 16 : low, mask = prmt(up, w, i ? 0xfbea : 0xd9c8);
+        const uint32_t bytes = (prmt(NL4_0, NL4_4, at) & ~mask) | (prmt(NL4_8, NL4_12, at) & mask);
+        v[2 * i] = half_fma(prmt(bytes, 0x64646464u, 0x4140), scale, minus);
+        v[2 * i + 1] = half_fma(prmt(bytes, 0x64646464u, 0x4342), scale, minus);
+    }
+}
+
+/* What decoded weights lack: decode_nl4's 16. */
+template <int TYPE> constexpr float UNIT = TYPE == QT_NL4 ? 16 : 1;
+
+/* Operands of a step: [product][k half]. */
+typedef uint32_t operands[2][2][4];
+
+template <int TYPE> DEVICE void decode(operands a, const raw_step<TYPE> &raw, int t)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        uint32_t v[4];
+        if (TYPE == QT_NL4) {
+            const uint32_t s = half_fma(prmt(raw.scale.x ^ 0x80808080u, 0x64646464u, (uint32_t)(i | 4 << 4 | i << 8 | 4 << 12)), 0x2c002c00u, 0xd480d480u);      /* (1152 + s) / 16 - 72 */
+            decode_nl4(v, word_of(raw.code[0], i), s, half_mul(s, 0xe480e480u));
+        } else {
+            decode_row<TYPE>(v, raw, i, t, nullptr);
+        }
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            a[i / 2][k / 2][k % 2 * 2 + i % 2] = v[k];
+    }
+}
+
+/* The shared memory of a block. */
+struct stages {
+    uint8_t *data;                      /* [STAGES][TOKENS][128 bytes], swizzled */
+    uint64_t *full, *empty;             /* [STAGES]: the bytes have come; all consumers' warps have read them */
+};
+
+/* Tiles of the work, in the order in which blocks take them. */
+struct work { int n_rows, n_tokens; };
+struct tile_of_work { int row, token; };
+template <int GROUPS> DEVICE work work_of(const gpu_linear &l)
+{
+    return { (l.w[0].n_tiles + 4 * GROUPS - 1) / (4 * GROUPS), (l.n_tokens + TOKENS - 1) / TOKENS };
+}
+DEVICE tile_of_work tile_at(const work &w, int i)
+{
+    const int first = i / (TOGETHER * w.n_rows) * TOGETHER, in = i - first * w.n_rows, n = min(TOGETHER + 0, w.n_tokens - first);
+    return { in / n, first + in % n };
+}
+
+/* One thread: has the copy engine fill stage after stage. */
+template <int GROUPS> DEVICE void produce(const gpu_linear &l, const tensor_map &act, const stages &s)
+{
+    const work w = work_of<GROUPS>(l);
+    const int n_stages = (l.w[0].n_steps + STAGE_STEPS - 1) / STAGE_STEPS;
+    unsigned n = 0;
+    for (int i = blockIdx.x; i < w.n_rows * w.n_tokens; i += gridDim.x) {
+        const int token = tile_at(w, i).token * TOKENS;
+        for (int stage = 0; stage < n_stages; stage++, n++) {
+            const unsigned slot = n % STAGES, round = n / STAGES;
+            barrier_wait(&s.empty[slot], (int)(round & 1) ^ 1);         /* the first round finds them empty */
+            barrier_expect(&s.full[slot], STAGE_BYTES);
+            tensor_load(s.data + slot * STAGE_BYTES, act, stage * STAGE_STEPS * 32, token, &s.full[slot]);
+        }
+    }
+}
+
+template <int WAY> DEVICE void store(const float c[2][64], const finish_rows &finish, const gpu_linear &l, int first_token, int t)
+{
+#pragma unroll
+    for (int i = 0; i < TOKENS / 8; i++)
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            const int token = first_token + 8 * i + 2 * t + k;
+            if (token < l.n_tokens)
+                finish_four<WAY>(finish, l, l.to[0], token, c[0][4 * i + k], c[0][4 * i + 2 + k], c[1][4 * i + k], c[1][4 * i + 2 + k]);
+        }
+}
+
+/* A warp's share of a tile: a tile of the file, the first where there is none. */
+struct share { int tile, token; bool there; const uint8_t *data; };
+template <int TYPE, int GROUPS> DEVICE share share_of(const gpu_linear &l, const work &w, int i, raw_step<TYPE> raw[STAGE_STEPS])
+{
+    const gpu_mat &m = l.w[0];
+    const tile_of_work at = tile_at(w, i);
+    share s;
+    s.tile = at.row * 4 * GROUPS + threadIdx.x / 32;
+    s.token = at.token * TOKENS;
+    s.there = s.tile < m.n_tiles;
+    s.data = m.data + (size_t)(s.there ? s.tile : 0) * m.tile_bytes;
+#pragma unroll
+    for (int step = 0; step < STAGE_STEPS; step++)
+        load_step<TYPE>(raw[step], s.data, m, min(step, m.n_steps - 1), threadIdx.x % 32 / 4, threadIdx.x % 4);
+    return s;
+}
+
+template <int TYPE, int GROUPS> DEVICE void consume(const gpu_linear &l, const stages &s)
+{
+    const gpu_mat &m = l.w[0];
+    const work w = work_of<GROUPS>(l);
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, last = m.n_steps - 1, n_stages = (m.n_steps + STAGE_STEPS - 1) / STAGE_STEPS, n_work = w.n_rows * w.n_tokens;
+    const uint32_t base = shared_address(s.data);
+    float c[2][64] = {};
+    operands a[STAGE_STEPS];
+    raw_step<TYPE> raw[STAGE_STEPS];
+    unsigned n = 0;                     /* stages read */
+    share next = share_of<TYPE, GROUPS>(l, w, blockIdx.x, raw);
+    for (int i = blockIdx.x; i < n_work; i += gridDim.x) {
+        const share now = next;
+        for (int stage = 0; stage < n_stages; stage++, n++) {
+            const uint64_t b = wgmma_tile(base + n % STAGES * STAGE_BYTES);
+#pragma unroll
+            for (int step = 0; step < STAGE_STEPS; step++) {    /* one beyond the last repeats its weights, times activations of 0 */
+                decode<TYPE>(a[step], raw[step], t);
+                load_step<TYPE>(raw[step], now.data, m, min((stage + 1) * STAGE_STEPS + step, last), g, t);
+                if (step == 0)
+                    barrier_wait(&s.full[n % STAGES], (int)(n / STAGES & 1));
+                wgmma_fence();
+#pragma unroll
+                for (int p = 0; p < 2; p++)
+#pragma unroll
+                    for (int k = 0; k < 2; k++)
+                        wgmma_f16(c[p], a[step][p][k], b + (uint64_t)(4 * step + 2 * k), stage + step + k > 0);
+                wgmma_commit();
+                wgmma_wait<1>();        /* for the step before: its operands may be written, and the stage that it ended */
+                if (step == 0 && stage > 0 && lane == 0)
+                    barrier_arrive(&s.empty[(n - 1) % STAGES]);
+            }
+        }
+        wgmma_wait<0>();
+        if (lane == 0)
+            barrier_arrive(&s.empty[(n - 1) % STAGES]);
+        if (i + (int)gridDim.x < n_work)
+            next = share_of<TYPE, GROUPS>(l, w, i + gridDim.x, raw);
+        if (!now.there)
+            continue;
+        const finish_rows finish = finish_begin<TYPE>(l, l.to[0], now.data, now.tile * 32 + 4 * g, m.rows, ACT_UNIT * UNIT<TYPE>);
+        const int way = finish_way(finish, l);
+        if (way == FINISH_ADD)
+            store<FINISH_ADD>(c, finish, l, now.token, t);
+        else if (way == FINISH_STORE)
+            store<FINISH_STORE>(c, finish, l, now.token, t);
+        else
+            store<FINISH_ANY>(c, finish, l, now.token, t);
+        finish_caps(finish, l, l.to[0], now.token, min(now.token + TOKENS, l.n_tokens), t);
+    }
+}
+
+/* With 2 warpgroups a third one gives them the registers that it does not need for starting copies. */
+template <int GROUPS> constexpr int THREADS = GROUPS == 2 ? 384 : GROUPS * 128 + 32;
+
+template <int TYPE, int GROUPS> __global__ __launch_bounds__(THREADS<GROUPS>, 1) void matmul_hopper_kernel(gpu_linear l, const __grid_constant__ tensor_map act)
+{
+    SHARED(uint8_t, shared);
+    stages s;
+    s.data = shared + (ALIGN - shared_address(shared) % ALIGN) % ALIGN;
+    s.full = reinterpret_cast<uint64_t *>(s.data + STAGES * STAGE_BYTES);
+    s.empty = s.full + STAGES;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES; i++) {
+            barrier_init(&s.full[i], 1);
+            barrier_init(&s.empty[i], GROUPS * 4);
+        }
+        barrier_fence();
+    }
+    __syncthreads();
+    if (threadIdx.x < GROUPS * 128) {
+        if (GROUPS == 2)
+            more_registers<240>();
+        consume<TYPE, GROUPS>(l, s);
+    } else {
+        if (GROUPS == 2)
+            less_registers<24>();
+        if (threadIdx.x == GROUPS * 128)
+            produce<GROUPS>(l, act, s);
+    }
+}
+
+/* The activations for the copy engine; what lies beyond the tokens or the steps comes as 0. */
+static int map_act(struct gpu *g, tensor_map *to, const gpu_linear *l, struct err *e)
+{
+#ifdef __CUDACC__
+    static_assert(sizeof *to == sizeof(CUtensorMap) && alignof(tensor_map) >= alignof(CUtensorMap), "a tensor map is 128 bytes");
+    const cuuint64_t size[2] = { (cuuint64_t)l->w[0].n_steps * 32, (cuuint64_t)l->n_tokens }, stride[1] = { (cuuint64_t)l->act_stride * 2 };
+    const cuuint32_t box[2] = { STAGE_STEPS * 32, TOKENS }, step[2] = { 1, 1 };
+    void *encode = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    if (gpu_check(g, cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &found), "cuTensorMapEncodeTiled", e) < 0)
+        return -1;
+    if (found != cudaDriverEntryPointSuccess)
+        return err_set(e, ERR_DEVICE, "the driver has no cuTensorMapEncodeTiled");
+    const CUresult rc = reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(encode)(reinterpret_cast<CUtensorMap *>(to), CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2, const_cast<uint16_t *>(l->act), size, stride,
+                                                              box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                                                              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return rc == CUDA_SUCCESS ? 0 : err_set(e, ERR_DEVICE, "cuTensorMapEncodeTiled: error %d for %d x %d activations, %d apart", (int)rc, l->n_tokens, l->w[0].n_steps * 32, l->act_stride);
+#else
+    (void)g;
+    const char *why = emulated_tensor_map(to, l->act, l->w[0].n_steps * 32, l->n_tokens, (uint64_t)l->act_stride * 2, TOKENS);
+    return why ? err_set(e, ERR_DEVICE, "a map of %d x %d activations: %s", l->n_tokens, l->w[0].n_steps * 32, why) : 0;
+#endif
+}
+
+template <int TYPE, int GROUPS> static int run(struct gpu *g, const gpu_linear *l, const tensor_map &act, int n_sms, struct err *e)
+{
+    const int tiles = (l->w[0].n_tiles + 4 * GROUPS - 1) / (4 * GROUPS) * ((l->n_tokens + TOKENS - 1) / TOKENS);
+    return launch(g, "matmul_hopper", matmul_hopper_kernel<TYPE, GROUPS>, dim3((unsigned)(tiles < n_sms ? tiles : n_sms)), THREADS<GROUPS>, SHARED_BYTES, e, *l, act);
+}
+
+template <int TYPE> static int run_type(struct gpu *g, const gpu_linear *l, struct err *e)
+{
+    tensor_map act;
+    const int n_sms = gpu_n_sms(g), large = (l->w[0].n_tiles + 7) / 8 * ((l->n_tokens + TOKENS - 1) / TOKENS);
+    if (map_act(g, &act, l, e) < 0)
+        return -1;
+    if constexpr (TYPE == QT_NL4)       /* half as many kernels to compile for the others */
+        if (large < n_sms)
+            return run<TYPE, 1>(g, l, act, n_sms, e);
+    return run<TYPE, 2>(g, l, act, n_sms, e);
+}
+
+/* From how many tokens on.  By the calculation above, not by measurements: below 129 a tile would be half empty. */
+static const struct { int type, tokens; } takes[] = {
+    { QT_NL4, 129 }, { QT_I4, 129 }, { QT_I4M, 129 }, { QT_I4Z, 129 }, { QT_I8, 129 }, { QT_I8R, 129 }, { QT_F16, 129 }, { QT_BF16, 129 },
+};
+
+extern "C" int gpu_matmul_hopper_takes(const struct gpu *g, const struct gpu_linear *l)
+{
+    for (const auto &t : takes)
+        if (t.type == l->w[0].type)
+            return gpu_capability(g) == 90 && l->n_tokens >= t.tokens;
+    return 0;
+}
+
+extern "C" int gpu_matmul_hopper(struct gpu *g, const struct gpu_linear *l, struct err *e)
+{
+    switch (l->w[0].type) {
+    case QT_NL4:  return run_type<QT_NL4>(g, l, e);
+    case QT_I4:   return run_type<QT_I4>(g, l, e);
+    case QT_I4M:  return run_type<QT_I4M>(g, l, e);
+    case QT_I4Z:  return run_type<QT_I4Z>(g, l, e);
+    case QT_I8:   return run_type<QT_I8>(g, l, e);
+    case QT_I8R:  return run_type<QT_I8R>(g, l, e);
+    case QT_F16:  return run_type<QT_F16>(g, l, e);
+    case QT_BF16: return run_type<QT_BF16>(g, l, e);
+    default:      return err_set(e, ERR_UNSUPPORTED, "matmul_hopper: number format %d", l->w[0].type);
+    }
+}
