@@ -25,11 +25,11 @@ static void report(const struct bench_options *o, const struct mat *m, const str
     double one = 0;
     for (int i = 0; i < o->tokens.n; i++) {
         const int n = o->tokens.v[i];
-        const double t = summarise(seconds[i], o->repeats).median, op = 2.0 * o->rows * o->cols * n / t, peak = qtype_info(m->type)->is_float ? l->f32[1] : l->int8[1];
+        const double t = summarise(seconds[i], o->repeats).median, op = 2.0 * o->rows * o->cols * n / t, peak = qtype_takes_floats(qtype_info(m->type)) ? l->f32[1] : l->int8[1];
         one = i == 0 ? t / n : one;         /* ratio to one token, or to the share of one in the fewest */
         json_t *row = json_pack("{s:i, s:f, s:f, s:f, s:f, s:f}", "tokens", n, "seconds", t, "ratio", t / one, "op_per_s", op, "share", op / peak, "read_share",
                                 (double)m->size / t / l->read[1]);
-        if (!qtype_info(m->type)->is_float && l->amx[1] > 0)
+        if (!qtype_takes_floats(qtype_info(m->type)) && l->amx[1] > 0)
             json_object_set_new(row, "share_amx", json_real(op / l->amx[1]));
         json_array_append_new(json_object_get(j, "rows"), row);
         if (!o->json)

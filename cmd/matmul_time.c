@@ -62,16 +62,16 @@ int matmul_time_mat(struct mat *m, enum qtype type, int rows, int cols, struct e
 {
     const struct qtype_info *t = qtype_info(type);
     /* groups as large as the type has them, but 64 for int8 */
-    const int group = t->group_sizes & 256 ? 256 : t->group_sizes & 128 && t->bits < 8 ? 128 : t->group_sizes & 64 ? 64 : 32;
-    return mat_init(m, type, group, t->is_float ? 0 : group == 64 ? 64 : 128, rows, cols, e);
+    const int group = t->group_sizes & 256 ? 256 : t->group_sizes & 128 && (t->bits < 8 || t->group_sizes == 128) ? 128 : t->group_sizes & 64 ? 64 : 32;
+    return mat_init(m, type, group, qtype_takes_floats(t) ? 0 : group == 64 ? 64 : 128, rows, cols, e);
 }
 
 /* Random codes; scales in f16 and powers of two must be numbers of a usual size, and floats no denormals: they take a hundred times as long, and models have none. */
 static int fill(struct matmul_time *b, struct matmul_time_weights w, struct err *e)
 {
     const struct qtype_info *t = qtype_info(b->m.type);
-    const uint64_t mask = t->is_float ? 0x80ff80ff80ff80ff : t->scale == SCALE_F16 ? 0x3bff3bff3bff3bff : t->scale == SCALE_E8M0 ? 0x7f7f7f7f7f7f7f7f : UINT64_MAX;
-    const uint64_t set = t->is_float ? 0x3c003c003c003c00 : t->scale == SCALE_E8M0 ? 0x4040404040404040 : 0;
+    const uint64_t mask = t->scale == SCALE_F32 ? 0x3fbfbfbf3fbfbfbf : t->is_float ? 0x80ff80ff80ff80ff : t->scale == SCALE_F16 ? 0x3bff3bff3bff3bff : t->scale == SCALE_E8M0 ? 0x7f7f7f7f7f7f7f7f : UINT64_MAX;
+    const uint64_t set = t->scale == SCALE_F32 ? 0x3030303030303030 : t->is_float ? 0x3c003c003c003c00 : t->scale == SCALE_E8M0 ? 0x4040404040404040 : 0;
     struct rng rng = { 1 };
     struct memory memory;
     struct err ignored;
@@ -122,7 +122,7 @@ struct matmul_time *matmul_time_open(const struct mat *m, const struct kernels *
     b->m = *m;
     b->k = k;
     b->pool = pool;
-    b->exact = qtype_info(m->type)->is_float;
+    b->exact = qtype_takes_floats(qtype_info(m->type));
     if (prepare(b, most, w, e) == 0)
         return b;
     matmul_time_close(b);

@@ -166,16 +166,16 @@ static int rate_of(struct plan_rates *r, enum qtype type, int rows, int cols, ui
 {
     enum { MANY = 256, MANY_FLOATS = 32, REPEATS = 3 };         /* floats are slow, and the same from 16 tokens on */
     const struct qtype_info *t = qtype_info(type);
-    const int many = t->is_float ? MANY_FLOATS : MANY;
-    const int group = t->group_sizes & 64 && !(t->group_sizes & 32 && t->bits < 8) ? 64 : 32;
+    const int floats = qtype_takes_floats(t), many = floats ? MANY_FLOATS : MANY;
+    const int group = t->group_sizes == 128 || t->group_sizes == 256 ? (int)t->group_sizes : t->group_sizes & 64 && !(t->group_sizes & 32 && t->bits < 8) ? 64 : 32;
     struct mat m;
-    if (mat_init(&m, type, group, t->is_float ? 0 : 128, rows, cols, e) != 0)
+    if (mat_init(&m, type, group, floats ? 0 : 128, rows, cols, e) != 0)
         return -1;
     struct matmul_time *b = matmul_time_open(&m, k, pool, many, (struct matmul_time_weights){ footprint, 1 }, e);
     if (!b)
         return -1;
     for (int i = 0; i < REPEATS; i++) {
-        const double one = matmul_time_run(b, 1), beside = r->sync_s + (t->is_float ? 0 : cols * r->round_s);
+        const double one = matmul_time_run(b, 1), beside = r->sync_s + (floats ? 0 : cols * r->round_s);
         const double read = (double)m.size / fmax(one - beside, one / 2), multiply = 2.0 * rows * cols * many / matmul_time_run(b, many);
         r->read[type] = fmax(read, r->read[type]);
         r->multiply[type] = fmax(multiply, r->multiply[type]);

@@ -23,7 +23,7 @@ static const char usage[] =
     "org/name, org/name@revision or org/name:FILE, which is fetched into the cache of the Python tools.\n"
     "\n"
     "  -o, --output FILE          the new file; '-': standard output, if that is no terminal\n"
-    "  -q, --quantize TYPE        nl4 (default), int4, int8, nf4, ternary, mixed, f16, bf16, f32, keep\n"
+    "  -q, --quantize TYPE        nl4 (default), int4, int8, nf4, fp8, ternary, mixed, f16, bf16, f32, keep\n"
     "  -g, --group-size N         weights that share a scale, int4 and int8: 32, 64, 128; int8 also 'row'\n"
     "      --quant PART=TYPE,...  other types for attention, mlp, experts, embeddings, lm_head\n"
     "      --ternary RULE         what makes other weights ternary: fit (default), absmean, rms, adaptive, threshold, sign\n"

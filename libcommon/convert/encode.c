@@ -188,6 +188,9 @@ static int encode_row(struct encoder *c, struct worker *w, uint8_t *tile, int64_
         quantize_row(m, w->x, c->importance, QUANT_SEARCH, &w->q);
     }
     qrow_decode(m, &w->q, w->decoded);
+    for (int i = 0; m->type == QT_FP8 && i < m->cols; i++)
+        if (!isfinite(w->decoded[i]))
+            return err_set(e, ERR_FORMAT, "tensor %s: row %" PRId64 ", column %d: is not a finite number", p->source->name, row, i);
     for (int i = 0; m->type == QT_MXFP4 && i < m->cols; i++)
         if (!isfinite(w->decoded[i]))
             return err_set(e, ERR_FORMAT, "tensor %s: row %" PRId64 ", column %d: the scale of its block is 255, which is no number", p->source->name, row, i);

@@ -5,9 +5,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "libcommon/quant/half.h"
+
 /* The code of a level, levels in rising order. */
 static int level_code(enum qtype type, int i)
 {
+    if (type == QT_FP8)
+        return i < 126 ? 254 - i : i - 126;
     return type == QT_MXFP4 ? (i < 7 ? 15 - i : i - 7) : qtype_info(type)->value ? i : i - 127;
 }
 
@@ -17,7 +21,11 @@ int grid_of(const struct mat *m, struct grid *g)
     if (t->is_float)
         return -1;
     memset(g, 0, sizeof *g);
-    if (!t->value) {                                    /* int8: the code itself */
+    if (m->type == QT_FP8) {                            /* 126 of either sign, and 0 */
+        g->n = 253;
+        for (int i = 0; i < g->n; i++)
+            g->level[i] = f8e4m3_to_f32((f8e4m3)level_code(QT_FP8, i));
+    } else if (!t->value) {                             /* int8: the code itself */
         g->n = 255;
         for (int i = 0; i < 255; i++)
             g->level[i] = (float)(i - 127);

@@ -10,7 +10,7 @@
 static const struct { const char *name; struct convert_type type; } names[] = {
     { "nl4", { CONVERT_TYPE, QT_NL4 } },   { "int4", { CONVERT_TYPE, QT_I4 } },   { "int8", { CONVERT_TYPE, QT_I8 } },
     { "nf4", { CONVERT_TYPE, QT_NF4 } },   { "mixed", { CONVERT_MIXED, 0 } },     { "f16", { CONVERT_TYPE, QT_F16 } },
-    { "ternary", { CONVERT_TYPE, QT_T3 } },
+    { "ternary", { CONVERT_TYPE, QT_T3 } }, { "fp8", { CONVERT_TYPE, QT_FP8 } },
     { "bf16", { CONVERT_TYPE, QT_BF16 } }, { "f32", { CONVERT_TYPE, QT_F32 } },   { "keep", { CONVERT_KEEP, 0 } },
     /* other spellings, and types that only make sense for parts of a model */
     { "fp16", { CONVERT_TYPE, QT_F16 } },  { "fp32", { CONVERT_TYPE, QT_F32 } },  { "int4m", { CONVERT_TYPE, QT_I4M } },
@@ -26,7 +26,7 @@ int convert_parse_type(struct convert_type *t, const char *name, struct err *e)
             *t = names[i].type;
             return 0;
         }
-    return err_set(e, ERR_UNSUPPORTED, "'%s' is no type to convert to: nl4, int4, int8, nf4, ternary, mixed, f16, bf16, f32, keep "
+    return err_set(e, ERR_UNSUPPORTED, "'%s' is no type to convert to: nl4, int4, int8, nf4, fp8, ternary, mixed, f16, bf16, f32, keep "
                                        "(or, to choose more finely, t2, t3, mxfp4, int4m, int4z, m2, m3, m5, m6)", name);
 }
 
@@ -128,12 +128,13 @@ static int set_copy(struct plan *p, struct err *e)
     p->make = MAKE_COPY;
     if (p->exact == QT_T2)
         return set_ternary(p, QT_T3, 0, e);
-    return mat_init(&p->m, (enum qtype)p->exact, p->exact_group, p->exact_group < 128 || p->source->packed ? 32 : 128, p->spec->rows, p->spec->cols, e);
+    const int act_group = p->exact == QT_FP8 ? 0 : p->exact_group < 128 || p->source->packed ? 32 : 128;
+    return mat_init(&p->m, (enum qtype)p->exact, p->exact_group, act_group, p->spec->rows, p->spec->cols, e);
 }
 
 static int default_group(enum qtype type)
 {
-    return type == QT_I8 || type == QT_NF4 ? 64 : 32;
+    return type == QT_FP8 ? 128 : type == QT_I8 || type == QT_NF4 ? 64 : 32;
 }
 
 /* (Re)plan one tensor as a number format; rule: how to make it ternary. */
@@ -156,7 +157,7 @@ static int set_quant(struct plan *p, enum qtype type, int group_size, enum terna
         return set_ternary(p, type, user && group_size > 0 ? group_size : 0, e);
     if (!user || (t->group_sizes & (t->group_sizes - 1)) == 0 || type == QT_I8R)
         group_size = type == QT_I8R ? 32 : default_group(type);
-    return mat_init(&p->m, type, group_size, 32, s->rows, s->cols, e);
+    return mat_init(&p->m, type, group_size, type == QT_FP8 ? 0 : 32, s->rows, s->cols, e);
 }
 
 int plan_set(struct plan *p, enum qtype type, int group_size, struct err *e) { return set_quant(p, type, group_size, TERNARY_FIT, e); }
@@ -396,7 +397,7 @@ int plan_activations(struct job *j, struct err *e)
         const int down = p->spec->role == ROLE_EXPERT_DOWN;
         const struct layer_calib *l = j->calib && p->spec->layer >= 0 ? &j->calib[p->spec->layer] : NULL;
         int scaled = j->o->synthetic ? j->o->effort != CONVERT_FAST : !l ? 0 : down ? l->experts && l->experts[p->spec->expert].scale : p->input >= 0 && l->scale[p->input];
-        if (p->make != MAKE_QUANT || is_ternary(p->m.type) || (p->input < 0 && !down) || !scaled)        /* ternary ones have 128 */
+        if (p->make != MAKE_QUANT || is_ternary(p->m.type) || p->m.type == QT_FP8 || (p->input < 0 && !down) || !scaled)        /* ternary ones have 128 */
             continue;
         int act = p->m.cols % 128 == 0 ? 128 : p->m.cols % 64 == 0 ? 64 : 32;
         if (mat_init(&p->m, p->m.type, p->m.group_size, act, p->spec->rows, p->spec->cols, e))

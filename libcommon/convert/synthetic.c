@@ -331,6 +331,8 @@ static float code_size(const struct qtype_info *t)
     double n = t->value ? 1 << t->bits : 128, sum = 0, sum2 = 0;
     if (t->type == QT_T2 || t->type == QT_T3)   /* half of them 0: random_row */
         return 0.70710678f;
+    if (t->type == QT_FP8)                      /* from .5 to below 2: random_row */
+        return 1.1588f;
     for (int i = 0; i < (int)n; i++) {
         double v = t->value ? (double)t->value[i] : 2 * i - 127;        /* int8: the odd codes, see random_row */
         sum += v / n;
@@ -350,6 +352,8 @@ static void random_row(const struct mat *m, float size, struct rng *r, struct qr
         uint64_t v = (rng_u64(r) & mask) | set;
         if (m->type == QT_T2 || m->type == QT_T3)       /* 3 is no code: 1 instead */
             v ^= (v & v >> 1 & 0x0101010101010101u) << 1;
+        if (m->type == QT_FP8)
+            v = (v & 0x8f8f8f8f8f8f8f8fu) | 0x3030303030303030u;
         memcpy(q->code + k, &v, 8);                     /* room for whole words: qrow_init */
     }
     memset(q->code + m->cols, t->code_zero, (size_t)(m->cols_padded - m->cols));
@@ -357,7 +361,7 @@ static void random_row(const struct mat *m, float size, struct rng *r, struct qr
     for (int g = 0; g < m->n_groups; g++) {
         uint64_t v = rng_u64(r);
         float s = (float)(64 + v % 64);
-        q->scale[g] = t->scale == SCALE_S8 && v >> 63 ? -s : t->row_scale ? s : t->scale == SCALE_E8M0 ? exp2f(rintf(log2f(unit))) : to_f16(unit);
+        q->scale[g] = t->scale == SCALE_S8 && v >> 63 ? -s : t->row_scale ? s : t->scale == SCALE_E8M0 ? exp2f(rintf(log2f(unit))) : t->scale == SCALE_F32 ? unit : to_f16(unit);
         if (q->extra)
             q->extra[g] = t->extra == EXTRA_MIN_F16 ? to_f16(-7.5f * unit) : 8;
     }

@@ -127,6 +127,18 @@ static int scales_fit_f16(const struct packed *p)
     return 1;
 }
 
+/* Far from where a product with a code is no number, or loses bits. */
+static int scales_fit_fp8(const struct packed *p)
+{
+    int64_t n = (int64_t)(p->scale.size / (size_t)ggml_type_info(p->scale.type)->block_bytes);
+    for (int64_t i = 0; i < n; i++) {
+        const float s = fabsf(number(&p->scale, i));
+        if (!(s == 0 || (s > 0x1p-100f && s < 0x1p100f)))
+            return 0;
+    }
+    return 1;
+}
+
 /* The largest of our group sizes that the groups of the source are made of; 0: none. */
 static int our_group(const struct packed *p)
 {
@@ -152,9 +164,11 @@ static int zero_in_the_middle(const struct packed *p)
 int packed_exact(const struct packed *p, int *group_size)
 {
     int group = our_group(p);
-    if (p->order.data || p->divide || !group || p->layout == PACKED_F8)
+    if (p->order.data || p->divide || !group)
         return -1;
     *group_size = group;
+    if (p->layout == PACKED_F8)
+        return p->code.type == SRC_F8_E4M3 && group == 128 && scales_fit_fp8(p) ? QT_FP8 : -1;
     if (p->layout == PACKED_MXFP4) {
         *group_size = 32;
         return p->col_group == 32 ? QT_MXFP4 : -1;
@@ -191,7 +205,9 @@ void packed_row(const struct packed *p, const struct mat *m, int64_t row, struct
             group = k / p->col_group;
             zero = zero_at(p, row, group);
         }
-        if (p->layout == PACKED_MXFP4)
+        if (p->layout == PACKED_F8)
+            q->code[k] = p->code.data[row * p->cols + k];
+        else if (p->layout == PACKED_MXFP4)
             q->code[k] = (uint8_t)mxfp4_code(p, row, k);
         else if (m->type == QT_I4Z)
             q->code[k] = (uint8_t)(int)code_at(p, row, k);

@@ -21,6 +21,8 @@ enum qtype {
     QT_NF4 = 21,        /* value = row * scale * nf4_value[code], unsigned 8-bit scale per group of 64, f32 row */
     QT_M2 = 32, QT_M3 = 33,             /* as nl4, with codebooks of 4 and 8 values (qtype.c) */
     QT_M5 = 35, QT_M6 = 36,             /* as nl4, with the integers -16..15 and -32..31 */
+    QT_FP8 = 51,        /* value = scale * code read as e4m3fn, f32 scale per group of 128: exact for FP8 checkpoints.  Codes 7f and ff, which are no numbers,
+                         * do not occur.  Multiplied with f32 activations only, as the float types. */
     QT_MXFP4 = 50,      /* value = 2^(scale - 127) * code read as e2m1, 8-bit exponent (e8m0; 255: none) per group of 32 */
     QT_T2 = 64,         /* value = scale * (code - 1), 2-bit codes 0..2, f16 scale per group */
     QT_T3 = 65,         /* value = scale * (code - 1), code 0..2, five codes a byte, f16 scale per group of 256.
@@ -34,7 +36,7 @@ enum qtype {
     QT_F8E5M2 = 49,     /* the same with e5m2 */
 };
 
-enum scale_kind { SCALE_NONE, SCALE_F16, SCALE_S8, SCALE_U8, SCALE_E8M0 };
+enum scale_kind { SCALE_NONE, SCALE_F16, SCALE_S8, SCALE_U8, SCALE_E8M0, SCALE_F32 };
 enum extra_kind { EXTRA_NONE, EXTRA_MIN_F16, EXTRA_ZERO_U8 };
 
 struct qtype_info {
@@ -49,10 +51,13 @@ struct qtype_info {
     int is_float;               /* codes are f32, f16, bf16 */
     int has_kernels;            /* 0: code and layout are reserved, nothing computes on it yet */
     int code_zero;              /* the code that means 0 (pads rows of a group), where there is one */
-    const int8_t *value8;       /* [1 << bits] integer value of each code for the integer kernels, NULL for floats and I8 (code itself);
+    const int8_t *value8;       /* [1 << bits] integer value of each code for the integer kernels, NULL for floats, FP8 and I8 (code itself);
                                  * i4m and i4z: the code, min and zero point come on top; mxfp4: twice the value */
     const float *value;         /* [1 << bits] exact value of each code (nf4: the NF4 levels times 127), NULL as above */
 };
+
+/* Activations are never rounded to int8: act_group is 0, the integer kernels are not for it. */
+static inline int qtype_takes_floats(const struct qtype_info *t) { return t->is_float || t->type == QT_FP8; }
 
 /* NULL: no such type. */
 const struct qtype_info *qtype_info(enum qtype type);

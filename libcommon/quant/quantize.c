@@ -407,8 +407,17 @@ void quantize_scales(const struct mat *m, const float *x, const float *importanc
     struct grid grid;
     struct group d;
     assert(!t->is_float && m->group_size <= MAX_GROUP);
-    grid_init(&grid, m->type);
     q->row_scale = 1;
+    if (m->type == QT_FP8) {                    /* a code has its own exponent: nothing to search */
+        for (int g = 0; g < m->n_groups; g++) {
+            float amax = 0;
+            for (int k = g * m->group_size; k < (g + 1) * m->group_size && k < m->cols; k++)
+                amax = fabsf(x[k]) > amax ? fabsf(x[k]) : amax;
+            q->scale[g] = amax / 448 < FLT_MIN ? 0 : amax / 448;
+        }
+        return;
+    }
+    grid_init(&grid, m->type);
     if (t->scale == SCALE_NONE) {
         float amax = 0;
         for (int k = 0; k < m->cols; k++)
@@ -466,6 +475,7 @@ uint8_t quantize_nearest(const struct mat *m, float t)
     case QT_I4:                 return (uint8_t)(round_even(clamp(t, -8, 7)) + 8);
     case QT_T2: case QT_T3:     return (uint8_t)(round_even(clamp(t, -1, 1)) + 1);
     case QT_MXFP4:              return e2m1_nearest(t);
+    case QT_FP8:                return f32_to_f8e4m3(t);
     case QT_M5:                 return (uint8_t)(round_even(clamp(t, -16, 15)) + 16);
     case QT_M6:                 return (uint8_t)(round_even(clamp(t, -32, 31)) + 32);
     default:                    /* codebooks: halve the range, 2 to 4 times */
@@ -504,6 +514,12 @@ void quantize_codes(const struct mat *m, const float *x, struct qrow *q)
 {
     const struct qtype_info *t = qtype_info(m->type);
     struct grid grid;
+    if (m->type == QT_FP8) {
+        memset(q->code, 0, (size_t)m->cols_padded);
+        for (int k = 0; k < m->cols; k++)
+            q->code[k] = q->scale[k / m->group_size] > 0 ? f32_to_f8e4m3(x[k] / q->scale[k / m->group_size]) : 0;
+        return;
+    }
     grid_init(&grid, m->type);
     float base = t->bits == 8 ? 0 : grid.low;           /* 8-bit codes are two's complement */
     memset(q->code, t->code_zero, (size_t)m->cols_padded);

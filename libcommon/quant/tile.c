@@ -14,7 +14,7 @@ enum { LINE = 128, MAX_GROUP = 256, T3_LINES = 13 };
 
 static size_t scale_size(const struct qtype_info *t)
 {
-    return t->scale == SCALE_NONE ? 0 : t->scale == SCALE_F16 ? 2 : 1;
+    return t->scale == SCALE_NONE ? 0 : t->scale == SCALE_F32 ? 4 : t->scale == SCALE_F16 ? 2 : 1;
 }
 
 static size_t extra_size(const struct qtype_info *t)
@@ -37,10 +37,10 @@ int mat_init(struct mat *m, enum qtype type, int group_size, int act_group, int6
         return err_set(e, ERR_UNSUPPORTED, "number format %s is reserved, this version cannot compute on it", t->name);
     if (group_size < 1 || (group_size & (group_size - 1)) || !(t->group_sizes & (unsigned)group_size))
         return err_set(e, ERR_SHAPE, "%s: group size is %d, not %s", t->name, group_size,
-                       t->group_sizes == 32 ? "32" : t->group_sizes == 64 ? "64" : t->group_sizes == 256 ? "256" : "32, 64 or 128");
-    if (t->is_float ? act_group != 0 : act_group != 128 && (type == QT_T3 || (act_group != 32 && act_group != 64)))
+                       t->group_sizes == 32 ? "32" : t->group_sizes == 64 ? "64" : t->group_sizes == 128 ? "128" : t->group_sizes == 256 ? "256" : "32, 64 or 128");
+    if (qtype_takes_floats(t) ? act_group != 0 : act_group != 128 && (type == QT_T3 || (act_group != 32 && act_group != 64)))
         return err_set(e, ERR_SHAPE, "%s: activation group is %d, not %s", t->name, act_group,
-                       t->is_float ? "0" : type == QT_T3 ? "128" : "32, 64 or 128");
+                       qtype_takes_floats(t) ? "0" : type == QT_T3 ? "128" : "32, 64 or 128");
     if (rows < 1 || rows > INT_MAX - MAX_GROUP || cols < 1 || cols > INT_MAX - MAX_GROUP)
         return err_set(e, ERR_SHAPE, "%s: a matrix of %" PRId64 " x %" PRId64 " is not between 1 and 2^31 - 257 a side",
                        t->name, rows, cols);
@@ -54,7 +54,7 @@ int mat_init(struct mat *m, enum qtype type, int group_size, int act_group, int6
     m->cols = (int)cols;
     m->cols_padded = (int)((cols + pad - 1) / pad * pad);
     m->n_groups = m->cols_padded / group_size;
-    m->unit_groups = t->scale == SCALE_NONE || group_size == 256 ? 1 : t->scale == SCALE_F16 ? 2 : 4;
+    m->unit_groups = t->scale == SCALE_NONE || t->scale == SCALE_F32 || group_size == 256 ? 1 : t->scale == SCALE_F16 ? 2 : 4;
     m->n_tiles = (int)((rows + TILE_ROWS - 1) / TILE_ROWS);
     m->row_scale_bytes = t->row_scale ? TILE_ROWS * sizeof(float) : 0;
     m->group_bytes = type == QT_T3 ? (size_t)T3_LINES * LINE : (size_t)group_size * (size_t)t->bits / 32 * LINE;
@@ -193,7 +193,9 @@ static void group_put(const struct mat *m, const struct qtype_info *t, uint8_t *
 static float scale_get(const struct qtype_info *t, const uint8_t *p)
 {
     f16 h;
+    float f;
     switch (t->scale) {
+    case SCALE_F32: memcpy(&f, p, 4); return f;
     case SCALE_F16: memcpy(&h, p, 2); return f16_to_f32(h);
     case SCALE_S8:  return (float)(int8_t)*p;
     case SCALE_U8:  return (float)*p;
@@ -235,6 +237,7 @@ void tile_put(const struct mat *m, uint8_t *tile, int row_in_tile, const struct 
         uint8_t *s = tile + mat_scale_offset(m, g, row_in_tile), *x = tile + mat_extra_offset(m, g, row_in_tile);
         f16 h;
         switch (t->scale) {
+        case SCALE_F32: memcpy(s, &q->scale[g], 4); break;
         case SCALE_F16: h = f32_to_f16(q->scale[g]); memcpy(s, &h, 2); break;
         case SCALE_S8:  *s = (uint8_t)(int8_t)q->scale[g]; break;
         case SCALE_U8:  *s = (uint8_t)q->scale[g]; break;
@@ -288,7 +291,10 @@ void codes_decode(const struct mat *m, const uint8_t *code, int n, float row_sca
 {
     const struct qtype_info *t = qtype_info(m->type);
     float s = t->row_scale ? row_scale * scale : scale;
-    if (!t->value)
+    if (m->type == QT_FP8)
+        for (int i = 0; i < n; i++)
+            out[i] = s * f8e4m3_to_f32(code[i]);
+    else if (!t->value)
         for (int i = 0; i < n; i++)
             out[i] = s * (float)(int8_t)code[i];
     else if (t->extra == EXTRA_NONE)

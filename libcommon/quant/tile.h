@@ -2,7 +2,7 @@
  *
  * A matrix [rows, cols] (out_features, in_features) is cut into tiles of 32 rows.  A tile is
  *     [32 f32 row scales, if the type has them] unit unit ... unit
- * A unit holds the scales and then the codes of U groups (U = 4 with 8-bit scales, 2 with f16 scales, 1 with groups of
+ * A unit holds the scales and then the codes of U groups (U = 4 with 8-bit scales, 2 with f16 scales, 1 with f32 scales, groups of
  * 256 or without scales; the last unit of a tile may hold fewer: n).  The scale area is
  *     for each quad of 4 rows (0..7): for each group of the unit: 4 scales
  * so that one 16-byte load of a GPU lane has its 4 rows' scales of all groups; then, if the type has an extra (min or zero),
@@ -33,7 +33,7 @@ enum { TILE_ROWS = 32 };
 struct mat {
     enum qtype type;
     int group_size;             /* k per scale; 32 for types without group scales (only pads k) */
-    int act_group;              /* activations are rounded to int8 per this many k: 32, 64, 128 (t3: 128); 0: float types, never rounded */
+    int act_group;              /* activations are rounded to int8 per this many k: 32, 64, 128 (t3: 128); 0: float types and fp8, never rounded */
     int rows, cols;
     int cols_padded;            /* to a multiple of max(group_size, act_group) */
     int n_groups;               /* cols_padded / group_size */
@@ -61,7 +61,7 @@ size_t mat_group_offset(const struct mat *m, int group);                        
 struct qrow {
     uint8_t *code;              /* [cols_padded]; int8 codes as two's complement bytes */
     float row_scale;            /* 1 if the type has none */
-    float *scale;               /* [n_groups]: f16 types: the exact f16 value; 8-bit scales: the integer; e8m0: the power of 2; in units of row_scale */
+    float *scale;               /* [n_groups]: f16 types: the exact f16 value; f32: itself; 8-bit scales: the integer; e8m0: the power of 2; in units of row_scale */
     float *extra;               /* [n_groups] min (exact f16) or zero point (integer), NULL if the type has none */
 };
 /* An empty tile: all scales 0, all codes code_zero, padding 0.  Before the first tile_put or tile_put_float of a tile. */

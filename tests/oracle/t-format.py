@@ -31,6 +31,7 @@ TYPES = {
     "m3": ([2, 1], "b", True, None, [-127, -77, -45, -18, 7, 33, 64, 105].__getitem__),
     "m5": ([4, 1], "b", True, None, lambda c: c - 16),
     "m6": ([4, 2], "b", True, None, lambda c: c - 32),
+    "fp8": ([8], "f", False, None, lambda c: (-1 if c > 127 else 1) * ((c & 7) * 2.0 ** -9 if (c & 127) < 8 else (8 + (c & 7)) * 2.0 ** ((c >> 3 & 15) - 10))),
 }
 
 
@@ -67,7 +68,7 @@ def read_row(b, t, row):
         tile = n_groups * group * (4 if t["type"] == "f32" else 2) // 4 * 128
         return float_row(b, t, t["offset"] + row // 32 * tile, r), tile * ((rows + 31) // 32)
     planes, scale, row_scale, extra, value = TYPES[t["type"]]
-    full = {None: 1, "e": 2}.get(scale, 4)
+    full = {None: 1, "f": 1, "e": 2}.get(scale, 4)
     size = struct.calcsize(scale) if scale else 0
     extra_size = struct.calcsize(extra) if extra else 0
     codes = group * sum(planes) // 32 * 128
@@ -102,7 +103,7 @@ def read_row(b, t, row):
 
 
 NUMBERS = {0: "f32", 1: "f16", 2: "bf16", 8: "i8", 9: "i8r", 16: "i4", 17: "i4m", 18: "i4z", 20: "nl4", 21: "nf4", 32: "m2", 33: "m3", 35: "m5", 36: "m6",
-           48: "f8e4m3", 49: "f8e5m2", 50: "mxfp4", 64: "t2", 65: "t3"}
+           48: "f8e4m3", 49: "f8e5m2", 50: "mxfp4", 51: "fp8", 64: "t2", 65: "t3"}
 
 
 def read_tensors(b, at, length):
@@ -168,7 +169,7 @@ def check(name, source, *options):
 
 
 tiny = os.path.join(ROOT, "models", "tiny")
-for kind in ("nl4", "nf4", "f32", "f16", "bf16"):
+for kind in ("nl4", "nf4", "fp8", "f32", "f16", "bf16"):
     check(kind, tiny, "-q", kind, "--quality", "fast")
 for size in (32, 64, 128):
     check(f"int4, group {size}", tiny, "-q", "int4", "-g", size, "--quality", "fast")

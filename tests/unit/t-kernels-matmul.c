@@ -31,9 +31,9 @@ static void random_row(const struct mat *m, struct qrow *q, struct rng *r)
     const struct qtype_info *t = qtype_info(m->type);
     q->row_scale = t->row_scale ? uniform(r, 1e-4f, 1e-3f) : 1;
     for (int i = 0; i < m->cols_padded; i++)
-        q->code[i] = (uint8_t)(i >= m->cols ? t->code_zero : t->bits == 8 ? below(r, 255) - 127 : below(r, m->type == QT_T2 || m->type == QT_T3 ? 3 : 1 << t->bits));
+        q->code[i] = (uint8_t)(i >= m->cols ? t->code_zero : m->type == QT_FP8 ? below(r, 127) | below(r, 2) << 7 : t->bits == 8 ? below(r, 255) - 127 : below(r, m->type == QT_T2 || m->type == QT_T3 ? 3 : 1 << t->bits));
     for (int g = 0; g < m->n_groups; g++) {
-        q->scale[g] = t->scale == SCALE_NONE ? 1 : t->scale == SCALE_F16 ? f16_to_f32(f32_to_f16(uniform(r, -0.02f, 0.02f)))
+        q->scale[g] = t->scale == SCALE_NONE ? 1 : t->scale == SCALE_F32 ? uniform(r, -0.02f, 0.02f) : t->scale == SCALE_F16 ? f16_to_f32(f32_to_f16(uniform(r, -0.02f, 0.02f)))
                     : t->scale == SCALE_E8M0 ? ldexpf(1, below(r, 6) ? below(r, 12) - 10 : -127 + below(r, 3))
                     : t->scale == SCALE_S8 ? (float)(below(r, 255) - 127) : (float)below(r, 256);
         if (q->extra)
@@ -253,14 +253,14 @@ static void each_type(int is_float, int exact)
 {
     for (int type = 0; type < 256; type++) {
         const struct qtype_info *t = qtype_info((enum qtype)type);
-        if (!t || !t->has_kernels || t->is_float != is_float)
+        if (!t || !t->has_kernels || (exact ? t->is_float : qtype_takes_floats(t)) != is_float)
             continue;
         for (int g = 32; g <= 256; g *= 2)
-            for (size_t a = type == QT_T3 ? 2 : 0; a < 3 && t->group_sizes & (unsigned)g; a++) {
+            for (size_t a = type == QT_T3 ? 2 : 0; a < 3 && (g == 32 || !t->is_float) && t->group_sizes & (unsigned)g; a++) {
                 if ((is_float || exact) && a && type != QT_T3)
                     continue;
                 for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
-                    check((enum qtype)type, g, is_float ? 0 : act_groups[a], shapes[s][0], shapes[s][1], exact);
+                    check((enum qtype)type, g, qtype_takes_floats(t) ? 0 : act_groups[a], shapes[s][0], shapes[s][1], exact);
             }
     }
 }
@@ -271,7 +271,7 @@ static void largest_sums(void **state)
     (void)state;
     for (int type = 0; type < 256; type++) {
         const struct qtype_info *t = qtype_info((enum qtype)type);
-        if (!t || !t->has_kernels || t->is_float)
+        if (!t || !t->has_kernels || qtype_takes_floats(t))
             continue;
         for (int g = 32; g <= 256; g *= 2)
             for (size_t a = type == QT_T3 ? 2 : 0; a < 3 && t->group_sizes & (unsigned)g; a++) {
@@ -354,7 +354,7 @@ static void check_guard(const struct kernels *k, const struct mat *m, const char
 /* n tokens in buffers for `most`, in front of bytes that must stay. */
 static void check_buffers(const struct kernels *k, const struct mat *m, const float *x, size_t ldx, int n, int most, const uint8_t *guard)
 {
-    const int exact = qtype_info(m->type)->is_float;
+    const int exact = qtype_takes_floats(qtype_info(m->type));
     const size_t ldo = (size_t)m->rows + 3, scratch_size = k->scratch_bytes(most, m->cols_padded), act_size = exact ? 0 : k->act_bytes(most, m->cols_padded, m->act_group);
     float *want = run(k, m, x, ldx, n, exact, m->n_tiles), *out = aligned((size_t)n * ldo * sizeof *out);
     uint8_t *scratch = guarded(scratch_size), *act = guarded(act_size);
@@ -379,14 +379,14 @@ static void check_buffers(const struct kernels *k, const struct mat *m, const fl
 static void few_tokens_in_larger_buffers(void **state)
 {
     (void)state;
-    static const enum qtype types[] = { QT_BF16, QT_F32, QT_NL4 };
+    static const enum qtype types[] = { QT_BF16, QT_F32, QT_NL4, QT_FP8 };
     static const int tokens[][2] = { { 1, 17 }, { 8, 17 }, { 13, 64 }, { 16, 17 }, { 16, 32 }, { 16, 192 }, { 17, 18 }, { 23, 24 }, { 48, 49 }, { 33, 64 } };
     enum { ROWS = 40, COLS = 2100, MOST = 48 };
     uint8_t *guard = guarded(0);
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
         struct rng r = { 7 };
         struct mat m;
-        uint8_t *data = random_mat(&m, types[i], 32, types[i] == QT_NL4 ? 64 : 0, ROWS, COLS, 0, &r);
+        uint8_t *data = random_mat(&m, types[i], types[i] == QT_FP8 ? 128 : 32, types[i] == QT_NL4 ? 64 : 0, ROWS, COLS, 0, &r);
         float *x = random_activations(MOST, COLS, COLS, &r);
         for (const struct kernels *const *k = kernels_all(); *k; k++)
             for (size_t n = 0; (*k)->supported() && *k != &kernels_ref && n < sizeof tokens / sizeof *tokens; n++)

@@ -113,7 +113,7 @@ static void keeps(const struct source *s, const char *name, enum qtype type, int
     const int found = packed_exact(t->packed, &found_group), cols = (int)t->dim[1];
     assert_int_equal(found, type);
     assert_int_equal(found_group, group);
-    assert_int_equal(mat_init(&m, type, group, 32, t->dim[0], cols, &e), 0);
+    assert_int_equal(mat_init(&m, type, group, type == QT_FP8 ? 0 : 32, t->dim[0], cols, &e), 0);
     assert_int_equal(qrow_init(&q, &m, &e), 0);
     float *want = calloc(2 * (size_t)m.cols_padded, sizeof *want), *got = want + m.cols_padded;
     uint8_t *tile = calloc(1, m.tile_bytes);
@@ -433,6 +433,29 @@ static void compressed_int8(void **state)
         }
 }
 
+/* Blocks of 128 and scales that f16 has not: codes and scales stay; scales so small that products lose bits do not. */
+static void fp8_kept(void)
+{
+    enum { ROWS = 130, COLS = 300 };
+    for (int tiny = 0; tiny < 2; tiny++) {
+        begin();
+        uint8_t *codes = tensor("w.weight", "F8_E4M3", "130,300", ROWS * COLS);
+        float *scales = tensor("w.weight_scale_inv", "F32", "2,3", 24);
+        seed = 5;
+        for (int i = 0; i < ROWS * COLS; i++)
+            codes[i] = (uint8_t)(next(127) | next(2) << 7);
+        for (int i = 0; i < 6; i++)
+            scales[i] = (float)(next(1000) + 1) / 7777;
+        scales[4] = tiny ? 1e-40f : scales[4];
+        struct source *s = opens("{\"quant_method\": \"fp8\", \"fmt\": \"e4m3\", \"weight_block_size\": [128, 128]}");
+        if (tiny)
+            not_kept(s, "w.weight");
+        else
+            keeps(s, "w.weight", QT_FP8, 128);
+        source_close(s);
+    }
+}
+
 /* Blocks that the matrix does not fill. */
 static void fp8_blocks(void **state)
 {
@@ -453,6 +476,10 @@ static void fp8_blocks(void **state)
     holds(s, "w.weight", want, ROWS, COLS);
     not_kept(s, "w.weight");
     source_close(s);
+    fp8_kept();
+    begin();
+    tensor("w.weight", "F8_E4M3", "5,7", ROWS * COLS);
+    tensor("w.weight_scale_inv", "F32", "3,2", 24);
     refuses("{\"quant_method\": \"fp8\", \"weight_block_size\": [2, 3]}", "tensor w.weight: [5, 7] with scales [3, 2] of F32 fits nothing");
     refuses("{\"quant_method\": \"fp8\", \"weight_block_size\": [0, 4]}", "weight_block_size: expected [rows, columns]");
     refuses("{\"quant_method\": \"fp8\"}", "tensor w.weight: [5, 7] with scales [3, 2] of F32 fits nothing");

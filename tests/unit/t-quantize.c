@@ -378,10 +378,46 @@ static void same_bits(void **state)
         }
 }
 
+/* fp8: the largest of a group becomes 448 or its negative, every value the nearest of all codes; a group of zeros, or of nearly nothing, is 0. */
+static void fp8_nearest(void **state)
+{
+    (void)state;
+    enum { GROUPS = 3, N = 128 * GROUPS - 40 };
+    struct rng r = { 9 };
+    struct mat m;
+    struct qrow q;
+    float x[N], out[N], value[256];
+    assert_int_equal(mat_init(&m, QT_FP8, 128, 0, 1, N, NULL), 0);
+    assert_int_equal(qrow_init(&q, &m, NULL), 0);
+    for (int c = 0; c < 256; c++)
+        value[c] = f8e4m3_to_f32((f8e4m3)c);
+    normal_row(&r, x, N);
+    for (int k = 128; k < 256; k++)
+        x[k] = k % 2 ? 1e-44f : 0;
+    for (int k = 0; k < 128; k += 3)
+        x[k] *= 0.01f;
+    quantize_row(&m, x, NULL, QUANT_SEARCH, &q);
+    qrow_decode(&m, &q, out);
+    for (int g = 0; g < GROUPS; g++) {
+        int most = 0;
+        for (int k = g * 128; k < (g + 1) * 128 && k < N; k++) {
+            float best = INFINITY;
+            for (int c = 0; c < 256 && q.scale[g] > 0; c++)
+                if ((c & 127) != 127 && fabsf(q.scale[g] * value[c] - x[k]) < best)
+                    best = fabsf(q.scale[g] * value[c] - x[k]);
+            if (g == 1 ? out[k] != 0 : fabsf(out[k] - x[k]) > best * 1.0001f || q.code[k] != quantize_nearest(&m, x[k] / q.scale[g]))
+                fail_msg("%.9g became %.9g, off by more than %g", (double)x[k], (double)out[k], (double)best);
+            most |= (q.code[k] & 127) == 126;
+        }
+        assert_int_equal(most, g != 1);
+    }
+    qrow_release(&q);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(nearest), cmocka_unit_test(errors), cmocka_unit_test(ternary_rules), cmocka_unit_test(importance_counts),
+        cmocka_unit_test(fp8_nearest), cmocka_unit_test(nearest), cmocka_unit_test(errors), cmocka_unit_test(ternary_rules), cmocka_unit_test(importance_counts),
         cmocka_unit_test(zero_and_constant), cmocka_unit_test(extremes), cmocka_unit_test(outlier), cmocka_unit_test(same_bits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

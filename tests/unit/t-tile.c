@@ -14,7 +14,7 @@
 #include "libcommon/quant/quantize.h"
 #include "libcommon/quant/tile.h"
 
-static const enum qtype int_types[] = { QT_I8, QT_I8R, QT_I4, QT_I4M, QT_I4Z, QT_NL4, QT_NF4, QT_M2, QT_M3, QT_M5, QT_M6, QT_MXFP4, QT_T2, QT_T3 };
+static const enum qtype int_types[] = { QT_I8, QT_I8R, QT_I4, QT_I4M, QT_I4Z, QT_NL4, QT_NF4, QT_M2, QT_M3, QT_M5, QT_M6, QT_MXFP4, QT_T2, QT_T3, QT_FP8 };
 static const int sizes_rows[] = { 1, 31, 32, 33 }, sizes_cols[] = { 1, 31, 32, 33, 100, 576 };
 
 /* Where the words of tile.h put things: a walk over the tile, byte by byte, with nothing of tile.c. */
@@ -22,8 +22,8 @@ struct place { size_t scale, extra, codes; };
 
 static struct place walk(const struct qtype_info *t, int n_groups, int group_size, int group, int row)
 {
-    int per_unit = t->scale == SCALE_NONE || group_size == 256 ? 1 : t->scale == SCALE_F16 ? 2 : 4;
-    size_t scale_bytes = t->scale == SCALE_NONE ? 0 : t->scale == SCALE_F16 ? 2 : 1;
+    int per_unit = t->scale == SCALE_NONE || t->scale == SCALE_F32 || group_size == 256 ? 1 : t->scale == SCALE_F16 ? 2 : 4;
+    size_t scale_bytes = t->scale == SCALE_NONE ? 0 : t->scale == SCALE_F32 ? 4 : t->scale == SCALE_F16 ? 2 : 1;
     size_t extra_bytes = t->extra == EXTRA_NONE ? 0 : t->extra == EXTRA_MIN_F16 ? 2 : 1;
     size_t at = t->row_scale ? 32 * 4 : 0;
     struct place p = { 0, 0, 0 };
@@ -69,10 +69,10 @@ static void random_row(struct rng *r, const struct mat *m, struct qrow *q)
 {
     const struct qtype_info *t = qtype_info(m->type);
     for (int k = 0; k < m->cols_padded; k++)
-        q->code[k] = (uint8_t)(k < m->cols ? (t->type == QT_T3 ? rng_u64(r) % 3 : rng_u64(r) & ((1u << t->bits) - 1)) : (unsigned)t->code_zero);
+        q->code[k] = (uint8_t)(k < m->cols ? (t->type == QT_T3 ? rng_u64(r) % 3 : t->type == QT_FP8 ? rng_u64(r) % 127 | (rng_u64(r) & 128) : rng_u64(r) & ((1u << t->bits) - 1)) : (unsigned)t->code_zero);
     q->row_scale = t->row_scale ? (float)(rng_double(r) - 0.5) : 1;
     for (int g = 0; g < m->n_groups; g++) {
-        q->scale[g] = t->scale == SCALE_NONE ? 1 : t->scale == SCALE_F16 ? f16_to_f32(f32_to_f16((float)rng_double(r)))
+        q->scale[g] = t->scale == SCALE_NONE ? 1 : t->scale == SCALE_F32 ? (float)(rng_double(r) - 0.5) : t->scale == SCALE_F16 ? f16_to_f32(f32_to_f16((float)rng_double(r)))
                     : t->scale == SCALE_E8M0 ? ldexpf(1, (int)(rng_u64(r) % 255) - 127)
                     : t->scale == SCALE_S8 ? (float)((int)(rng_u64(r) % 255) - 127) : (float)(rng_u64(r) % 256);
         if (q->extra)
@@ -90,6 +90,11 @@ static float value_of(const struct qtype_info *t, const struct qrow *q, int grou
     case QT_I4M: return s * (float)code + q->extra[group];
     case QT_I4Z: return s * ((float)code - q->extra[group]);
     case QT_NL4: return s * (float)nl4_value[code];
+    case QT_FP8: {                      /* OCP 8-bit floating point: sign, 4 bits of exponent of bias 7, 3 of mantissa */
+        const int exponent = (int)(code >> 3 & 15), mantissa = (int)(code & 7);
+        const float value = exponent ? ldexpf((float)(8 + mantissa), exponent - 10) : ldexpf((float)mantissa, -9);
+        return s * (code & 128 ? -value : value);
+    }
     case QT_M5:  return s * (float)((int)code - 16);
     case QT_M6:  return s * (float)((int)code - 32);
     default:     return s * t->value[code];
@@ -171,11 +176,11 @@ static void integer_types(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof int_types / sizeof *int_types; i++)
         for (int g = 32; g <= 256; g *= 2)
-            for (int a = int_types[i] == QT_T3 ? 128 : 32; a <= 128; a *= 2)
+            for (int a = int_types[i] == QT_T3 || int_types[i] == QT_FP8 ? 128 : 32; a <= 128; a *= 2)
                 for (size_t r = 0; r < 4; r++)
                     for (size_t c = 0; c < 6; c++)
                         if (qtype_info(int_types[i])->group_sizes & (unsigned)g)
-                            check_matrix(int_types[i], g, a, sizes_rows[r], sizes_cols[c]);
+                            check_matrix(int_types[i], g, int_types[i] == QT_FP8 ? 0 : a, sizes_rows[r], sizes_cols[c]);
 }
 
 static void float_types(void **state)
