@@ -210,7 +210,7 @@ INLINE void dot_stream(const int T, const int bits, const int more, const struct
                             prefetch(line + w->ahead + j);
                     UNROLL for (int j = 0; j < lines; j++) {
                         const __m512i w0 = vi_load(line), w1 = vi_load(line + 64);
-                        UNROLL_SOME for (int u = 0; u < 8 / bits; u++) {
+                        UNROLL for (int u = 0; u < 8 / bits; u++) {
                             const int out = j * (8 / bits) + u, h = out * more / 8 * 128;
                             const __m512i s0 = stream_codes(w0, vi_load(high + h), bits, more, out), s1 = stream_codes(w1, vi_load(high + h + 64), bits, more, out);
                             const __m512i v0 = bits < 8 ? _mm512_permutexvar_epi8(s0, table) : vbytes_flip(s0), v1 = bits < 8 ? _mm512_permutexvar_epi8(s1, table) : vbytes_flip(s1);

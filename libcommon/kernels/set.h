@@ -4,17 +4,17 @@
 
 #include "libcommon/kernels/kernels.h"
 
+/* A sanitizer looks at addresses, which are the same in loops and in one copy of each function: these compile in a tenth of the time. */
+#if defined __SANITIZE_ADDRESS__ || defined __SANITIZE_THREAD__
+#define INLINE static inline
+#define UNROLL
+#else
 #define INLINE static inline __attribute__((always_inline))
 #if defined(__clang__)
 #define UNROLL _Pragma("unroll")
 #else
 #define UNROLL _Pragma("GCC unroll 32")
 #endif
-/* A loop that runs once for some types: in a sanitizer's build gcc says that it found none there. */
-#if defined __SANITIZE_ADDRESS__ || defined __SANITIZE_THREAD__
-#define UNROLL_SOME
-#else
-#define UNROLL_SOME UNROLL
 #endif
 
 #define ROWS_OF(set) \
