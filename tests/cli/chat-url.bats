@@ -1,5 +1,6 @@
 # chat-url.bats - zse-chat --url: our own server, and one that behaves as others do and breaks.
 bats_require_minimum_version 1.5.0
+load ../lib/await
 
 setup_file() {
   cd "$BATS_TEST_DIRNAME/../.." || exit 1
@@ -13,7 +14,7 @@ setup_file() {
   read -r _ _ URL <"$T/a"
   read -r FAKE <"$T/b"
   export URL FAKE
-  curl -sf --retry 120 --retry-delay 1 --retry-all-errors "$URL/health" >/dev/null
+  await listens "$URL"
 }
 teardown_file() {
   local p

@@ -1,5 +1,6 @@
 # chat.bats - zse-chat as a filter, as a batch, and on a terminal; with the tiny model.
 bats_require_minimum_version 1.5.0
+load ../lib/await
 
 setup_file() {
   export XDG_CACHE_HOME=$BATS_FILE_TMPDIR/cache XDG_STATE_HOME=$BATS_FILE_TMPDIR/state
@@ -43,10 +44,11 @@ print(v if isinstance(v,str) else json.dumps(v))' "$1"; }
   mv "$made" "$BATS_TEST_TMPDIR/made"
   mkfifo "$BATS_TEST_TMPDIR/go"
   flock "$made.lock" -c "read -r _ <'$BATS_TEST_TMPDIR/go'" 3>&- &
-  until [ -e "$made.lock" ] && ! flock -n "$made.lock" true; do :; done
+  taken() { [ -e "$made.lock" ] && ! flock -n "$made.lock" true; }
+  await taken
   zse-chat models/tiny -q int8 -p "What is 2+2?" --temp 0 >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err" 3>&- &
   chat=$!
-  until grep -q 'another process is converting models/tiny; waiting for it' "$BATS_TEST_TMPDIR/err"; do kill -0 $chat; done
+  await grep -q 'another process is converting models/tiny; waiting for it' "$BATS_TEST_TMPDIR/err"
   mv "$BATS_TEST_TMPDIR/made" "$made"
   echo >"$BATS_TEST_TMPDIR/go"
   wait $chat

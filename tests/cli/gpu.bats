@@ -1,5 +1,6 @@
 # gpu.bats - --device: what is refused and why, and the programs with the emulated device (make emulated).
 bats_require_minimum_version 1.5.0
+load ../lib/await
 
 setup_file() {
   cd "$BATS_TEST_DIRNAME/../.." || exit 1
@@ -76,7 +77,8 @@ setup_file() {
   ZSE_TEST_FAULT=attn_split:2 "$B/emulated/zse-serve" "$MODEL" --device emulated --port 0 --ctx 128 --max-seqs 2 >"$BATS_TEST_TMPDIR/pipe" 2>"$BATS_TEST_TMPDIR/err" 3>&- &
   pid=$!
   read -r _ _ url <"$BATS_TEST_TMPDIR/pipe"
-  curl -sf --retry 20 --retry-delay 0 --retry-max-time 20 --retry-all-errors "$url/health" | jq -e .gpu_available
+  await listens "$url"
+  curl -s "$url/health" | jq -e .gpu_available
   admin() { curl -s -H "Authorization: Bearer $(cat "$ZSE_HOME/admin.token")" "$@"; }
   ask() { curl -s -w '%{http_code}' "$url/v1/completions" -d '{"prompt":"a","max_tokens":1,"temperature":0}'; }
   curl -s "$url/api/stats/gpu" | jq -e '.models | length == 1 and .[0].device == "emulated:0" and .[0].gpu_layers == 4 and .[0].weight_bytes > 0 and (.[0].lost | not)'

@@ -1,5 +1,6 @@
 # hub.bats - models by their name on a hub: a server on this machine speaks its protocol, with the faults that networks and hubs have.
 bats_require_minimum_version 1.5.0
+load ../lib/await
 
 setup_file() {
   cd "$BATS_TEST_DIRNAME/../.." || exit 1
@@ -61,11 +62,6 @@ fault() { curl -s "$HUB/_fault" -d "$1"; }
 requests() { curl -s "$HUB/_log"; }
 asked() { requests | grep -Eq "$1"; }
 never_asked() { if asked "$1"; then requests; return 1; fi; }
-# Until a command says yes, at most two minutes.
-await() {
-  local end=$((SECONDS + 120))
-  until "$@"; do [ $SECONDS -lt $end ] || return 1; sleep 0.05; done
-}
 held() { [ "$(requests | grep -c ' cdn$')" = 4 ]; }
 written_down() { [ -s "$(find "$REPO/blobs" -name '*.zse-ranges' 2>/dev/null)" ]; }
 convert() { run --separate-stderr zse-convert "${1:-test/tiny}" -o "$BATS_TEST_TMPDIR/m.zse" --quality fast; }

@@ -42,5 +42,6 @@
   # shellcheck disable=SC2086
   shellcheck -S warning $scripts
   shellcheck -S warning -e SC2044,SC2046,SC2154 tests/cli/*.bats
+  shellcheck -S warning -s bash tests/lib/*.bash
   shellcheck -S warning -e SC2207 completions/*.bash
 }

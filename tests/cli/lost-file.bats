@@ -1,5 +1,6 @@
 # lost-file.bats - a model's file is cut, written to, replaced or removed while a program has it mapped.
 bats_require_minimum_version 1.5.0
+load ../lib/await
 
 setup_file() {
   cd "$BATS_TEST_DIRNAME/../.." || exit 1
@@ -18,7 +19,6 @@ serve() {
   exec 5< <(exec zse-serve "$Z" --port 0 2>"$T/err")
   PID=$!
   read -r -u 5 _ _ URL
-  curl -s --retry 9 --retry-all-errors "$URL/health" >/dev/null
 }
 # ask: the status; the body is in $T/body
 ask() {
@@ -26,11 +26,8 @@ ask() {
     -d "{\"model\":\"m\",\"temperature\":0,\"max_tokens\":12,\"messages\":[{\"role\":\"user\",\"content\":\"What is the capital of France?\"}]}"
 }
 admin() { curl -s -H "Authorization: Bearer $(cat "$ZSE_HOME/admin.token")" "$@"; }
-# until_status CODE: ask until that is the answer, at most 120 s
-until_status() {
-  local end=$((SECONDS + 120))
-  until [ "$(ask)" = "$1" ]; do [ $SECONDS -lt $end ] || { echo "no $1: $(cat "$T/body" "$T/err")"; return 1; }; done
-}
+# until_status CODE: ask until that is the answer
+until_status() { await says "$1" ask || { cat "$T/body" "$T/err"; return 1; }; }
 text() { jq -r '.choices[0].message.content' "$T/body"; }
 
 @test "a file cut under a running server: requests fail with a sentence, the model leaves, the server and its audit log stay" {
@@ -43,8 +40,7 @@ text() { jq -r '.choices[0].message.content' "$T/body"; }
   [ "$code" = 503 ]
   jq -e '.error.code == "model_unavailable" or .error.code == "model_loading"' "$T/body"
   run -1 grep -q "$T" "$T/body"                       # the path is nobody's business
-  end=$((SECONDS + 30))
-  until grep -q "m: $Z: \(has 8192 bytes now, had $size\|cannot be read any more\)" "$T/err"; do [ $SECONDS -lt $end ]; done
+  await grep -q "m: $Z: \(has 8192 bytes now, had $size\|cannot be read any more\)" "$T/err"
   kill -0 "$PID"
   # another file of this name is taken at the next request
   cp "$BATS_FILE_TMPDIR/tiny.zse" "$T/new"
@@ -60,14 +56,14 @@ text() { jq -r '.choices[0].message.content' "$T/body"; }
 }
 
 @test "a file cut in the middle of an answer ends that answer, not the server" {
-  local client end i
+  local client i
   serve
   for ((i = 0; i < 50; i++)); do                        # again where the answer was complete before the file was cut
     until_status 200
     : >"$T/stream"
     curl -sN "$URL/v1/chat/completions" -d '{"stream":true,"max_tokens":100000,"ignore_eos":true,"messages":[{"role":"user","content":"Tell me a long story."}]}' >"$T/stream" &
-    client=$! end=$((SECONDS + 120))
-    until grep -q content "$T/stream"; do [ $SECONDS -lt $end ]; done
+    client=$!
+    await grep -q content "$T/stream"
     truncate -s 4096 "$Z"
     wait $client || true                                # the stream ends without its last chunk
     grep -q 'finish_reason":"\(stop\|length\)"' "$T/stream" || break
@@ -126,18 +122,17 @@ rewrite() { printf '%08d' $((RANDOM * 3000 + RANDOM)) | dd of="$Z" bs=1 seek=100
 
 # logged TEXT COUNT: until so many lines of the server say so
 logged() {
-  local end=$((SECONDS + 120))
-  until [ "$(grep -c "$1" "$T/err")" -ge "$2" ]; do [ $SECONDS -lt $end ] || { cat "$T/err"; return 1; }; done
+  said() { [ "$(grep -c "$1" "$T/err")" -ge "$2" ]; }
+  await said "$@" || { cat "$T/err"; return 1; }
 }
 
 @test "a file that was written to is loaded again for who names no model, and by SIGHUP" {
-  local model end
+  local model
   serve
   until_status 200
   for model in '' '"model":"default",'; do
     rewrite
-    end=$((SECONDS + 120))
-    until curl -sf "$URL/v1/completions" -d "{$model\"prompt\":\"a\",\"max_tokens\":1}" >"$T/body"; do [ $SECONDS -lt $end ] || { cat "$T/err"; return 1; }; done
+    await curl -sf -o "$T/body" "$URL/v1/completions" -d "{$model\"prompt\":\"a\",\"max_tokens\":1}" || { cat "$T/err"; return 1; }
   done
   logged 'm: ready after' 3
   rewrite

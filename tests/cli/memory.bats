@@ -2,6 +2,7 @@
 bats_require_minimum_version 1.5.0
 
 setup_file() {
+  [ -z "${ZSE_SANITIZED-}" ] || return 0
   export MODEL=$BATS_FILE_TMPDIR/m.zse
   zse-convert --synthetic SmolLM2-135M -q nl4 -o "$MODEL" >/dev/null 2>&1
 }

@@ -1,5 +1,6 @@
 # serve-config.bats - zse-serve --config: options from a file.
 bats_require_minimum_version 1.5.0
+load ../lib/await
 
 setup_file() {
   cd "$BATS_TEST_DIRNAME/../.." || exit 1
@@ -38,7 +39,7 @@ planned() { zse-serve --config "$T/c.json" --plan "${@:2}" | grep -- "^$1"; }
   exec 5< <(exec zse-serve --config "$T/c.json" --port 0 --no-audit "$T/other.zse" 2>"$T/err")
   PID=$!
   read -r -u 5 _ _ url
-  until [ "$(curl -s "$url/v1/models" | jq -r '.data[].id')" = other ]; do kill -0 "$PID"; done
+  await says other eval "curl -s $url/v1/models | jq -r '.data[].id'"
 }
 
 @test "ZSE_PORT of a service link is left alone, and no port is looked at without a listener for it" {
@@ -57,7 +58,8 @@ planned() { zse-serve --config "$T/c.json" --plan "${@:2}" | grep -- "^$1"; }
   exec 5< <(exec zse-serve --config "$T/c.json" 2>"$T/err")
   PID=$!
   read -r -u 5 _ _ url
-  curl -s --retry 120 --retry-delay 1 --retry-all-errors "$url/v1/chat/completions" -d '{"temperature":0,"messages":[{"role":"user","content":"What is 2+2?"}]}' >"$T/j"
+  await listens "$url"
+  curl -s "$url/v1/chat/completions" -d '{"temperature":0,"messages":[{"role":"user","content":"What is 2+2?"}]}' >"$T/j"
   jq -e '.choices[0].message.content == "2 + 2 = 4" and .model == "from-file"' "$T/j"
 }
 

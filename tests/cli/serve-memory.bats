@@ -1,5 +1,6 @@
 # serve-memory.bats - zse-serve while memory runs short: refuse, give up prefixes, come back, end.
 bats_require_minimum_version 1.5.0
+load ../lib/await
 
 setup_file() {
   cd "$BATS_TEST_DIRNAME/../.." || exit 1
@@ -26,17 +27,14 @@ serve() {
   exec 5< <(exec ${GROUP:+tests/lib/in-group "$GROUP"} zse-serve "$Z" --port 0 --no-audit "$@" 2>"$T/err")
   PID=$!
   read -r -u 5 _ _ URL
-  until curl -sf "$URL/health" >/dev/null; do kill -0 "$PID"; done
+  await listens "$URL"
 }
 ask() {
   curl -s -D "$T/head" -o "$T/body" -w '%{http_code}' "$URL/v1/chat/completions" \
     -d '{"temperature":0,"max_tokens":12,"messages":[{"role":"user","content":"What is the capital of France? And what is the capital of Italy?"}]}'
 }
-# until_status CODE: ask until that is the answer, at most two minutes
-until_status() {
-  local end=$((SECONDS + 120))
-  until [ "$(ask)" = "$1" ]; do [ $SECONDS -lt $end ] || { echo "no $1: $(cat "$T/body")"; return 1; }; done
-}
+# until_status CODE: ask until that is the answer
+until_status() { await says "$1" ask || { cat "$T/body"; return 1; }; }
 cached() { jq '.usage.prompt_tokens_details.cached_tokens' "$T/body"; }
 
 @test "short memory: 503 with Retry-After, the prefix cache is gone, and all is well when memory is back" {

@@ -1,5 +1,6 @@
 # serve.bats - zse-serve over HTTP, with the tiny model: the openai package, curl, and clients that misbehave.
 bats_require_minimum_version 1.5.0
+load ../lib/await
 
 setup_file() {
   cd "$BATS_TEST_DIRNAME/../.." || exit 1
@@ -7,7 +8,7 @@ setup_file() {
   zse-convert models/tiny -o "$T/tiny.zse" --quality fast >/dev/null
   start "$T/main" "$T/tiny.zse" --port 0
   export URL MAIN_PID=$PID MAIN_PORT=${URL##*:}
-  wait_ready "$URL"
+  await listens "$URL"
 }
 
 teardown_file() {
@@ -31,14 +32,11 @@ start() {
   read -r _ _ URL <"$log.pipe" || { cat "$log.err"; return 1; }
   rm "$log.pipe"
 }
-# wait_ready URL: until the model is there, at most two minutes
-wait_ready() {
-  local end=$((SECONDS + 120))
-  until curl -sf "$1/health" >/dev/null; do [ $SECONDS -lt $end ] || return 1; done
-}
 stop() { kill -TERM "$1" && wait "$1"; }
 status() { curl -s -o /dev/null -w '%{http_code}' "$@"; }
 ask() { curl -s "$URL/v1/chat/completions" -H 'Content-Type: application/json' -d "$1"; }
+# refusal MODEL: why it does not answer
+refusal() { curl -s "$URL/v1/completions" -d "{\"model\":\"$1\",\"prompt\":\"a\",\"max_tokens\":1}" | jq -r .error.code; }
 admin() { curl -s -H "Authorization: Bearer $(cat "$ZSE_HOME/admin.token")" "$@"; }
 QUESTION='{"temperature":0,"messages":[{"role":"user","content":"What is 2+2?"}]}'
 
@@ -117,11 +115,11 @@ active_requests throughput_tok_s total_requests total_tokens" ]
   run ! zse-serve --host 0.0.0.0 --port 0
   [[ "$output" == *"there are no keys"* ]]
   start "$log" "$T/tiny.zse" --port 0 --anonymous-limit 1000
-  wait_ready "$URL"
+  await listens "$URL"
   [ "$(status "$URL/v1/models")" = 200 ]
   key=$(zse-apikey create app --rate-limit 5 --model 'tiny*' 2>/dev/null)
   chat=$(zse-apikey create other --model 'none-*' 2>/dev/null)
-  until [ "$(status "$URL/v1/models")" = 401 ]; do :; done
+  await says 401 status "$URL/v1/models"
   curl -s -D "$BATS_TEST_TMPDIR/head" -o /dev/null "$URL/v1/models"
   grep -qi '^WWW-Authenticate: Bearer' "$BATS_TEST_TMPDIR/head"
   [ "$(status -H 'Authorization: Bearer zse-wrong' "$URL/v1/models")" = 401 ] && [ "$(status "$URL/health")" = 200 ]
@@ -149,7 +147,7 @@ active_requests throughput_tok_s total_requests total_tokens" ]
   [ "$(admin "$URL/api/keys" | jq -c '[.enabled, (.keys | length), (.keys[] | select(.name == "app") | .request_count)]')" = '[true,3,6]' ]
   [ "$(admin -X DELETE "$URL/api/keys/made" | jq .success)" = true ] && [ "$(status -X DELETE "$URL/api/keys/app" -H "X-API-Key: $key")" = 403 ]
   zse-apikey delete app
-  until [ "$(status -H "X-API-Key: $key" "$URL/v1/models")" = 401 ]; do :; done
+  await says 401 status -H "X-API-Key: $key" "$URL/v1/models"
   stop "$PID"
   # every request has left its line, and no line holds a key
   [ "$(zse-audit verify --json | jq .intact)" = true ]
@@ -163,7 +161,7 @@ active_requests throughput_tok_s total_requests total_tokens" ]
   export ZSE_HOME=$home
   key=$(zse-apikey create app 2>/dev/null)
   start "$log" "$T/tiny.zse" --port 0
-  wait_ready "$URL"
+  await listens "$URL"
   [ "$(status -H "X-API-Key: $key" "$URL/v1/models")" = 200 ]
   exec 7> >(exec python3 -c 'import sqlite3, sys; c = sqlite3.connect(sys.argv[1], isolation_level=None); c.execute("BEGIN EXCLUSIVE"); open(sys.argv[2], "w").close(); sys.stdin.read()' \
     "$home/keys.db" "$BATS_TEST_TMPDIR/locked")
@@ -194,7 +192,7 @@ active_requests throughput_tok_s total_requests total_tokens" ]
   known=$(zse-apikey create known 2>/dev/null)
   fresh=$(zse-apikey create fresh 2>/dev/null)
   start "$log" "$T/tiny.zse" --port 0
-  wait_ready "$URL"
+  await listens "$URL"
   [ "$(status -H "X-API-Key: $known" "$URL/v1/models")" = 200 ]
   [ "$(curl -s -o /dev/null -w '%{http_code}\n' -H 'X-API-Key: zse-wrong' "$URL/v1/models?[1-61]" | sort | uniq -c | xargs)" = "60 401 1 429" ]
   [ "$(status -H "X-API-Key: $fresh" "$URL/v1/models")" = 429 ]
@@ -209,7 +207,7 @@ active_requests throughput_tok_s total_requests total_tokens" ]
   many=$(zse-apikey create many 2>/dev/null)
   one=$(zse-apikey create one 2>/dev/null)
   start "$log" "$T/tiny.zse" --port 0 --max-seqs 1
-  wait_ready "$URL"
+  await listens "$URL"
   waiting() { curl -s -H "X-API-Key: $one" "$URL/api/stats/models" | jq '.models[0].waiting'; }
   zse-apikey delete one && one=$(zse-apikey create one --scope chat,models 2>/dev/null)
   OPENAI_API_KEY=$many zse-bench serve "$URL" --api tokens --model tiny -w 0 -p 8 -n 1500 -b 10 --requests 10 --ignore-eos >"$log.bench" 3>&- &
@@ -229,9 +227,9 @@ active_requests throughput_tok_s total_requests total_tokens" ]
   export ZSE_HOME=$BATS_TEST_TMPDIR/home
   mkfifo "$BATS_TEST_TMPDIR/slow.gguf"                  # nobody ever writes into it
   start "$log" "$T/tiny.zse" --port 0 --drain 0
-  wait_ready "$URL"
+  await listens "$URL"
   admin "$URL/api/models/load" -d "{\"model_path\":\"$BATS_TEST_TMPDIR/slow.gguf\"}" 3>&- &
-  until [ "$(curl -s "$URL/v1/completions" -d '{"model":"slow","prompt":"a"}' | jq -r .error.code)" = model_loading ]; do :; done
+  await says model_loading refusal slow
   stop "$PID"
   [ "$(zse-audit query -p /api/models/load --json | jq -r .path)" = /api/models/load ]
   [ "$(zse-audit verify --json | jq .intact)" = true ]
@@ -243,7 +241,7 @@ active_requests throughput_tok_s total_requests total_tokens" ]
   key=$(zse-apikey create app --rate-limit 6 2>/dev/null)
   other=$(zse-apikey create other --scope embeddings 2>/dev/null)
   start "$log" "$T/tiny.zse" --port 0
-  wait_ready "$URL"
+  await listens "$URL"
   body='{"max_tokens":20,"temperature":0,"messages":[{"role":"user","content":"What is 2+2?"}]}'
   run curl -s -w ' %{http_code}' "$URL/v1/messages" -d "$body"
   [[ $output == *'"type":"error"'*'"type":"authentication_error"'*' 401' ]]
@@ -266,19 +264,25 @@ active_requests throughput_tok_s total_requests total_tokens" ]
   local log=$BATS_TEST_TMPDIR/log URL PID
   export ZSE_HOME=$BATS_TEST_TMPDIR/home
   start "$log" "$T/tiny.zse" --port 0 --audit-size 2kB
-  wait_ready "$URL"
+  await listens "$URL"
   curl -sN "$URL/v1/chat/completions" -d "${QUESTION/\{/\{\"stream\":true,}" >/dev/null
-  # the client leaves with the first piece
-  curl -sN "$URL/v1/completions" -d '{"prompt":"a","max_tokens":2000,"ignore_eos":true,"stream":true}' | head -c 1 >/dev/null || true
-  until [ "$(zse-audit query -s 499 --json | jq -r .path)" = /v1/completions ]; do :; done
+  # the client leaves with the first piece; once more where the answer was complete before it could
+  left() {
+    curl -sN "$URL/v1/completions" -d '{"prompt":"a","max_tokens":2000,"ignore_eos":true,"stream":true}' | head -c 1 >/dev/null || true
+    n=$((n + 1))
+    await says $n eval "zse-audit query -p /v1/completions --json | jq -s length"
+    says /v1/completions eval "zse-audit query -s 499 --json | jq -r .path"
+  }
+  local n=0
+  await left
   [ "$(zse-audit query -p /v1/chat --json | jq -c '[.status_code, .completion_tokens > 3, .total_tokens > 10]')" = '[200,true,true]' ]
   for _ in {1..20}; do status "$URL/v1/models" >/dev/null; done
   stop "$PID"
-  [ "$(zse-audit stats --json | jq -c '[.total_entries, .rotated_files > 1, .skipped_lines]')" = '[22,true,0]' ]
+  [ "$(zse-audit stats --json | jq -c '[.total_entries, .rotated_files > 1, .skipped_lines]')" = "[$((21 + n)),true,0]" ]
   [ "$(zse-audit verify --json | jq .intact)" = true ]
   rm -r "$ZSE_HOME/audit" && touch "$ZSE_HOME/audit"
   start "$log" "$T/tiny.zse" --port 0
-  wait_ready "$URL"
+  await listens "$URL"
   [ "$(status "$URL/v1/models")" = 200 ]
   [ "$(curl -s "$URL/metrics" | sed -n 's/^zse_audit_errors_total //p')" -gt 0 ]
   stop "$PID"
@@ -297,7 +301,7 @@ active_requests throughput_tok_s total_requests total_tokens" ]
   # a stream that runs while its model leaves goes on to its end; new ones do not find it
   curl -sN "$URL/v1/completions" -d '{"model":"second","prompt":"Once","max_tokens":1200,"ignore_eos":true,"temperature":0,"stream":true}' >"$BATS_TEST_TMPDIR/stream" &
   local stream=$!
-  until [ -s "$BATS_TEST_TMPDIR/stream" ]; do sleep 0.01; done
+  await test -s "$BATS_TEST_TMPDIR/stream"
   [ "$(admin "$URL/api/models/unload" -d '{"model_id":"second"}' | jq -r .success)" = true ]
   [ "$(status "$URL/v1/models/second")" = 404 ]
   wait "$stream"
@@ -347,33 +351,38 @@ active_requests throughput_tok_s total_requests total_tokens" ]
   local d=$BATS_TEST_TMPDIR stream
   cp "$T/tiny.zse" "$d/m.zse"
   start "$d/log" --socket "$d/s" --port 0 --drain 600 "$d/m.zse"
-  wait_ready "$URL"
+  await listens "$URL"
   [ "$(stat -c %a "$d/s")" = 600 ]
   [ "$(curl -s --unix-socket "$d/s" http://localhost/v1/models | jq -r '.data[0].id')" = m ]
   cp "$T/tiny.zse" "$d/new" && mv "$d/new" "$d/m.zse"
   kill -HUP "$PID"
-  until grep -q 'm: closed' "$d/log.err"; do [ "$(ask "$QUESTION" | jq -r '.choices[0].message.content')" = "2 + 2 = 4" ]; done
+  closed() {
+    [ "$(ask "$QUESTION" | jq -r '.choices[0].message.content')" = "2 + 2 = 4" ] || touch "$d/bad"
+    grep -q 'm: closed' "$d/log.err"
+  }
+  await closed
+  [ ! -e "$d/bad" ]
   rm "$d/m.zse"
   kill -HUP "$PID"                          # it is not there any more: what is loaded stays
-  until grep -q 'No such file' "$d/log.err"; do sleep 0.02; done
+  await grep -q 'No such file' "$d/log.err"
   [ "$(ask "$QUESTION" | jq -r '.choices[0].message.content')" = "2 + 2 = 4" ]
   curl -sN "$URL/v1/completions" -d '{"prompt":"Once","max_tokens":1500,"ignore_eos":true,"temperature":0,"stream":true}' >"$d/stream" & stream=$!
-  until [ -s "$d/stream" ]; do sleep 0.01; done
+  await test -s "$d/stream"
   stop "$PID"
   wait "$stream"
   [ "$(tail -n 2 "$d/stream" | head -n 1)" = "data: [DONE]" ]
   [ ! -e "$d/s" ]
   start "$d/log2" --socket "$d/s" --host 127.0.0.1 --port 0 "$T/tiny.zse"
-  wait_ready "$URL"
+  await listens "$URL"
   run --separate-stderr zse-serve --socket "$d/s"
   [ "$status" = 1 ] && [[ $stderr == *"another program listens"* ]]
   curl -sN "$URL/v1/completions" -d '{"prompt":"Once","max_tokens":1500,"ignore_eos":true,"stream":true}' >"$d/stream" & stream=$!
-  until [ -s "$d/stream" ]; do sleep 0.01; done
+  await test -s "$d/stream"
   kill -KILL "$PID"
   wait "$PID" || true
   wait "$stream" || true
   start "$d/log3" --socket "$d/s" "$T/tiny.zse"
-  curl -sf --retry 120 --retry-delay 1 --retry-all-errors --unix-socket "$d/s" http://localhost/health >/dev/null
+  await curl -sf --unix-socket "$d/s" -o /dev/null http://localhost/health
   stop "$PID"
 }
 
@@ -404,28 +413,29 @@ active_requests throughput_tok_s total_requests total_tokens" ]
   one=$(curl -s "$URL/api/stats/models" | jq '.models[0].memory_bytes')
   cp "$T/tiny.zse" "$d/a.zse"
   start "$d/log" --port 0 --max-memory $((one * 5 / 2)) --name a --name b "$d/a.zse" "$T/tiny.zse"
-  until [ "$(curl -s "$URL/v1/models" | jq '.data | length')" = 2 ]; do sleep 0.02; done
+  await says 2 eval "curl -s $URL/v1/models | jq '.data | length'"
   ask "${QUESTION/\{/\{\"model\":\"a\",}" >/dev/null
   [ "$(admin "$URL/api/models/load" -d "{\"model_path\":\"$T/tiny.zse\",\"model_name\":\"c\"}" | jq -r .model_id)" = c ]
   [ "$(curl -s "$URL/v1/models" | jq -r '[.data[].id] | join(" ")')" = "a c" ]
   # asked for, it comes back, and the one used least recently leaves in turn
   run curl -s -i "$URL/v1/chat/completions" -d "${QUESTION/\{/\{\"model\":\"b\",}"
   [[ $output == *" 503 "*"Retry-After: 1"* && $output == *model_loading* && $output == *"needed its memory"* ]]
-  [ "$(curl -s --retry 60 --retry-delay 1 --retry-all-errors -f "$URL/v1/chat/completions" -d "${QUESTION/\{/\{\"model\":\"b\",}" | jq -r '.choices[0].message.content')" = "2 + 2 = 4" ]
+  await says null refusal b
+  [ "$(ask "${QUESTION/\{/\{\"model\":\"b\",}" | jq -r '.choices[0].message.content')" = "2 + 2 = 4" ]
   [ "$(curl -s "$URL/v1/models" | jq -r '[.data[].id] | join(" ")')" = "c b" ]
   # what cannot be loaded again is not forgotten
   mv "$d/a.zse" "$d/away"
   for i in 1 2; do
-    [ "$(curl -s "$URL/v1/completions" -d '{"model":"a","prompt":"a"}' | jq -r .error.code)" = model_loading ]
-    until [ "$(grep -c '^zse-serve: a: closed' "$d/log.err")" = $((i + 1)) ]; do sleep 0.02; done
+    says model_loading refusal a
+    await says $((i + 1)) grep -c '^zse-serve: a: closed' "$d/log.err"
   done
   mv "$d/away" "$d/a.zse"
-  curl -s --retry 60 --retry-delay 1 --retry-all-errors -f "$URL/v1/completions" -d '{"model":"a","prompt":"a"}' >/dev/null
+  await says null refusal a
   [ "$(curl -s "$URL/v1/models" | jq -r '[.data[].id] | join(" ")')" = "b a" ]
   # unloaded by word, it stays away; so does one that never was
   admin "$URL/api/models/unload" -d '{"model_id":"b"}' >/dev/null
-  until [ "$(curl -s "$URL/v1/completions" -d '{"model":"b","prompt":"a"}' | jq -r .error.code)" = model_not_found ]; do sleep 0.02; done
-  [ "$(curl -s "$URL/v1/completions" -d '{"model":"d","prompt":"a"}' | jq -r .error.code)" = model_not_found ]
+  await says model_not_found refusal b
+  says model_not_found refusal d
   stop "$PID"
   start "$d/log2" --port 0 --max-memory 1MB
   run admin "$URL/api/models/load" -d "{\"model_path\":\"$T/tiny.zse\"}"
@@ -439,7 +449,7 @@ active_requests throughput_tok_s total_requests total_tokens" ]
   openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout "$d/key" -out "$d/cert" -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost 2>/dev/null
   start "$d/log" --port 0 --tls-cert "$d/cert" --tls-key "$d/key" "$T/tiny.zse"
   URL=https://localhost:${URL##*:}
-  curl -sf --cacert "$d/cert" --retry 120 --retry-delay 1 --retry-all-errors "$URL/health" >/dev/null
+  await curl -sf --cacert "$d/cert" -o /dev/null "$URL/health"
   [ "$(curl -sN --cacert "$d/cert" "$URL/v1/chat/completions" -d "${QUESTION/\{/\{\"stream\":true,}" | sed -n 's/^data: {/{/p' | jq -rj '.choices[0].delta.content // empty')" = "2 + 2 = 4" ]
   head -c 200000 /dev/zero | tr '\0' a | jq -Rc '{content: .}' >"$d/large"
   [ "$(curl -s --cacert "$d/cert" "$URL/tokenize" -d @"$d/large" | jq '.count > 1000')" = true ]
@@ -466,8 +476,8 @@ active_requests throughput_tok_s total_requests total_tokens" ]
 
 @test "some seconds of mixed load: every answer as alone, no block lost, no memory grown" {
   start "$BATS_TEST_TMPDIR/log" --port 0 --quiet "$T/tiny.zse"
-  wait_ready "$URL"
-  run python3 -B tests/serve/soak.py "${URL##*:}" "$PID" "${SOAK_SECONDS:-20}" "$(cat "$ZSE_HOME/admin.token")" "$T/tiny.zse"
+  await listens "$URL"
+  run python3 -B tests/serve/soak.py "${URL##*:}" "$PID" "${SOAK_SECONDS:-$([ -n "${ZSE_SANITIZED-}" ] && echo 4 || echo 9)}" "$(cat "$ZSE_HOME/admin.token")" "$T/tiny.zse"
   echo "$output"
   [ "$status" = 0 ]
   stop "$PID"

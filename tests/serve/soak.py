@@ -9,7 +9,7 @@ import http.client, json, os, random, statistics, sys, threading, time
 
 port, pid, seconds, token, model = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4], sys.argv[5]
 only = sys.argv[6] if len(sys.argv) > 6 else None
-BOUND_KB = 512 if seconds >= 300 else 2048      # a short run ends while buffers still find their sizes
+BOUND_KB = 512 if seconds >= 300 else 2048 if seconds >= 20 else 16384      # a short run, on a busy machine, ends while buffers still find their sizes
 ANSWERS = {'What is 2+2?': '2 + 2 = 4', 'What is the capital of France?': 'The capital of France is Paris.', 'What is the opposite of hot?': 'The opposite of hot is cold.'}
 wrong, counts, lock = [], {}, threading.Lock()
 stop = threading.Event()
