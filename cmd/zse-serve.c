@@ -1,4 +1,5 @@
 /* zse-serve - serve models on the OpenAI API. */
+#include <malloc.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -70,12 +71,31 @@ static int open_served(void *user, const char *path, struct served_model *m, str
     return -1;
 }
 
+/* glibc: an arena for each of two threads at a time, not for eight; what is large comes from the system and goes back to it, also after something larger was
+ * freed once. Servers run for months, and models come and go. */
+static void tame_malloc(void)
+{
+#ifdef __GLIBC__
+    mallopt(M_ARENA_MAX, 2);
+    mallopt(M_MMAP_THRESHOLD, 256 << 10);
+    mallopt(M_TRIM_THRESHOLD, 512 << 10);
+#endif
+}
+
+static void give_memory_back(void)
+{
+#ifdef __GLIBC__
+    malloc_trim(0);
+#endif
+}
+
 static void close_served(void *user, struct served_model *m)
 {
     (void)user;
     engine_close(m->engine);
     close_model(m->handle);
     free(m->handle);
+    give_memory_back();
 }
 
 static void say(void *user, const char *text)
@@ -165,6 +185,7 @@ static int run(struct serve_options *o)
         err_nomem(&e, "the name of a folder");
         return cli_fail(prog, &e);
     }
+    tame_malloc();
     signal(SIGPIPE, SIG_IGN);
     server_block_signals();
     raise_descriptors();

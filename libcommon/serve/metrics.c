@@ -85,20 +85,11 @@ void metrics_record(struct metrics *m, const struct record *r, double decode_s)
     at->memory = memory_resident();
     if (at->memory > m->peak_memory)
         m->peak_memory = at->memory;
-    if (m->n_records == m->records_room && m->records_room < MAX_RECORDS) {
-        int room = 2 * m->records_room + 64;
-        if (room > MAX_RECORDS)
-            room = MAX_RECORDS;
-        struct record *p = realloc(m->record, (size_t)room * sizeof *p);
-        if (!p)
-            return;
-        m->record = p;
-        m->records_room = room;
-        m->next = m->n_records;
-    }
+    if (!m->record && !(m->record = calloc(MAX_RECORDS, sizeof *m->record)))    /* at once: to grow it would leave holes of its former sizes */
+        return;
     m->record[m->next] = *r;
-    m->next = (m->next + 1) % m->records_room;
-    if (m->n_records < m->records_room)
+    m->next = (m->next + 1) % MAX_RECORDS;
+    if (m->n_records < MAX_RECORDS)
         m->n_records++;
 }
 

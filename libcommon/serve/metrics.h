@@ -35,7 +35,7 @@ struct metrics {
     uint64_t requests, failed, tokens, prompt_tokens;   /* that ran on a model */
     double latency_s, decode_s; uint64_t decoded;
     uint64_t peak_memory;
-    struct record *record; int n_records, records_room, next;       /* a ring when it has MAX_RECORDS; owned */
+    struct record *record; int n_records, next;     /* [MAX_RECORDS], a ring; NULL: none yet; owned */
     struct minute minute[MINUTES];
     /* tokens of the last seconds, for a rate that is true now */
     uint64_t recent[10]; int64_t recent_second;

@@ -275,7 +275,7 @@ void handle_requests(struct server *s, struct conn *c, const char *rest)
     }
     json_t *list = json_array();
     for (int i = 0; i < m->n_records && i < limit; i++) {
-        const struct record *r = &m->record[(m->next - 1 - i + 2 * m->records_room) % m->records_room];
+        const struct record *r = &m->record[(m->next - 1 - i + 2 * MAX_RECORDS) % MAX_RECORDS];
         json_array_append_new(list, json_pack("{s:s, s:s, s:s, s:i, s:i, s:i, s:f, s:f, s:f, s:f, s:i, s:s, s:s}", "request_id", r->id, "model", r->model, "endpoint",
                                               r->route >= 0 ? routes[r->route].path : "", "prompt_tokens", r->prompt_tokens, "completion_tokens",
                                               r->completion_tokens, "total_tokens", r->prompt_tokens + r->completion_tokens, "latency_ms",

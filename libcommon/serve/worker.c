@@ -26,6 +26,7 @@ struct worker {
     /* under the lock */
     struct order *first, **last;
     struct events *out, **out_last, *spare;
+    int n_spare;
     int stop;
     struct engine_stats stats;
     struct engine_limits limits;
@@ -39,8 +40,10 @@ static struct events *take_spare(struct worker *w)
 {
     pthread_mutex_lock(&w->lock);
     struct events *b = w->spare;
-    if (b)
+    if (b) {
         w->spare = b->next;
+        w->n_spare--;
+    }
     pthread_mutex_unlock(&w->lock);
     if (b)
         b->next = NULL;
@@ -356,22 +359,24 @@ struct events *worker_take(struct worker *w)
     return b;
 }
 
+/* Few and small ones are kept: a loop that was held up for a moment gives back as many as there were steps meanwhile. */
 void worker_give_back(struct worker *w, struct events *list)
 {
-    enum { KEEP_BYTES = 1 << 20 };
+    enum { KEEP = 3, KEEP_BYTES = 1 << 16 };
     while (list) {
         struct events *next = list->next;
         list->n_events = list->lost = 0;
         list->bytes.size = 0;
         list->next = NULL;
-        if (list->bytes.room > KEEP_BYTES || list->bytes.failed) {
-            free_batches(list);
-        } else {
-            pthread_mutex_lock(&w->lock);
+        pthread_mutex_lock(&w->lock);
+        if (w->n_spare < KEEP && list->bytes.room <= KEEP_BYTES && !list->bytes.failed) {
             list->next = w->spare;
             w->spare = list;
-            pthread_mutex_unlock(&w->lock);
+            w->n_spare++;
+            list = NULL;
         }
+        pthread_mutex_unlock(&w->lock);
+        free_batches(list);
         list = next;
     }
 }

@@ -201,6 +201,18 @@ active_requests throughput_tok_s total_requests total_tokens" ]
   stop "$PID"
 }
 
+@test "limits by address: what the proxy in front adds counts, with or without a port, and nothing else" {
+  local URL PID from
+  export ZSE_HOME=$BATS_TEST_TMPDIR/home
+  start "$BATS_TEST_TMPDIR/log" --port 0 --anonymous-limit 3 --trust-proxy
+  for from in 10.0.0.1:1001 10.0.0.1 '10.9.9.9, 10.0.0.1:1002'; do [ "$(status -H "X-Forwarded-For: $from" "$URL/v1/models")" = 200 ]; done
+  [ "$(status -H 'X-Forwarded-For: 10.0.0.1:1003' "$URL/v1/models")" = 429 ]
+  for from in 2001:db8::1 '[2001:db8::1]:7' '[2001:db8::2]'; do [ "$(status -H "X-Forwarded-For: $from" "$URL/v1/models")" = 200 ]; done
+  [ "$(status -H 'X-Forwarded-For: [2001:db8::3]:9' "$URL/v1/models")" = 429 ]
+  [ "$(zse-audit query -s 429 --json | jq -r .client_ip | sort | paste -sd ' ')" = '10.0.0.1 2001:db8::3' ]
+  stop "$PID"
+}
+
 @test "keys: who asks once is not behind all that another key has asked" {
   local log=$BATS_TEST_TMPDIR/log URL PID many one
   export ZSE_HOME=$BATS_TEST_TMPDIR/home
