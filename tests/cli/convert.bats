@@ -11,7 +11,7 @@ for k in sys.argv[1].split("."): v=v[int(k) if k.isdigit() else k]
 print(v if isinstance(v,str) else json.dumps(v))' "$1"; }
 
 @test "every type makes a file that verifies and answers" {
-  for type in nl4 int4 int8 nf4 f16 bf16 f32 keep; do
+  for type in nl4 int4 int8 nf4 fp8 f16 bf16 f32 keep; do
     convert -o "$T/m.zse" -q $type --quality fast >"$T/out"
     grep -q "$type" "$T/out"
     zse-info "$T/m.zse" --verify >/dev/null
@@ -329,4 +329,54 @@ P
   [[ "$stderr" == *"rounded a second time"* ]]
   run -0 zse-info -t "$T/m.zse"
   [[ "$output" == *"GPTQ: rounded anew"* ]]
+}
+
+@test "a mixture of experts is converted an expert at a time" {
+  [ -z "${ZSE_SANITIZED-}" ] || skip "a sanitizer needs memory of its own"
+  command -v python3 >/dev/null || skip "no python3"
+  python3 - "$T/moe" <<'END'
+import array, json, os, struct, sys
+out, experts, h, width = sys.argv[1], 32, 256, 256
+os.mkdir(out)
+json.dump({"model_type": "qwen3_moe", "hidden_size": h, "intermediate_size": 512, "moe_intermediate_size": width, "num_hidden_layers": 1, "num_attention_heads": 4,
+           "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 64, "num_experts": experts, "num_experts_per_tok": 2, "norm_topk_prob": True,
+           "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 1e4, "tie_word_embeddings": False, "hidden_act": "silu"}, open(f"{out}/config.json", "w"))
+p = "model.layers.0."
+shapes = {"model.embed_tokens.weight": [64, h], "lm_head.weight": [64, h], "model.norm.weight": [h], p + "input_layernorm.weight": [h], p + "post_attention_layernorm.weight": [h],
+          p + "self_attn.q_proj.weight": [128, h], p + "self_attn.k_proj.weight": [64, h], p + "self_attn.v_proj.weight": [64, h], p + "self_attn.o_proj.weight": [h, 128],
+          p + "self_attn.q_norm.weight": [32], p + "self_attn.k_norm.weight": [32], p + "mlp.gate.weight": [experts, h]}
+for e in range(experts):
+    shapes |= {f"{p}mlp.experts.{e}.{part}_proj.weight": [h, width] if part == "down" else [width, h] for part in ("gate", "up", "down")}
+head, at = {}, 0
+for name, shape in shapes.items():
+    n = 2 * shape[0] * (shape[1] if len(shape) > 1 else 1)
+    head[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, at + n]}
+    at += n
+text = json.dumps(head).encode()
+text += b" " * (-len(text) % 8)
+values = array.array("H", [0x3c00 + i * 977 % 512 + (i * 31 % 2 << 15) for i in range(65536)]).tobytes()
+with open(f"{out}/model.safetensors", "wb") as f:
+    f.write(struct.pack("<Q", len(text)) + text + (values * (at // len(values) + 1))[:at])
+END
+  [ "$(stat -c %s "$T/moe/model.safetensors")" -gt 12600000 ]
+  # private memory, kilobytes: less than the experts have, of which one has 393
+  run bash -c 'ulimit -d 10000; exec zse-convert "$1" -o "$2" -q nl4 --quality fast --threads 1' - "$T/moe" "$T/moe.zse"
+  [ "$status" = 0 ] || { echo "$output"; return 1; }
+  run bash -c 'ulimit -d 500; exec zse-convert "$1" -o "$2" -q nl4 --quality fast --threads 1' - "$T/moe" "$T/less.zse"
+  [ "$status" != 0 ] && [ ! -e "$T/less.zse" ]
+  rm -r "$T/moe" "$T/moe.zse"
+}
+
+@test "a quality that an architecture does not have: what is done instead is said, and stands in the file" {
+  models=${ZSE_ORACLES:-../shared/oracles}/models/hf
+  [ -d "$models/qwen3_moe" ] || skip "$models is not here"
+  printf 'A text to calibrate with, of some length. %.0s' {1..80} >"$T/text"
+  run --separate-stderr zse-convert "$models/qwen3_moe" -o "$T/m.zse" --quality best --calibration "$T/text" --json
+  [ "$status" = 0 ]
+  [[ "$stderr" == *"quality best is not for this architecture"*"good is what is done"* ]]
+  [ "$(zse-info --json "$T/m.zse" | field quantization.quality)" = good ]
+  run --separate-stderr zse-convert "$models/lfm2" -o "$T/m.zse" --quality best
+  [ "$status" = 0 ]
+  [[ "$stderr" == *"quality best is not for this architecture (recurrent layers): fast is what is done"* ]]
+  [ "$(zse-info --json "$T/m.zse" | field quantization.quality)" = fast ]
 }
