@@ -1,8 +1,21 @@
-/* fuzz-gguf.c - any bytes as a GGUF file: opened, its config translated and parsed, every tensor decoded. */
+/* fuzz-gguf.c - any bytes as a GGUF file: opened, its config translated and parsed, its tensors looked up as the architecture has them (experts, layers with a
+ * state), every tensor decoded. */
 #include "tests/fuzz/fuzz.h"
+
+#include <string.h>
 
 #include "libcommon/import/gguf.h"
 #include "libcommon/model/model.h"
+
+static int shape(void *user, const char *name, int *n_dims, int64_t dim[4])
+{
+    const struct source_tensor *t = source_find(user, name);
+    if (!t)
+        return -1;
+    *n_dims = t->n_dims;
+    memcpy(dim, t->dim, (size_t)t->n_dims * sizeof *dim);
+    return 0;
+}
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
@@ -12,8 +25,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (!s)
         return 0;
     struct config c;
-    if (s->config && config_parse(&c, s->config, &e) == 0)
+    if (s->config && config_parse(&c, s->config, &e) == 0) {
+        const struct weight_source w = { shape, s, 1 };
+        struct weight_spec *specs;
+        int n;
+        if (weight_specs(&c, &w, &specs, &n, &e) == 0)
+            free(specs);
         config_release(&c);
+    }
     source_key(s, key, &e);
     for (int i = 0; i < s->n_tensors; i++) {
         const struct source_tensor *t = &s->tensors[i];
