@@ -675,7 +675,7 @@ static void past_the_page_cache(void **state)
     zfile_close(z);
 }
 
-/* As many tensors as a model with 128 experts in each of 48 layers: 4 ms here; 100 on an instrumented machine is still no parsing of text. */
+/* As many tensors as a model with 128 experts in each of 48 layers: 5 ms here; 100 on an instrumented machine is still no parsing of text. */
 static void opens_quickly(void **state)
 {
     (void)state;
