@@ -171,6 +171,12 @@ static void check_ref(const struct sequence *s, const float *got, int from)
     free(p);
 }
 
+/* Under a sanitizer, which looks at addresses, every fourth case, and three ways to cut it: what is equal to the last bit elsewhere is equal there. */
+static size_t stride(void)
+{
+    return getenv("ZSE_SANITIZED") ? 4 : 1;
+}
+
 static void check(struct sequence *s)
 {
     const int steps[] = { 1, 3, 50, s->len }, from = s->len == SHORT ? 0 : 1010;     /* long ones: from before the end of their second part on */
@@ -184,6 +190,8 @@ static void check(struct sequence *s)
             const int step = steps[i / 2], parted = (int)(i % 2);
             if (*k == &kernels_ref && (step != 50 || !parted))      /* one way of cutting will do */
                 continue;
+            if (stride() > 1 && i % 3 != 1)
+                continue;
             float *got = attend(s, *k, from, step, parted);
             for (size_t j = 0; j < size; j++)
                 if (f32_bits(got[j]) != f32_bits(want[j]))
@@ -193,12 +201,6 @@ static void check(struct sequence *s)
         }
     }
     free(want);
-}
-
-/* Under a sanitizer, which looks at addresses, every fourth case: what is equal to the last bit elsewhere is equal there. */
-static size_t stride(void)
-{
-    return getenv("ZSE_SANITIZED") ? 4 : 1;
 }
 
 static void shapes(void **state)
