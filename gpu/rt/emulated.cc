@@ -293,6 +293,8 @@ static void check_access(const void *address, size_t n, bool write)
             hopper_registers(p, n, write);
         return;
     }
+    if ((const void *)p == &emulated || (p >= (const uint8_t *)&m && p < (const uint8_t *)(&m + 1)))
+        return;                         /* threadIdx and the like */
     if (p >= m.shared && p < m.shared + MAX_SHARED) {
         const size_t at = (size_t)(p - m.shared);
         if (at + n > m.shared_size)
@@ -302,13 +304,14 @@ static void check_access(const void *address, size_t n, bool write)
         return check_shared(at, n, write);
     }
     const std::vector<region> &all = m.gpu->regions;
-    static size_t last;                 /* accesses come in runs */
+    static size_t last[256];            /* by page: kernels take turns with a few arrays among many */
+    size_t *const guess = &last[(uintptr_t)p >> 12 & 255];
     for (size_t i = 0; i <= all.size(); i++) {
-        const size_t j = i == 0 ? last : i - 1;
+        const size_t j = i == 0 ? *guess : i - 1;
         if (j >= all.size() || p < all[j].map || p >= all[j].map + all[j].map_size)
             continue;
         const region &r = all[j];
-        last = j;
+        *guess = j;
         if (p < r.p || p + n > r.p + r.size)
             complain("%s of %zu bytes at %td of an allocation of %zu bytes", write ? "write" : "read", n, p - r.p, r.size);
         else if ((uintptr_t)p % (n < 16 ? n : 16))
