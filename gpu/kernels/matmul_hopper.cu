@@ -11,8 +11,8 @@
  * tensor   512
  * shared   256 for B (each m64n128k16 reads 4 KB, 128 bytes a cycle), 64 to write B, 40 for the weights on their way through L1: 70 %.  A codebook in shared memory, as
  *          matmul.cu has it, would add 128: so the values of nl4 are chosen by prmt in registers
- * issue    counted in the machine code of nvcc 13.0: 331 instructions a warp and 64 k, so by two warps a scheduler 331 slots: 65 %; some 170 of them on the integer pipe, which
- *          takes one every other cycle: 340, 66 %.  No spills; ptxas serialises no wgmma
+ * issue    counted in the machine code of nvcc 13.0: 326 instructions a warp and 64 k, so by two warps a scheduler 326 slots: 64 %; some 165 of them on the integer pipe, which
+ *          takes one every other cycle: 330, 64 %.  No spills; ptxas serialises no wgmma
  * L2       8.7 KB of weights and 16 KB of activations for 64 k: 24 bytes a cycle, at the aim 17, where standard f16 tiles (128 x 256) take 48
  * ends     of a tile of 4096 k (65,500 cycles): 128 KB of results, 4,000 to 8,000 cycles that no product covers; the copies of the next tile go on meanwhile
  * limit    tensor cores.  Aim: 0.70 of their peak at 4096 tokens; the ends alone cost 8 to 11 %, the last wave of 512 tiles on 132 multiprocessors 3 %

@@ -6,7 +6,8 @@
  *          needs more than the 99 KB of sm_86 and sm_89
  * moves    the matrix once from HBM, 16 bytes a lane, up to 8 loads in flight a lane: 64 KB a block, 2 blocks an SM; activations from L2, once a block
  *          (n * cols * 2 bytes: 11 % of 4-bit weights with one token, 90 % with 8)
- * limit    HBM bandwidth; about 110 issue slots per 16 bytes of nl4 and lane where 131-148 fit into the time of the bytes on an H200
+ * limit    HBM bandwidth; 135 instructions per 16 bytes of nl4 and lane with up to 8 tokens (nvcc 13.0, sm_90: 539 for four steps of a warp), where 131-148 issue slots fit
+ *          into the time of the bytes on an H200: at the edge
  * checked  tests/unit/t-gpu-matmul.c */
 #include "gpu/prim/weights.cuh"
 #include "gpu/rt/launch.cuh"

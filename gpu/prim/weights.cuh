@@ -51,7 +51,7 @@ template <int TYPE> DEVICE void load_step(raw_step<TYPE> &r, const uint8_t *tile
     const int shift = f::unit == 2 ? m.group_shift : TYPE == QT_NF4 ? 1 : 0;
     const int scale_size = f::scales == SCALES_NONE ? 0 : f::scales == SCALES_F16 ? 2 : 1;
     const int extra_size = f::extras == EXTRAS_NONE ? 0 : f::extras == EXTRAS_MIN ? 2 : 1;
-    const int group = step >> shift, unit = group / f::unit, in_unit = group % f::unit;
+    const int group = step >> shift, unit = (unsigned)group / f::unit, in_unit = (unsigned)group % f::unit;     /* unsigned: a shift and a mask */
     const int n = min(f::unit + 0, m.n_groups - unit * f::unit);
     const int group_bytes = (f::bits * 128) << shift;
     const int full = scale_area(f::unit, scale_size) + scale_area(f::unit, extra_size) + f::unit * group_bytes;
