@@ -78,13 +78,16 @@ static void check(enum qtype type, int group_size, int rows, int cols, int n, en
     free(act), free(out), free(bias), free(x), free(data);
 }
 
+/* Types that the processor alone computes are left out. */
+static int on_gpu(const struct qtype_info *t) { return t && t->has_kernels && t->type != QT_MXFP4 && t->type != QT_FP8; }
+
 /* Each type and group size; the shapes and numbers of tokens take turns, so that the whole stays a matter of seconds. */
 static void each(enum path path)
 {
     int turn = 0;
     for (int type = 0; type < 64; type++) {
         const struct qtype_info *t = qtype_info((enum qtype)type);
-        if (!t || !t->has_kernels || type == QT_MXFP4 || (path != EXACT && type == QT_F32))
+        if (!on_gpu(t) || (path != EXACT && type == QT_F32))
             continue;
         for (int g = 32; g <= 128; g *= 2) {
             if (!(t->group_sizes & (unsigned)g))
@@ -354,7 +357,7 @@ static void embedding(void **state)
     (void)state;
     for (int type = 0; type < 64; type++) {
         const struct qtype_info *t = qtype_info((enum qtype)type);
-        for (int g = 32; t && t->has_kernels && type != QT_MXFP4 && g <= 128; g *= 2) {
+        for (int g = 32; on_gpu(t) && g <= 128; g *= 2) {
             if (!(t->group_sizes & (unsigned)g))
                 continue;
             struct rng r = { (uint64_t)type };
