@@ -1,6 +1,6 @@
 # One Makefile, not recursive; everything it makes lies under $(B).
 #   make | make check | make install DESTDIR= PREFIX= | make uninstall
-#   make GPU=cuda      the CUDA engine too (auto: where nvcc and an NVIDIA driver are; none: never)
+#   make GPU=cuda      the CUDA engine too, by nvcc 12.5 or newer (auto: where nvcc and an NVIDIA driver are; none: never)
 #   make B=build/asan CFLAGS='-O1 -g -fsanitize=address,undefined' LDFLAGS='-fsanitize=address,undefined' check
 B       ?= build
 PREFIX  ?= /usr/local
