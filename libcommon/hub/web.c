@@ -530,7 +530,7 @@ void web_close(struct web *w)
 
 /* ---- a whole document ---- */
 
-struct document { char *text; size_t size, max; };
+struct document { char *text; size_t size, room, max; };
 
 static int keep(struct web_job *j, const void *data, size_t n, struct err *e)
 {
@@ -539,19 +539,23 @@ static int keep(struct web_job *j, const void *data, size_t n, struct err *e)
         d->size = 0;                    /* from the beginning again */
     if (n > d->max - d->size)
         return err_set(e, ERR_LIMIT, "%s: more than %zu bytes", j->what, d->max);
-    char *p = realloc(d->text, d->size + n + 1);
-    if (!p)
-        return err_nomem(e, "answer");
-    d->text = p;
-    memcpy(p + d->size, data, n);
+    if (d->size + n >= d->room) {
+        const size_t room = 2 * (d->size + n) + 1;
+        char *p = realloc(d->text, room);
+        if (!p)
+            return err_nomem(e, "answer");
+        d->text = p;
+        d->room = room;
+    }
+    memcpy(d->text + d->size, data, n);
     d->size += n;
-    p[d->size] = '\0';
+    d->text[d->size] = '\0';
     return 0;
 }
 
 char *web_get(struct web *w, const char *url, const char *what, size_t max, size_t *size, struct err *e)
 {
-    struct document d = { .max = max, .text = calloc(1, 1) };
+    struct document d = { .max = max, .room = 1, .text = calloc(1, 1) };
     struct web_job *j = web_job(url, e);
     if (j) {
         j->what = what;
