@@ -154,14 +154,15 @@ INLINE void dot_panel(const int T, const int kind, const struct weights *w, cons
 enum { TRITS_IN_PLACE = 2, TRITS_BY_B = 4, TRITS_TWICE = 1 };
 #include "libcommon/kernels/trits.inc"
 
-/* Codes of line `out` of 8 to the low bits of bytes, the rest of which is not defined: `bits` of them lie in low, above these `more` in high. */
-INLINE __m512i stream_codes(__m512i low, __m512i high, const int bits, const int more, const int out)
+/* Codes of line `out` of 8 to the low bits of bytes, the rest of which is not defined: `bits` of them lie in low, `more` above these in the plane at high. */
+INLINE __m512i stream_codes(__m512i low, const uint8_t *high, const int bits, const int more, const int out)
 {
     const int at = out * bits % 8, shift = out * more % 8 - bits;
     const __m512i v = at ? vbytes_shr(low, at) : low;
     if (!more)
         return v;
-    const __m512i h = shift > 0 ? _mm512_srli_epi16(high, (unsigned)shift) : shift < 0 ? _mm512_slli_epi16(high, (unsigned)-shift) : high;
+    __m512i h = vi_load(high + out * more / 8 * 128);
+    h = shift > 0 ? _mm512_srli_epi16(h, (unsigned)shift) : shift < 0 ? _mm512_slli_epi16(h, (unsigned)-shift) : h;
     return _mm512_ternarylogic_epi32(_mm512_set1_epi8((char)((1 << bits) - 1)), v, h, 0xca);        /* by bit: mask ? v : h */
 }
 
@@ -211,8 +212,8 @@ INLINE void dot_stream(const int T, const int bits, const int more, const struct
                     UNROLL for (int j = 0; j < lines; j++) {
                         const __m512i w0 = vi_load(line), w1 = vi_load(line + 64);
                         UNROLL for (int u = 0; u < 8 / bits; u++) {
-                            const int out = j * (8 / bits) + u, h = out * more / 8 * 128;
-                            const __m512i s0 = stream_codes(w0, vi_load(high + h), bits, more, out), s1 = stream_codes(w1, vi_load(high + h + 64), bits, more, out);
+                            const int out = j * (8 / bits) + u;
+                            const __m512i s0 = stream_codes(w0, high, bits, more, out), s1 = stream_codes(w1, high + 64, bits, more, out);
                             const __m512i v0 = bits < 8 ? _mm512_permutexvar_epi8(s0, table) : vbytes_flip(s0), v1 = bits < 8 ? _mm512_permutexvar_epi8(s1, table) : vbytes_flip(s1);
                             UNROLL for (int t = 0; t < T; t++) {
                                 __m512i q = bcast4(code + 4 * t), *to = split && u % 2 ? e[t] : d[t];
