@@ -457,6 +457,10 @@ static long count_instructions(pid_t child)
 static void a_check_takes_the_same_time(void **state)
 {
     (void)state;
+#if defined(__SANITIZE_ADDRESS__)
+    print_message("a sanitizer's own instructions are not always as many\n");
+    skip();
+#endif
     enum { KEYS = 16, KINDS = 6 };
     char key[KEYS][KEY_TEXT + 1], kinds[KINDS][KEY_TEXT + 1];
     long n[KINDS];

@@ -2,6 +2,9 @@
  * processor, the plan is what is taken, steps begun ahead give the same answers, and a device that is lost ends requests, not the process. */
 #include "tests/lib/gpu.h"
 
+#include <sched.h>
+
+#include "gpu/backend/inside.h"
 #include "gpu/gpu.h"
 #include "gpu/rt/emulated.h"
 #include "libcommon/convert/assemble.h"
@@ -141,6 +144,18 @@ static void strict(void **state)
 
 /* ---- graphs ---- */
 
+/* Steps become graphs when the weights are there, which a thread of their own brings. */
+static void *loaded(const struct model *m, const struct backend_options *o)
+{
+    struct gpu_backend *b = open_with(m, o);
+    int complete;
+    while ((complete = dweights_complete(b->w, &why)) == 0)
+        sched_yield();
+    if (complete < 0)
+        fail_msg("%s", why.msg);
+    return b;
+}
+
 /* The same step three times: run, recorded, replayed.  The same bits each time, and two launches of a graph (where there are graphs). */
 static void thrice(void *b, const struct batch *batch, size_t n_floats, int n_launches)
 {
@@ -167,7 +182,7 @@ static void graph_of_many(void **state)
     int32_t id[MANY], table[MANY];
     m->config.max_len = 1 << 19;
     o.n_blocks = 1 << 15;
-    void *b = open_with(m, &o);
+    void *b = loaded(m, &o);
     for (int i = 0; i < MANY; i++) {
         id[i] = table[i] = i;
         item[i] = (struct batch_item){ .tokens = &id[i], .n_tokens = 1, .table = &table[i], .n_logits = 1 };
@@ -188,7 +203,7 @@ static void graph_of_odd_splits(void **state)
     float *prompt = malloc((size_t)m->config.vocab_size * sizeof *prompt);
     m->config.max_len = 700;
     o.n_blocks = 64;
-    void *b = open_with(m, &o);
+    void *b = loaded(m, &o);
     struct batch_item item = { .tokens = id, .n_tokens = KV_BLOCK, .table = table, .n_logits = 1 };
     OK(backend_gpu.forward(b, &(struct batch){ &item, 1 }, prompt, &why));
     item.n_tokens = 1;
@@ -212,7 +227,7 @@ static void no_graphs(void **state)
     static const int32_t id = 7, table = 3;
     const struct batch_item item = { .tokens = &id, .n_tokens = 1, .table = &table, .n_logits = 1 };
     for (enum emulated_refusal what = EMULATED_GRAPH; what <= EMULATED_GRAPH_LAUNCH; what++) {
-        void *b = open_with(m, &o);
+        void *b = loaded(m, &o);
         emulated_refuse(what);
         thrice(b, &(struct batch){ &item, 1 }, (size_t)m->config.vocab_size, 0);
         emulated_refuse(EMULATED_NOTHING);
