@@ -3,28 +3,17 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
+#include <sys/types.h>
 
-#include "libcommon/base/clock.h"
 #include "libcommon/base/json.h"
+#include "libcommon/base/siphash.h"
 #include "libcommon/base/utf8.h"
 #include "libcommon/format/zbytes.h"
 
 /* ---- names ---- */
 
-static uint64_t hash(uint64_t seed, const char *s)
-{
-    size_t n = strlen(s);
-    uint64_t h = seed ^ n, w;
-    for (; n >= sizeof w; n -= sizeof w, s += sizeof w) {
-        memcpy(&w, s, sizeof w);
-        h = (h ^ w) * 0x9e3779b97f4a7c15u;
-        h ^= h >> 32;
-    }
-    w = 0;
-    memcpy(&w, s, n);
-    h = (h ^ w) * 0x9e3779b97f4a7c15u;
-    return h ^ h >> 32;
-}
+static uint64_t hash(const struct zlist *l, const char *name) { return siphash(l->key, name, strlen(name)); }
 
 /* The place of this name, or where it would be. */
 static uint64_t *place_of(const struct zlist *l, const char *name, uint64_t h)
@@ -38,7 +27,7 @@ static uint64_t *place_of(const struct zlist *l, const char *name, uint64_t h)
 
 const struct zfile_tensor *zlist_find(const struct zlist *l, const char *name)
 {
-    const uint64_t *s = l->slot ? place_of(l, name, hash(l->seed, name)) : NULL;
+    const uint64_t *s = l->slot ? place_of(l, name, hash(l, name)) : NULL;
     return s && *s ? &l->tensor[(uint32_t)*s - 1] : NULL;
 }
 
@@ -51,9 +40,10 @@ static int index_names(struct zlist *l, struct err *e)
     if (!l->slot)
         return err_nomem(e, "tensor names");
     l->mask = (uint32_t)room - 1;
-    l->seed = (uint64_t)(uintptr_t)l->slot ^ clock_ns();
+    if (getrandom(l->key, sizeof l->key, 0) != (ssize_t)sizeof l->key)
+        return err_sys(e, "random bytes for the tensors' names");
     for (int k = 0; k < l->n; k++) {
-        const uint64_t h = hash(l->seed, l->tensor[k].name);
+        const uint64_t h = hash(l, l->tensor[k].name);
         uint64_t *s = place_of(l, l->tensor[k].name, h);
         if (*s)
             return err_set(e, ERR_FORMAT, "tensor %s occurs twice", l->tensor[k].name);

@@ -16,7 +16,7 @@ struct zlist {
     int n;
     struct zfile_tensor *tensor;        /* [n]; names are borrowed from the section or the JSON */
     uint64_t *slot; uint32_t mask;      /* [mask + 1] upper half of the hash of a tensor's name, 1 + its index; 0: nobody */
-    uint64_t seed;                      /* of the hash: no file can make its names collide */
+    uint64_t key[2];                    /* of the hash, anew at each opening: no file can choose names that collide */
 };
 struct zlist_file { const uint8_t *data; const struct zfile_group *groups; int n_groups; };     /* the mapping; groups are checked */
 
