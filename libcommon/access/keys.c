@@ -16,6 +16,7 @@
 #include <openssl/crypto.h>
 #include <sqlite3.h>
 
+#include "libcommon/base/clock.h"
 #include "libcommon/base/sha256.h"
 
 struct known { uint8_t hash[SHA256_SIZE]; struct key_info info; };
@@ -25,7 +26,8 @@ struct keys {
     char *path;
     ino_t ino;                                      /* of the file that is open */
     int make;                                       /* it may be a new one */
-    int patience_ms;
+    uint64_t until_ns;                              /* so long is waited for others */
+    int locked;                                     /* the last error: others held it longer */
     struct known *known; int n_known, required;     /* as of the last refresh */
     int64_t seen;                                   /* PRAGMA data_version then; -1: never */
 };
@@ -41,23 +43,30 @@ static const char schema[] =
 
 /* ---- SQLite ---- */
 
-void keys_set_patience(struct keys *k, int ms)
+void keys_set_patience(struct keys *k, int ms) { k->until_ns = clock_ns() + (uint64_t)ms * 1000000u; }
+
+/* Somebody else has the lock, for the n-th time: 1 after a moment, 0 where there is no more time. */
+static int wait_for_others(void *user, int n)
 {
-    k->patience_ms = ms;
-    sqlite3_busy_timeout(k->db, ms);
+    const struct keys *k = user;
+    if (clock_ns() >= k->until_ns)
+        return 0;
+    nanosleep(&(struct timespec){ .tv_nsec = n < 10 ? 1000000 : 10000000 }, NULL);
+    return 1;
 }
 
-static int is_locked(struct keys *k)
+static int locked_error(struct keys *k, struct err *e)
 {
-    const int code = sqlite3_errcode(k->db);
-    return code == SQLITE_BUSY || code == SQLITE_LOCKED;
+    k->locked = 1;
+    return err_set(e, ERR_IO, "%s: another program holds it locked", k->path);
 }
 
 static int sql_error(struct keys *k, struct err *e)
 {
     const int code = sqlite3_errcode(k->db);
-    if (is_locked(k))
-        return err_set(e, ERR_IO, "%s: another program holds it locked", k->path);
+    if (code == SQLITE_BUSY || code == SQLITE_LOCKED)
+        return locked_error(k, e);
+    k->locked = 0;
     if (code == SQLITE_NOTADB || code == SQLITE_CORRUPT)
         return err_set(e, ERR_FORMAT, "%s: is damaged (%s); move it away to begin with an empty one: its keys are then worth nothing", k->path, sqlite3_errmsg(k->db));
     return err_set(e, ERR_IO, "%s: %s", k->path, sqlite3_errmsg(k->db));
@@ -112,6 +121,41 @@ static int pragma(struct keys *k, const char *sql, int64_t *n, struct err *e)
     return rc;
 }
 
+/* The lock of who makes a new file, one program at a time; -1: *e. */
+static int take_lock(struct keys *k, struct err *e)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s.lock", k->path);
+    const int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    int n = 0, rc;
+    if (fd < 0)
+        return err_sys(e, "%s", path);
+    while ((rc = flock(fd, LOCK_EX | LOCK_NB)) && errno == EWOULDBLOCK && wait_for_others(k, n))
+        n++;
+    if (rc == 0)
+        return fd;
+    if (errno == EWOULDBLOCK)
+        locked_error(k, e);
+    else
+        err_sys(e, "%s", path);
+    close(fd);
+    return -1;
+}
+
+/* The file has no tables, or not all of them yet. */
+static int make_tables(struct keys *k, struct err *e)
+{
+    int64_t version;
+    const int fd = take_lock(k, e);
+    if (fd < 0)
+        return -1;
+    int rc = pragma(k, "PRAGMA user_version", &version, e);     /* it may be made by now */
+    if (rc == 0 && version == 0)
+        rc = run(k, schema, e);
+    close(fd);
+    return rc;
+}
+
 static int open_file(struct keys *k, struct err *e)
 {
     int64_t version;
@@ -119,29 +163,12 @@ static int open_file(struct keys *k, struct err *e)
         return -1;
     if (sqlite3_open_v2(k->path, &k->db, SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX, NULL) != SQLITE_OK)
         return k->db ? sql_error(k, e) : err_nomem(e, k->path);
-    keys_set_patience(k, k->patience_ms);
+    sqlite3_busy_handler(k->db, wait_for_others, k);
     /* One file, so that what is put in its place is whole (a write-ahead log would be laid over it); synchronous=FULL: a key that was shown is on
      * the disk. */
     if (run(k, "PRAGMA journal_mode = DELETE; PRAGMA synchronous = FULL;", e) || pragma(k, "PRAGMA user_version", &version, e))
         return -1;
-    return version == 0 ? run(k, schema, e) : 0;        /* to look is not to write: others are not told of a change */
-}
-
-/* One program at a time makes a new file. */
-static int open_locked(struct keys *k, struct err *e)
-{
-    char path[4096];
-    snprintf(path, sizeof path, "%s.lock", k->path);
-    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (fd < 0 || flock(fd, k->patience_ms ? LOCK_EX : LOCK_EX | LOCK_NB)) {
-        err_sys(e, "%s", path);
-        if (fd >= 0)
-            close(fd);
-        return -1;
-    }
-    int rc = open_file(k, e);
-    close(fd);
-    return rc;
+    return version == 0 ? make_tables(k, e) : 0;        /* to look is not to write: others are not told of a change */
 }
 
 static struct keys *open_keys(const char *folder, int make, struct err *e)
@@ -153,11 +180,11 @@ static struct keys *open_keys(const char *folder, int make, struct err *e)
         return NULL;
     }
     k->seen = -1;
-    k->patience_ms = 5000;
+    keys_set_patience(k, 5000);
     k->make = make;
     if (make && mkdir(folder, 0700) && errno != EEXIST)
         err_sys(e, "%s", folder);
-    else if (open_locked(k, e) == 0)
+    else if (open_file(k, e) == 0)
         return k;
     keys_close(k);
     return NULL;
@@ -333,6 +360,7 @@ int keys_create(struct keys *k, struct key_info *info, char key[KEY_TEXT + 1], s
     }
     if (insert(k, info, hash, e) || (n == 0 && keys_set_required(k, 1, e)) || run(k, "COMMIT", e))
         goto fail;
+    k->required |= n == 0;
     return 0;
 fail:
     run(k, "ROLLBACK", NULL);
@@ -472,13 +500,15 @@ static int load(struct keys *k, struct err *e)
 /* Somebody put another file in its place. */
 static int reopen(struct keys *k, struct err *e)
 {
-    struct keys other = { .path = k->path, .patience_ms = k->patience_ms };
-    if (open_locked(&other, e)) {
+    struct keys other = { .path = k->path, .until_ns = k->until_ns };
+    if (open_file(&other, e)) {
         sqlite3_close(other.db);
+        k->locked = other.locked;
         return -1;
     }
     sqlite3_close(k->db);
     k->db = other.db;
+    sqlite3_busy_handler(k->db, wait_for_others, k);
     k->ino = other.ino;
     k->seen = -1;
     return 0;
@@ -490,12 +520,9 @@ int keys_refresh(struct keys *k, struct err *e)
     int64_t version;
     if (stat(k->path, &st))
         return err_sys(e, "%s", k->path);
-    if ((st.st_ino != k->ino && reopen(k, e)) || pragma(k, "PRAGMA data_version", &version, e))
-        return is_locked(k) ? 1 : -1;
-    if (version == k->seen)
-        return 0;
-    if (load(k, e))
-        return is_locked(k) ? 1 : -1;
+    k->locked = 0;
+    if ((st.st_ino != k->ino && reopen(k, e)) || pragma(k, "PRAGMA data_version", &version, e) || (version != k->seen && load(k, e)))
+        return k->locked ? 1 : -1;
     k->seen = version;
     return 0;
 }
@@ -526,6 +553,29 @@ enum key_state keys_check_id(const struct keys *k, int64_t id, struct key_info *
         if (k->known[i].info.id == id)
             return state_of(&k->known[i].info, info);
     return KEY_UNKNOWN;
+}
+
+int keys_learn(struct keys *k, const struct key_info *info, const char *text, struct err *e)
+{
+    struct key_info there;
+    if (keys_check_id(k, info->id, &there) != KEY_UNKNOWN)
+        return 0;
+    struct known *more = realloc(k->known, ((size_t)k->n_known + 1) * sizeof *more);
+    if (!more)
+        return err_nomem(e, "the keys");
+    struct known *new = &more[k->n_known++];
+    new->info = *info;
+    sha256_of(text, strlen(text), new->hash);
+    memcpy(&new->info.secret, new->hash, sizeof new->info.secret);
+    k->known = more;
+    k->seen = -1;
+    return 0;
+}
+
+void keys_learn_required(struct keys *k, int required)
+{
+    k->required = required;
+    k->seen = -1;
 }
 
 void keys_forget(struct keys *k, int64_t id)

@@ -37,7 +37,7 @@ struct keys *keys_open(const char *folder, struct err *e);
 /* The same, but a file that is not there fails: an empty one in its place would be no keys. */
 struct keys *keys_open_again(const char *folder, struct err *e);
 void keys_close(struct keys *k);            /* NULL is fine */
-void keys_set_patience(struct keys *k, int ms);         /* how long a file that another program has locked is waited for (before: 5 seconds) */
+void keys_set_patience(struct keys *k, int ms);         /* how long others that have the file locked are waited for, from now on and in all (before: 5 seconds) */
 
 /* ---- for zse-apikey and the administration API ---- */
 /* info: name, expires_s, limit, scopes, models. key gets the text, the only time. The first key of a file makes keys required. */
@@ -61,8 +61,11 @@ enum key_state { KEY_GOOD, KEY_UNKNOWN, KEY_DISABLED, KEY_EXPIRED };
 enum key_state keys_check(const struct keys *k, const char *text, struct key_info *info);
 /* The same for a key that was good before. */
 enum key_state keys_check_id(const struct keys *k, int64_t id, struct key_info *info);
-void keys_forget(struct keys *k, int64_t id);           /* it was deleted: without waiting for the next refresh */
-int keys_known_required(const struct keys *k);
+/* A change that another connection has made, without waiting for the next refresh, which reads all of them again. */
+int keys_learn(struct keys *k, const struct key_info *info, const char *text, struct err *e);      /* keys_create made it; nothing where it is known. -1: no memory */
+void keys_learn_required(struct keys *k, int required);
+void keys_forget(struct keys *k, int64_t id);           /* it was deleted */
+int keys_known_required(const struct keys *k);          /* also after keys_create(), where it made the first key */
 int keys_known(const struct keys *k);       /* how many */
 
 #endif

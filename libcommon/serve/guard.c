@@ -183,6 +183,8 @@ static void refresh(struct server *s)
             sweep(g);
         return;
     }
+    if (rc > 0)
+        g->refreshed_ns = 0;            /* the next request asks at once */
     if (rc > 0 && !g->locked_ns)
         g->locked_ns = now;
     if ((rc < 0 || now - g->locked_ns > 1000000000u) &&         /* who changes a key has it locked for less */

@@ -7,8 +7,6 @@
 #include <string.h>
 #include <time.h>
 
-#include <openssl/crypto.h>
-
 #include "libcommon/access/audit_query.h"
 #include "libcommon/serve/calls.h"
 
@@ -32,7 +30,8 @@ struct report {
     struct audit_filter filter;
     char key[128], path[256], method[16];
     struct key_info info;               /* of KEYS_*: what is made, or who goes */
-    int required;
+    int required;                       /* it is to be so; KEYS_CREATE: the first key made it so */
+    int outlived;                       /* KEYS_CREATE: a key of this name was deleted meanwhile */
     json_t *answer;                     /* NULL: e says why */
     struct err e;
 };
@@ -71,9 +70,8 @@ static json_t *create_key(struct report *r, struct keys *k)
     char text[KEY_TEXT + 1];
     if (keys_create(k, &r->info, text, &r->e))
         return NULL;
-    json_t *answer = json_pack("{s:b,s:s,s:s}", "success", 1, "name", r->info.name, "key", text);
-    OPENSSL_cleanse(text, sizeof text);
-    return answer;
+    r->required = keys_known_required(k);
+    return json_pack("{s:b,s:s,s:s}", "success", 1, "name", r->info.name, "key", text);
 }
 
 static json_t *delete_key(struct report *r, struct keys *k)
@@ -190,16 +188,32 @@ static void refuse_report(struct server *s, const struct report *r)
         reply_refusal(s, r->conn, 404, "no_such_key", "%s", r->e.msg);
 }
 
+/* A change is in force when it is answered, also where the file cannot be read just then. */
+static void apply(struct server *s, struct report *r)
+{
+    struct guard *g = &s->guard;
+    struct err ignored;
+    if (is_of_keys(r))
+        g->refreshed_ns = 0;                    /* look at once */
+    if (!r->answer)
+        return;
+    if (r->kind == KEYS_DELETE) {
+        keys_forget(g->keys, r->info.id);
+        usage_drop(g->usage, r->info.id);
+        for (struct report *o = g->reports; o; o = o->next)
+            o->outlived |= o->kind == KEYS_CREATE && strcmp(o->info.name, r->info.name) == 0;
+    }
+    if (r->kind == KEYS_CREATE && !r->outlived)
+        keys_learn(g->keys, &r->info, json_string_value(json_object_get(r->answer, "key")), &ignored);     /* without memory: the next look finds it */
+    if (r->kind == KEYS_REQUIRED || (r->kind == KEYS_CREATE && r->required))
+        keys_learn_required(g->keys, r->required);
+}
+
 /* It is done, and out of the list. */
 static void end_report(struct server *s, struct report *r)
 {
     pthread_join(r->thread, NULL);
-    if (is_of_keys(r))
-        s->guard.refreshed_ns = 0;              /* look at once */
-    if (r->kind == KEYS_DELETE && r->answer) {
-        keys_forget(s->guard.keys, r->info.id);
-        usage_drop(s->guard.usage, r->info.id);
-    }
+    apply(s, r);
     if (r->conn && r->answer) {
         if (r->kind == REPORT_STATS)
             add_counters(s, r->answer);

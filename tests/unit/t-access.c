@@ -341,6 +341,89 @@ static void a_locked_or_damaged_file_keeps_known_keys(void **state)
     keys_close(server);
 }
 
+static sqlite3 *lock_file(const char *name)
+{
+    sqlite3 *other;
+    assert_int_equal(sqlite3_open(in_folder(name), &other), SQLITE_OK);
+    assert_int_equal(sqlite3_exec(other, "BEGIN EXCLUSIVE", NULL, NULL, NULL), SQLITE_OK);
+    return other;
+}
+
+static void a_change_is_learnt_while_the_file_is_locked(void **state)
+{
+    (void)state;
+    char text[KEY_TEXT + 1];
+    struct key_info info = { .name = "app", .scopes = SCOPE_CHAT }, got;
+    struct keys *cli = keys_open(folder, &e), *server = keys_open(folder, &e);
+    keys_set_patience(server, 0);
+    assert_int_equal(keys_refresh(server, &e), 0);
+    assert_false(keys_known_required(server));
+    assert_int_equal(keys_create(cli, &info, text, &e), 0);
+    assert_true(keys_known_required(cli));              /* it was the first */
+    sqlite3 *other = lock_file("keys.db");
+    assert_int_equal(keys_refresh(server, &e), 1);
+    assert_int_equal(keys_check(server, text, &got), KEY_UNKNOWN);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(keys_learn(server, &info, text, &e), 0);
+        keys_learn_required(server, 1);
+        assert_int_equal(keys_check(server, text, &got), KEY_GOOD);
+        assert_int_equal(got.id, info.id);
+        assert_int_not_equal(got.secret, 0);
+        assert_int_equal(keys_known(server), 1);
+        assert_true(keys_known_required(server));
+    }
+    const uint64_t secret = got.secret;
+    sqlite3_close(other);
+    assert_int_equal(keys_refresh(server, &e), 0);
+    assert_int_equal(keys_check(server, text, &got), KEY_GOOD);
+    assert_true(got.secret == secret);
+    /* what is learnt too late goes at the next look */
+    assert_int_equal(keys_delete(cli, "app", &e), 0);
+    assert_int_equal(keys_set_required(cli, 0, &e), 0);
+    assert_int_equal(keys_refresh(server, &e), 0);
+    assert_int_equal(keys_learn(server, &info, text, &e), 0);
+    keys_learn_required(server, 1);
+    assert_int_equal(keys_refresh(server, &e), 0);
+    assert_int_equal(keys_check(server, text, &got), KEY_UNKNOWN);
+    assert_false(keys_known_required(server));
+    keys_close(cli);
+    keys_close(server);
+}
+
+static void put_in_its_place(const char *name)
+{
+    char from[256];
+    strcpy(from, in_folder(name));
+    assert_int_equal(rename(from, in_folder("keys.db")), 0);
+}
+
+/* Who only looks at a file that is made waits for nobody who makes one; a new file in its place that others are at is no damage. */
+static void a_file_that_others_make_is_locked_not_damaged(void **state)
+{
+    (void)state;
+    keys_close(keys_open(folder, &e));
+    const int fd = open(in_folder("keys.db.lock"), O_RDWR | O_CREAT, 0600);
+    assert_int_equal(flock(fd, LOCK_EX), 0);
+    struct keys *server = keys_open_again(folder, &e);
+    assert_non_null(server);
+    keys_set_patience(server, 0);
+    assert_int_equal(keys_refresh(server, &e), 0);
+    close(open(in_folder("new"), O_WRONLY | O_CREAT, 0600));        /* without tables */
+    put_in_its_place("new");
+    assert_int_equal(keys_refresh(server, &e), 1);
+    assert_non_null(strstr(e.msg, "keys.db: another program holds it locked"));
+    close(fd);
+    assert_int_equal(keys_refresh(server, &e), 0);
+    close(open(in_folder("new"), O_WRONLY | O_CREAT, 0600));
+    sqlite3 *other = lock_file("new");
+    put_in_its_place("new");
+    assert_int_equal(keys_refresh(server, &e), 1);
+    assert_non_null(strstr(e.msg, "keys.db: another program holds it locked"));
+    sqlite3_close(other);
+    assert_int_equal(keys_refresh(server, &e), 0);
+    keys_close(server);
+}
+
 /* The server does not stand still while somebody else writes. */
 static void a_locked_file_is_waited_for_as_long_as_asked(void **state)
 {
@@ -1123,7 +1206,8 @@ int main(void)
         cmocka_unit_test(windows_slide), T(a_limit_holds_and_says_when), T(threads_never_exceed_a_limit), T(damaged_counters_begin_anew),
         T(counters_of_dead_keys_make_room), cmocka_unit_test(a_network_of_ipv6_is_one_address), T(a_locked_file_is_waited_for_as_long_as_asked),
         T(a_key_that_was_shown_outlives_kill_9), T(a_check_takes_the_same_time), T(clearing_all_takes_what_a_crash_left), T(a_clock_that_steps_breaks_no_chain),
-        cmocka_unit_test(addresses_have_windows_too), T(keys_live_and_die), T(no_secret_is_stored), T(a_locked_or_damaged_file_keeps_known_keys),
+        cmocka_unit_test(addresses_have_windows_too), T(keys_live_and_die), T(no_secret_is_stored), T(a_locked_or_damaged_file_keeps_known_keys), T(a_change_is_learnt_while_the_file_is_locked),
+        T(a_file_that_others_make_is_locked_not_damaged),
         cmocka_unit_test(scopes_and_models), T(every_line_is_json_with_all_fields), T(verify_finds_every_change), T(rotation_loses_nothing), T(processes_share_a_log),
         T(half_a_line_is_ended), T(kill_9_while_rotating_loses_nothing), T(trouble_is_counted_and_passes), T(a_full_disk_at_rotation_costs_no_reading), T(clearing_goes_on_beside_a_writer), T(queries), T(csv_is_safe), T(formulas_begin_nowhere), T(fields_in_any_order),
     };
