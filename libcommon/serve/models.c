@@ -284,6 +284,8 @@ static void remember_evicted(struct server *s, const struct hosted *h, int chang
         return;
     }
     v->changed = changed;
+    v->failures = h->failures;
+    v->failed_ns = clock_ns();
     models_forget(s, h->id);
     put_evicted(s, v);
 }
@@ -298,6 +300,17 @@ const char *models_left(const struct server *s, const char *id)
     return found ? found->id : NULL;
 }
 
+int models_wait_s(const struct server *s, const char *id)
+{
+    const struct evicted *v = s->evicted;
+    while (v && strcmp(v->id, id) != 0)
+        v = v->next;
+    if (!v || !v->failures)
+        return 0;
+    const uint64_t until = v->failed_ns + (UINT64_C(1000000000) << (v->failures < 6 ? v->failures : 6)), now = clock_ns();
+    return now < until ? (int)((until - now) / 1000000000u) + 1 : 0;
+}
+
 /* v is in no list; it is again where it cannot be loaded. */
 static void bring_back(struct server *s, struct evicted *v, struct problem *pr)
 {
@@ -308,6 +321,7 @@ static void bring_back(struct server *s, struct evicted *v, struct problem *pr)
     }
     h->recalled = 1;
     h->changed = v->changed;
+    h->failures = v->failures;
     problem_set(pr, 503, "model", "model_loading", "the model %.80s left when another one needed its memory or its file changed, and is being loaded again", h->id);
     free_evicted(v);
 }
@@ -476,14 +490,17 @@ static void on_opened(struct server *s, struct hosted *h)
             err_set(&s->error, h->error.code ? h->error.code : ERR_MEMORY, "%s", pr.message);
             loop_quit(s->loop);
         }
-        if (h->recalled)
+        if (h->recalled) {
+            h->failures++;
             remember_evicted(s, h, h->changed);         /* the next request tries again */
+        }
         tell_waiter(h, &pr);
         if (give_task(s, TASK_CLOSE, h) != 0)
             h->state = HOSTED_LEAVING;          /* models_tick tries again */
         return;
     }
     h->state = HOSTED_READY;
+    h->failures = 0;
     if (h->replaces)
         take_place(h);
     server_log(s, "%s: ready after %.3f s, %s, context %d", h->id, h->load_s, h->m.quantization ? h->m.quantization : "?", h->m.max_len);

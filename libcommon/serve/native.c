@@ -82,14 +82,17 @@ static json_t *on_gpus(const struct server *s)
 void handle_health(struct server *s, struct conn *c, const char *rest)
 {
     struct problem ignored;
-    const int ready = models_n(s, HOSTED_READY);
-    const char *left = ready ? NULL : models_left(s, NULL);
+    const int ready = models_n(s, HOSTED_READY), loading = models_n(s, HOSTED_LOADING);
+    const char *left = ready || loading ? NULL : models_left(s, NULL);      /* one comes back: another one could need its memory */
+    const int wait_s = left ? models_wait_s(s, left) : 0;
+    char wait[16];
     (void)rest;
-    if (left)                           /* a server without its model is not healthy, and who asks only here would wait for ever */
+    if (left && !wait_s)                /* a server without its model is not healthy, and who asks only here would wait for ever */
         models_recall(s, left, &ignored);
-    if (s->draining || left || (ready == 0 && models_n(s, HOSTED_LOADING) > 0)) {
-        conn_add_header(c, "Retry-After", "1");
-        reply_object(s, c, 503, json_pack("{s:s}", "status", s->draining ? "stopping" : "loading"));
+    if (s->draining || left || (ready == 0 && loading > 0)) {
+        snprintf(wait, sizeof wait, "%d", wait_s ? wait_s : 1);
+        conn_add_header(c, "Retry-After", wait);
+        reply_object(s, c, 503, json_pack("{s:s}", "status", s->draining ? "stopping" : wait_s ? "failed" : "loading"));
         return;
     }
     reply_object(s, c, 200, json_pack("{s:s, s:s, s:f, s:i, s:b}", "status", "healthy", "version", ZSE_VERSION, "uptime_seconds", round2(uptime(s)), "models_loaded",

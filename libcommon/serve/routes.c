@@ -20,7 +20,7 @@ const struct route routes[] = {
     { "POST", "/tokenize", ROUTE_PLAIN, ACCESS_KEY, handle_tokenize, BODY_TOKENIZE, "Text to token ids", JSON },
     { "POST", "/detokenize", ROUTE_PLAIN, ACCESS_KEY, handle_detokenize, BODY_DETOKENIZE, "Token ids to text", JSON },
     { "POST", "/apply-template", ROUTE_PLAIN, ACCESS_KEY, handle_template, BODY_TEMPLATE, "A conversation as the model sees it", JSON },
-    { "GET", "/health", ROUTE_PLAIN, ACCESS_PUBLIC, handle_health, 0, "200 when a model is ready or none was asked for, 503 while loading or stopping", JSON },
+    { "GET", "/health", ROUTE_PLAIN, ACCESS_PUBLIC, handle_health, 0, "200 when a model is ready or none was asked for, 503 while loading or stopping, or where the model cannot be loaded again", JSON },
     { "GET", "/metrics", ROUTE_PLAIN, ACCESS_READ, handle_metrics, 0, "Figures for Prometheus", "text/plain" },
     { "GET", "/openapi.json", ROUTE_PLAIN, ACCESS_PUBLIC, handle_openapi, 0, "This description", JSON },
     { "GET", "/", ROUTE_PLAIN, ACCESS_PUBLIC, handle_root, 0, "Name, version and figures; a page for browsers", JSON },

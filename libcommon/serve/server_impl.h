@@ -37,6 +37,7 @@ struct hosted {
     int comparing;                      /* its file's time of writing is another one, and the engine looks at what is in it */
     uint64_t touched;                   /* of engine_stats, as far as that was said */
     int recalled, changed;              /* it had left by nobody's word and is loaded again; because its file was written to */
+    int failures;                       /* of loading it again, one after the other */
     struct err error;                   /* why it could not be opened */
     struct worker *worker;
     struct tmpl *tmpl;                  /* owned */
@@ -65,6 +66,8 @@ struct hosted *models_find(struct server *s, const char *id, struct problem *pr)
 const char *models_left(const struct server *s, const char *id);
 /* It is loaded again, and 1: *pr says to come back, or why not.  0: there is none of this id. */
 int models_recall(struct server *s, const char *id, struct problem *pr);
+/* How long to wait before it is loaded again for somebody who only asks whether all is well; 0: not at all.  After a failure the wait grows from 2 seconds to 64. */
+int models_wait_s(const struct server *s, const char *id);
 /* Begin to open; NULL with *pr: the id is taken, no memory. */
 struct hosted *models_load(struct server *s, const char *path, const char *id, struct hosted *replaces, struct problem *pr);
 struct hosted *models_successor(struct server *s, const struct hosted *h);      /* the one that is being loaded in h's place; NULL */
@@ -82,7 +85,12 @@ char *models_default_id(const char *path);                      /* "tiny" of "mo
 void model_json(const struct hosted *h, struct buf *out);       /* an element of /v1/models */
 
 /* A model that left because another one needed its memory, or because its file was written to. */
-struct evicted { struct evicted *next; char *id, *path; int changed; };         /* owned; its file was written to */
+struct evicted {
+    struct evicted *next;
+    char *id, *path;                    /* owned */
+    int changed;                        /* its file was written to */
+    int failures; uint64_t failed_ns;   /* to load it again, one after the other; the last one */
+};
 
 /* ---- the server ---- */
 

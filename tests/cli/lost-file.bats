@@ -13,10 +13,14 @@ setup() {
   export ZSE_HOME=$T/home
   cp "$BATS_FILE_TMPDIR/tiny.zse" "$Z"
 }
-teardown() { [ -z "${PID:-}" ] || { kill "$PID" 2>/dev/null; wait "$PID" 2>/dev/null; } || true; }
+teardown() {
+  [ ! -p "$Z" ] || exec 6<>"$Z"           # who waits for it goes on
+  [ -z "${PID:-}" ] || { kill "$PID" 2>/dev/null; wait "$PID" 2>/dev/null; } || true
+}
 
+# serve [OPTION...]
 serve() {
-  exec 5< <(exec zse-serve "$Z" --port 0 2>"$T/err")
+  exec 5< <(exec zse-serve "$Z" --port 0 "$@" 2>"$T/err")
   PID=$!
   read -r -u 5 _ _ URL
 }
@@ -162,6 +166,35 @@ logged() {
   admin "$URL/api/models/unload" -d '{"model_id":"m"}' | jq -e .success
   [ "$(ask)" = 404 ]
   [ "$(admin "$URL/api/models/unload" -d '{"model_id":"m"}' | jq -r .error.code)" = model_not_found ]
+}
+
+@test "who only asks for the server's health has one model loaded again, and hears where that fails" {
+  local one
+  serve
+  until_status 200
+  one=$(curl -s "$URL/api/stats/models" | jq '.models[0].memory_bytes')
+  kill "$PID"
+  wait "$PID"
+  serve --max-memory $((one * 3 / 2))
+  until_status 200
+  cp "$Z" "$T/b.zse"
+  [ "$(admin "$URL/api/models/load" -d "{\"model_path\":\"$T/b.zse\"}" | jq -r .message)" = loaded ]
+  logged 'm: leaves, as b needs its memory' 1
+  admin "$URL/api/models/load" -d "{\"model_path\":\"$Z\"}" | jq -e .success
+  logged 'b: leaves, as m needs its memory' 1
+  truncate -s 8192 "$Z"
+  logged 'm: closed' 2                          # nobody asks: it left by itself
+  mkfifo "$T/pipe"
+  mv "$T/pipe" "$Z"                             # loading waits for a writer
+  for _ in 1 2 3; do [ "$(curl -s "$URL/health" | jq -r .status)" = loading ]; done
+  run -1 grep -q 'b: is asked for' "$T/err"
+  exec 6<>"$Z"
+  await eval '[ "$(curl -s "$URL/health" | jq -r .status)" = failed ]' || { cat "$T/err"; return 1; }
+  cp "$BATS_FILE_TMPDIR/tiny.zse" "$T/new"
+  mv "$T/new" "$Z"
+  exec 6>&-
+  until_status 200
+  [ "$(curl -s "$URL/health" | jq -r .status)" = healthy ]
 }
 
 @test "zse-chat ends with a sentence" {
