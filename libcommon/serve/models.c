@@ -535,8 +535,8 @@ static int check_file(struct server *s, struct hosted *h, struct err *e)
     worker_stats(h->worker, &es, NULL);
     if (rc < 0 || es.broken)
         return rc == 0 ? err_set(e, ERR_IO, "%s: " MAP_CHANGED, h->path) : -1;
-    if (rc > 0 && !h->comparing)
-        worker_check(h->worker);
+    if (rc > 0)
+        worker_check(h->worker);        /* also while it compares: the file may have been touched again */
     h->comparing = rc;
     if (es.touched > h->touched)
         server_log(s, "%s: %s was touched while it was in use; its contents are what they were", h->id, h->path);

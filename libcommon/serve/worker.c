@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum order_kind { ORDER_SUBMIT, ORDER_CANCEL, ORDER_LIMITS, ORDER_SHED, ORDER_CHECK };
+enum order_kind { ORDER_SUBMIT, ORDER_CANCEL, ORDER_LIMITS, ORDER_SHED };
 
 struct order {
     struct order *next;
@@ -27,7 +27,7 @@ struct worker {
     struct order *first, **last;
     struct events *out, **out_last, *spare;
     int n_spare;
-    int stop;
+    int stop, check;                    /* check: engine_check is asked for */
     struct engine_stats stats;
     struct engine_limits limits;
     /* the thread's own */
@@ -188,9 +188,6 @@ static void obey(struct worker *w, struct order *o)
     case ORDER_SHED:
         engine_shed(w->g);
         break;
-    case ORDER_CHECK:
-        engine_check(w->g, &ignored);
-        break;
     case ORDER_LIMITS:
         engine_set_limits(w->g, &o->limits, &ignored);      /* checked by who gave the order */
         break;
@@ -226,11 +223,12 @@ static void *work(void *arg)
     int running = 0;
     for (;;) {
         pthread_mutex_lock(&w->lock);
-        while (!w->first && !running && !w->stop)
+        while (!w->first && !w->check && !running && !w->stop)
             pthread_cond_wait(&w->work, &w->lock);
         struct order *list = w->first;
-        int stop = w->stop;
+        const int stop = w->stop, check = w->check;
         w->first = NULL;
+        w->check = 0;
         w->last = &w->first;
         pthread_mutex_unlock(&w->lock);
         if (stop) {
@@ -249,6 +247,8 @@ static void *work(void *arg)
             free_order(list);
             list = next;
         }
+        if (check)
+            engine_check(w->g, &e);         /* it stays with the engine, and in its figures */
         running = engine_step(w->g, &e);    /* a failure of the backend reaches each request's callback */
         if (running < 0)
             running = 1;
@@ -347,7 +347,14 @@ void worker_limits(struct worker *w, const struct engine_limits *l)
 }
 
 void worker_shed(struct worker *w) { give_order(w, &(struct order){ .kind = ORDER_SHED }); }
-void worker_check(struct worker *w) { give_order(w, &(struct order){ .kind = ORDER_CHECK }); }
+
+void worker_check(struct worker *w)
+{
+    pthread_mutex_lock(&w->lock);
+    w->check = 1;
+    pthread_cond_signal(&w->work);
+    pthread_mutex_unlock(&w->lock);
+}
 
 struct events *worker_take(struct worker *w)
 {

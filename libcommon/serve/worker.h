@@ -54,7 +54,7 @@ int worker_submit(struct worker *w, const struct request_params *p, struct job *
 int worker_cancel(struct worker *w, struct job *job);
 void worker_limits(struct worker *w, const struct engine_limits *l);
 void worker_shed(struct worker *w);                     /* engine_shed, between two steps */
-void worker_check(struct worker *w);                    /* engine_check; worker_stats says what came of it */
+void worker_check(struct worker *w);                    /* engine_check, once for however many ask before it begins; worker_stats says what came of it */
 /* All events so far, oldest first, NULL if there are none; to be given back. */
 struct events *worker_take(struct worker *w);
 void worker_give_back(struct worker *w, struct events *list);
