@@ -3,6 +3,7 @@
 #include <limits.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "libcommon/base/json.h"
@@ -168,7 +169,7 @@ const struct field fields[] = {
     WHOLE("rate_limit", BODY_KEY, 0, INT_MAX, AT(rate_limit), 0, "requests a minute; 0: any number"),
     WHOLE("token_limit_minute", BODY_KEY, 0, INT_MAX, AT(token_limit_minute), 0, "tokens of prompts and answers a minute; 0: any number"),
     WHOLE("token_limit_day", BODY_KEY, 0, INT_MAX, AT(token_limit_day), 0, "the same in 24 hours"),
-    { "expires_at", BODY_KEY, FIELD_USED, FIELD_DOUBLE, 0, 0x1p52, AT(expires_at), 0, NULL, "seconds since 1970; 0: never", NULL },
+    { "expires_at", BODY_KEY, FIELD_USED, FIELD_DOUBLE, 0, 0x1p52, AT(expires_at), 0, NULL, "whole seconds since 1970; 0: never", NULL },
     TEXT("scopes", BODY_KEY, AT(scopes), "chat, embeddings, models, admin, with commas between (default: chat,embeddings)"),
     TEXT("models", BODY_KEY, AT(models), "globs of the models it may use, with commas between; \"\": all"),
     { "enabled", BODY_KEYS_REQUIRED, FIELD_USED, FIELD_BOOL, 0, 0, AT(enabled), 0, NULL, "does a request need a key?", NULL },
@@ -186,9 +187,18 @@ static const struct field *find(const char *name, enum body_kind kind)
     return NULL;
 }
 
+/* With as many digits as it takes to tell v from its neighbours. */
 static const char *plain(char out[32], double v)
 {
-    snprintf(out, 32, fabs(v) < 1e15 && v == floor(v) ? "%.0f" : "%g", v);
+    if (fabs(v) < 1e15 && v == floor(v)) {
+        snprintf(out, 32, "%.0f", v);
+        return out;
+    }
+    for (int digits = 6; digits <= 17; digits++) {
+        snprintf(out, 32, "%.*g", digits, v);
+        if (strtod(out, NULL) == v)
+            break;
+    }
     return out;
 }
 
@@ -201,13 +211,14 @@ static int out_of_range(const struct field *f, double v, struct problem *pr)
 static int parse_number(const struct field *f, const json_t *v, struct params *p, struct problem *pr)
 {
     char *to = (char *)p + f->at;
+    char text[32];
     double x = json_number_value(v);
     if (!json_is_number(v))
         return problem_set(pr, 400, f->name, "invalid_type", "%s: found %s, expected a number", f->name, js_kind(v));
     if (!(x >= f->min && x <= f->max))
         return out_of_range(f, x, pr);
     if (f->type != FIELD_REAL && x != floor(x))
-        return problem_set(pr, 400, f->name, "invalid_type", "%s: %g is not a whole number", f->name, x);
+        return problem_set(pr, 400, f->name, "invalid_type", "%s: %s is not a whole number", f->name, plain(text, x));
     if (f->type == FIELD_INT)
         *(int *)to = (int)x;
     else if (f->type == FIELD_DOUBLE)

@@ -178,6 +178,16 @@ static void test_fields(void **state)
     assert_int_equal(fields_parse(body, BODY_COMPLETION, &p, &pr), -1);
     assert_string_equal(pr.code, "unknown_parameter");
     json_decref(body);
+    static const struct { double value; const char *says; } fractions[] = {
+        { 1700000000.5, "expires_at: 1700000000.5 is not a whole number" }, { 0.1, "expires_at: 0.1 is not a whole number" },
+        { 0x1p53, "expires_at: 9007199254740992 is not in the range 0 to 4503599627370496" },
+    };
+    for (size_t i = 0; i < sizeof fractions / sizeof *fractions; i++) {
+        body = json_pack("{s:f}", "expires_at", fractions[i].value);
+        assert_int_equal(fields_parse(body, BODY_KEY, &p, &pr), -1);
+        assert_string_equal(pr.message, fractions[i].says);
+        json_decref(body);
+    }
 }
 
 static void test_json_text(void **state)
