@@ -502,16 +502,19 @@ static void a_key_that_was_shown_outlives_kill_9(void **state)
     }
 }
 
-/* In a traced child: one check of each text, between two signals. */
+/* In a traced child: checks of each text, each between two signals. */
+enum { CHECKS = 4 };
 static void check_each(struct keys *k, char kinds[][KEY_TEXT + 1], int n)
 {
     struct key_info info;
     ptrace(PTRACE_TRACEME, 0, NULL, NULL);
     for (int i = 0; i < n; i++) {
         keys_check(k, kinds[i], &info);         /* what is only done the first time is done */
-        raise(SIGUSR1);
-        keys_check(k, kinds[i], &info);
-        raise(SIGUSR1);
+        for (int j = 0; j < CHECKS; j++) {
+            raise(SIGUSR1);
+            keys_check(k, kinds[i], &info);
+            raise(SIGUSR1);
+        }
     }
     _exit(0);
 }
@@ -567,8 +570,13 @@ static void a_check_takes_the_same_time(void **state)
     const pid_t child = fork();
     if (child == 0)
         check_each(k, kinds, KINDS);
-    for (int i = 0; i < KINDS; i++)
+    for (int i = 0; i < KINDS; i++) {
         n[i] = count_instructions(child);
+        for (int j = 1; j < CHECKS; j++) {      /* reading the clock may take an instruction more when the kernel moves it on */
+            const long again = count_instructions(child);
+            n[i] = again < n[i] ? again : n[i];
+        }
+    }
     kill(child, SIGKILL);
     waitpid(child, NULL, 0);
     keys_close(k);
