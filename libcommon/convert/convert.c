@@ -287,9 +287,10 @@ static int write_file(struct job *j, struct calibration *c, struct err *e)
     int rc = -1;
     if (!w)
         return -1;
-    if (write_tensors(j, w, c, e) || describe_files(j, w, e) || !(json = describe_json(j, e)))
+    if (write_tensors(j, w, c, e) || describe_files(j, w, e) || source_wait(j->source, NULL, e))    /* also a file of which no tensor is used must come */
         goto done;
-    if (source_wait(j->source, NULL, e) || source_check(j->source, NULL, e))       /* also a file of which no tensor is used must come */
+    json = describe_json(j, e);         /* has a key made of the bytes of all tensors */
+    if (source_check(j->source, NULL, e) || !json)
         goto done;
     rc = zwriter_commit(w, json, e);
     w = NULL;

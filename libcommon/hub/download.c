@@ -161,7 +161,7 @@ int download_plan(struct download *d, const char *const *names, int n, struct er
 
 /* ---- heads: a safetensors file begins with the length of its header, 8 bytes, and the header ---- */
 
-enum { FIRST_HEAD = 256 << 10, MOST_HEAD = 32 << 20 };
+enum { FIRST_HEAD = 256 << 10, MOST_HEAD = 100000000 };      /* the format allows no longer header */
 
 static int head_data(struct web_job *j, const void *data, size_t n, struct err *e)
 {

@@ -24,7 +24,7 @@ struct hub_name {
 /* 0, or -1 with *e saying what such a name looks like. */
 int hub_parse_name(struct hub_name *name, const char *text, struct err *e);
 
-/* One of several safetensors of a model, and the first bytes of it: all of its header (of at most 32 MB). */
+/* One of several safetensors of a model, and the first bytes of it: all of its header (the format allows 100 MB). */
 struct hub_shard {
     const char *name;
     uint64_t size;

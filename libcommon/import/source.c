@@ -754,6 +754,8 @@ static void hash_sampled(struct hash *h, const uint8_t *data, size_t n)
 int source_key(const struct source *s, char hex[33], struct err *e)
 {
     struct hash h = { 0x5a5345, 1 };
+    if (source_wait(s, NULL, e) != 0)
+        return -1;
     hash_word(&h, s->kind);
     for (int i = 0; i < s->n_files; i++) {
         hash_bytes(&h, s->files[i].name, strlen(s->files[i].name));

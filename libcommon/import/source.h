@@ -96,7 +96,8 @@ size_t source_bytes(const struct source_tensor *t);
  * rope_parameters {rope_theta, rope_type, ...} or, per layer type, {"full_attention": {...}, "sliding_attention": {...}}; dtype.  New reference. */
 json_t *config_normalize(const json_t *config, struct err *e);
 
-/* A hash of the source's content (names, sizes, types and sampled bytes; whole small files): key of the cache of automatic conversions. hex [33]. */
+/* A hash of the source's content (names, sizes, types and sampled bytes; whole small files): key of the cache of automatic conversions. hex [33].
+ * Waits for all files that are on their way. */
 int source_key(const struct source *s, char hex[33], struct err *e);
 
 #endif

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """shards.py - a model in one safetensors file becomes a folder with N of them and an index.
 
-usage: shards.py FOLDER NEW N [layers]
-Tensors are dealt out in turn by name; with "layers" in the order of layers, so that a conversion needs one shard after the other."""
+usage: shards.py FOLDER NEW N [layers [unused]]
+Tensors are dealt out in turn by name; with "layers" in the order of layers, so that a conversion needs one shard after the other.
+With "unused" one more shard holds only a tensor that no model runs, behind a header of 33 MB."""
 import json, os, re, shutil, struct, sys
 
 src, dst, n = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -21,7 +22,7 @@ def place(name):
 
 
 names, where, parts = sorted(header), {}, [[] for _ in range(n)]
-if sys.argv[4:] == ['layers']:
+if sys.argv[4:5] == ['layers']:
     names.sort(key=place)
     total, seen = sum(b - a for a, b in (header[x]['data_offsets'] for x in names)), 0
     for name in names:
@@ -40,5 +41,10 @@ for i, part in enumerate(parts):
     text += b' ' * (-len(text) % 8)
     with open(f'{dst}/{where[part[0]]}', 'wb') as f:
         f.write(struct.pack('<Q', len(text)) + text + body)
+if sys.argv[5:] == ['unused']:
+    where['mtp.norm.weight'] = 'model-mtp.safetensors'
+    text = json.dumps({'mtp.norm.weight': {'dtype': 'F32', 'shape': [30000], 'data_offsets': [0, 120000]}}).encode() + b' ' * (33 << 20)
+    with open(f'{dst}/model-mtp.safetensors', 'wb') as f:
+        f.write(struct.pack('<Q', len(text)) + text + bytes(range(250)) * 480)
 with open(f'{dst}/model.safetensors.index.json', 'w') as f:
     json.dump({'metadata': {}, 'weight_map': dict(sorted(where.items()))}, f)
