@@ -296,8 +296,7 @@ static int plan_opened(const char *prog, const struct opened_model *o, const str
 int preflight_plan_unopened(const char *prog, const struct unopened *u, const struct run_options *r, struct engine_options *eo, int json)
 {
     const struct subject s = { .name = u->name, .type = u->type, .config = &u->config, .weights = u->w.bytes };
-    const int rc = plan_processor(prog, &s, &u->planned, &u->w, r, eo, json), written = cli_finish(prog);
-    return written ? written : rc;
+    return plan_processor(prog, &s, &u->planned, &u->w, r, eo, json);
 }
 
 int preflight_plan(const char *prog, const struct opened_model *o, const struct run_options *r, struct engine_options *eo, int json)
@@ -307,16 +306,13 @@ int preflight_plan(const char *prog, const struct opened_model *o, const struct 
     struct gpu_plan device;
     struct backend_options bo;
     struct err e, why;
-    int tight, rc;
+    int tight;
     const int settled = eo->backend ? settle(prog, o, r, eo, &device, &why) : 0;
     if (settled < 0 && plan_device(o, eo, &bo, &device, &e) < 0)
         return cli_fail(prog, &e);
     if (eo->backend) {                  /* and the processor's part, as preflight_check() looks at it */
         const int ok = settled == 0 && (device.host_weights == 0 || sum_up(&n, &s, r, eo, &device, &e) != 0 || fits(&n, o->name, &tight, &why) == 0);
-        rc = finish_plan(device_json(o, &device, eo->max_len, ok, ok ? NULL : why.msg), ok, json);
-    } else {
-        rc = plan_opened(prog, o, r, eo, json);
+        return finish_plan(device_json(o, &device, eo->max_len, ok, ok ? NULL : why.msg), ok, json);
     }
-    const int written = cli_finish(prog);
-    return written ? written : rc;
+    return plan_opened(prog, o, r, eo, json);
 }

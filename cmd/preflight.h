@@ -17,7 +17,8 @@ uint64_t preflight_kv_room(const struct opened_model *o, const struct engine_opt
 /* After engine_open: what the engine took on this machine beside what was planned for it.  With --verbose both are said; more than a tenth above the plan is a
  * warning in any case. */
 void preflight_compare(const char *prog, const struct opened_model *o, const struct run_options *r, const struct engine_options *eo, const struct engine *g);
-/* --plan: the same as a table or JSON, with predicted speeds (measured rates, about a second).  Returns an exit code: 1 if it does not fit. */
+/* --plan: the same as a table or JSON, with predicted speeds (measured rates, about a second).  Returns an exit code: 1 if it does not fit.
+ * Standard output stays open for the next one: cli_finish() is the caller's. */
 int preflight_plan(const char *prog, const struct opened_model *o, const struct run_options *r, struct engine_options *eo, int json);
 /* The same of a model that is not open, on the processor. */
 int preflight_plan_unopened(const char *prog, const struct unopened *u, const struct run_options *r, struct engine_options *eo, int json);

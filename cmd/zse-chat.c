@@ -203,32 +203,43 @@ static int run_remote(struct chat_options *o, int interactive)
     return rc;
 }
 
+/* --plan: nothing is generated. */
+static int plan(const struct chat_options *o)
+{
+    const int n = o->batch ? o->parallel : 1;
+    struct engine_options eo;
+    struct opened_model m;
+    struct unopened u;
+    struct err e;
+    int rc = unopened_find(&u, "zse-chat", o->model, &o->run, &e);
+    if (rc == 1) {
+        eo = run_engine_options(&o->run, n, context_of(&u.config, &o->run));
+        rc = preflight_plan_unopened("zse-chat", &u, &o->run, &eo, o->json);
+        unopened_release(&u);
+    } else if (rc < 0 || open_model("zse-chat", o->model, &o->run, &m, &e) != 0) {
+        return cli_fail("zse-chat", &e);
+    } else {
+        eo = run_engine_options(&o->run, n, context_len(&m, &o->run));
+        rc = preflight_plan("zse-chat", &m, &o->run, &eo, o->json);
+        close_model(&m);
+    }
+    const int written = cli_finish("zse-chat");
+    return written ? written : rc;
+}
+
 static int run(struct chat_options *o, uint64_t main_ns)
 {
     struct opened_model m;
-    struct unopened u;
     struct err e;
     int interactive = !o->plan && !o->prompt && !o->batch && isatty(STDIN_FILENO), rc;
     if (interactive && (o->raw || o->json || o->ids))
         return cli_wrong("zse-chat", "--raw, --json and --ids need a prompt: -p, --batch or standard input");
     if (o->url)
         return run_remote(o, interactive);
-    if (o->plan && (rc = unopened_find(&u, "zse-chat", o->model, &o->run, &e)) != 0) {
-        if (rc < 0)
-            return cli_fail("zse-chat", &e);
-        struct engine_options eo = run_engine_options(&o->run, o->batch ? o->parallel : 1, context_of(&u.config, &o->run));
-        rc = preflight_plan_unopened("zse-chat", &u, &o->run, &eo, o->json);
-        unopened_release(&u);
-        return rc;
-    }
+    if (o->plan)
+        return plan(o);
     if (open_model("zse-chat", o->model, &o->run, &m, &e) != 0)
         return cli_fail("zse-chat", &e);
-    if (o->plan) {
-        struct engine_options eo = run_engine_options(&o->run, o->batch ? o->parallel : 1, context_len(&m, &o->run));
-        rc = preflight_plan("zse-chat", &m, &o->run, &eo, o->json);
-        close_model(&m);
-        return rc;
-    }
     struct chat_marks marks = { .main = main_ns, .mapped = m.mapped_ns, .opened = clock_ns() };
     if (chat_options_complete(o, &m, &e) != 0 || chat_grammar_open(o, &m, &e) != 0)
         rc = cli_fail("zse-chat", &e);

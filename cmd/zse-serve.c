@@ -167,7 +167,8 @@ static int plan_models(const struct serve_options *o)
         const int one = plan_model(o, models[i]);
         rc = one > rc ? one : rc;
     }
-    return rc;
+    const int written = cli_finish(prog);
+    return written ? written : rc;
 }
 
 static int run(struct serve_options *o)
