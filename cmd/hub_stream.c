@@ -1,5 +1,6 @@
 /* hub_stream.c - a model's files come in a thread of their own, while the main thread converts what is there. */
 #include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,7 +14,6 @@ struct hub_stream {
     struct hub_before before;
     struct progress shown, quiet;       /* of the download; of the conversion */
     const struct progress *to;          /* the conversion's own */
-    struct sigaction pipe_before;
     pthread_t thread;
     pthread_mutex_t lock;               /* of all below, and of the bar */
     pthread_cond_t moved;
@@ -103,6 +103,10 @@ static void *run(void *user)
     struct hub_stream *s = user;
     struct err e = { 0 };
     char *path = NULL;
+    sigset_t pipe;
+    sigemptyset(&pipe);
+    sigaddset(&pipe, SIGPIPE);
+    pthread_sigmask(SIG_BLOCK, &pipe, NULL);        /* of connections that are closed; one that the model is written to still ends the program */
     const int rc = hub_fetch(&s->setup.o, &s->name, &path, &e);
     pthread_mutex_lock(&s->lock);
     cli_progress_clear(&s->setup.progress);
@@ -186,18 +190,13 @@ static int start(struct hub_stream *s, const char *prog, const char *arg, const 
     s->setup.o.wanted = wanted;
     s->setup.o.announce_user = s;
     cli_catch_interrupt();
-    cli_ignore_pipe(&s->pipe_before);
-    if (pthread_create(&s->thread, NULL, run, s) == 0)
-        return 0;
-    cli_restore_pipe(&s->pipe_before);
-    return err_set(e, ERR_MEMORY, "no thread for the download");
+    return pthread_create(&s->thread, NULL, run, s) == 0 ? 0 : err_set(e, ERR_MEMORY, "no thread for the download");
 }
 
 /* The thread has ended or is about to. */
 static int finish(struct hub_stream *s, char **path, struct err *e)
 {
     pthread_join(s->thread, NULL);
-    cli_restore_pipe(&s->pipe_before);
     const int rc = s->rc;
     if (rc != 0)
         *e = s->e;
