@@ -191,6 +191,7 @@ json_t *hub_config(const struct hub_name *name, struct err *e)
     json_t *config = NULL;
     cli_ignore_pipe(&pipe_before);
     char *text = hub_setup(&s, "", e) == 0 ? (s.o.note = NULL, hub_small_file(&s.o, name, "config.json", MOST, &size, e)) : NULL;
+    cli_progress_clear(&s.progress);
     cli_restore_pipe(&pipe_before);
     if (text && !(config = js_parse_python("config.json", text, size, e)))
         err_prefix(e, "%s", name->repo);
@@ -202,6 +203,30 @@ json_t *hub_config(const struct hub_name *name, struct err *e)
     free(text);
     hub_setup_release(&s);
     return config;
+}
+
+int hub_has_safetensors(const struct hub_name *name, struct err *e)
+{
+    struct hub_setup s;
+    struct sigaction pipe_before;
+    json_t *info = NULL, *file;
+    size_t i;
+    cli_ignore_pipe(&pipe_before);
+    int rc = hub_setup(&s, "", e);
+    s.o.note = NULL;
+    if (rc == 0 && s.o.offline)
+        rc = 1;
+    else if (rc == 0 && !(info = hub_model_info(&s.o, name, e)))
+        rc = -1;
+    cli_progress_clear(&s.progress);
+    cli_restore_pipe(&pipe_before);
+    json_array_foreach(json_object_get(info, "siblings"), i, file) {
+        const char *path = json_string_value(json_object_get(file, "rfilename")), *ending = path ? strrchr(path, '.') : NULL;
+        rc |= ending && !strchr(path, '/') && strcmp(ending, ".safetensors") == 0;
+    }
+    json_decref(info);
+    hub_setup_release(&s);
+    return rc;
 }
 
 char *hub_cached(const struct hub_name *name)

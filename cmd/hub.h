@@ -20,6 +20,8 @@ void hub_setup_release(struct hub_setup *s);
 int hub_is_name(const char *arg, struct hub_name *name, char **path, struct err *e);
 /* config.json of a model, from the cache or the hub; nothing else is asked for.  New reference. */
 json_t *hub_config(const struct hub_name *name, struct err *e);
+/* Are its weights safetensors (1), or is one of its files the model (0: a GGUF or .zse)?  1 also where HF_HUB_OFFLINE forbids to ask.  -1 with *e. */
+int hub_has_safetensors(const struct hub_name *name, struct err *e);
 /* Where the cache has all of it; NULL: it has not.  Caller frees. */
 char *hub_cached(const struct hub_name *name);
 /* Before gigabytes come: is there room for what is made of them?  config: the model's; bytes: to be downloaded; to: where.  -1 with *e refuses. */

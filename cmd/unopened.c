@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "cmd/cli.h"
 #include "cmd/hub.h"
@@ -33,7 +34,16 @@ static int find_here(struct unopened *u, const char *prog, const char *path, con
     return planned_of(&u->planned, &u->config, e) == 0 && planned_source(&u->planned, path, u->type, &u->w, e) == 0 ? 1 : -1;
 }
 
-/* On the hub: its configuration alone. */
+/* A file that is the model: its bytes alone say what they take, and the configuration of another model may lie beside it. */
+static int check_kind(const struct hub_name *name, const char *arg, int type_given, struct err *e)
+{
+    const size_t n = strlen(name->pick);
+    const int is_zse = n > 4 && strcasecmp(name->pick + n - 4, ".zse") == 0;
+    const int rc = type_given && !is_zse ? 1 : *name->pick ? 0 : hub_has_safetensors(name, e);
+    return rc ? rc : err_set(e, ERR_UNSUPPORTED, "%s: is a GGUF or .zse file: what it takes is known when it is here (zse-info models fetch)%s", arg, is_zse ? "" : ", or with -q TYPE");
+}
+
+/* On the hub: its configuration, and for the type that it is kept as what files it has. */
 static int find_there(struct unopened *u, const struct hub_name *name, const struct run_options *r, struct err *e)
 {
     int exact;
@@ -43,6 +53,8 @@ static int find_there(struct unopened *u, const struct hub_name *name, const str
         rc = err_set(e, ERR_UNSUPPORTED, "%s: --mode with --plan needs the model here; zse-convert %s --plan compares types from its configuration", u->name, u->name);
     if (rc == 0 && (u->type = open_model_given_type(r)) && strcmp(u->type, "keep") == 0)
         u->type = NULL;
+    if (rc == 0 && check_kind(name, u->name, u->type != NULL, e) < 0)
+        rc = -1;
     if (rc == 0 && !u->type && !(u->type = kept_type(u->name, config, e)))
         rc = -1;
     if (rc == 0)
