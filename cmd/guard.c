@@ -4,16 +4,21 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "cmd/cli.h"
 
-enum { MOST_FILES = 256, LINE = 4400 };
+enum { PLACES = 256, LINE = 4400 };
 
-/* The handler looks here, in whatever thread the page was needed. */
-static _Atomic(struct map *) guarded[MOST_FILES];
+/* The handler looks here, in whatever thread the page was needed: a list that grows and never shrinks. */
+struct places {
+    _Atomic(struct map *) map[PLACES];
+    _Atomic(struct places *) next;
+};
+static struct places first;
 static atomic_int looking;              /* handlers that may hold a map of these */
 static const char *program;
 
@@ -88,10 +93,11 @@ static int is_guarded(uintptr_t address)
 {
     int found = 0;
     looking++;
-    for (int i = 0; i < MOST_FILES && !found; i++) {
-        struct map *m = guarded[i];
-        found = m && address >= (uintptr_t)m->data && address - (uintptr_t)m->data < m->size && give_zeros(m, address);
-    }
+    for (struct places *p = &first; p && !found; p = p->next)
+        for (int i = 0; i < PLACES && !found; i++) {
+            struct map *m = p->map[i];
+            found = m && address >= (uintptr_t)m->data && address - (uintptr_t)m->data < m->size && give_zeros(m, address);
+        }
     looking--;
     return found;
 }
@@ -125,20 +131,38 @@ void guard_start(const char *prog)
     sigaction(SIGBUS, &a, NULL);
 }
 
+/* What comes after p, made if there is nothing; NULL: no memory. */
+static struct places *after(struct places *p)
+{
+    struct places *next = p->next, *none = NULL, *more = next ? NULL : calloc(1, sizeof *more);
+    if (next || !more)
+        return next;
+    if (atomic_compare_exchange_strong(&p->next, &none, more))
+        return more;
+    free(more);                         /* another thread was faster */
+    return none;
+}
+
 void guard_add(struct map *m)
 {
-    for (int i = 0; i < MOST_FILES; i++) {
-        struct map *none = NULL;
-        if (atomic_compare_exchange_strong(&guarded[i], &none, m))
-            return;
-    }
+    for (struct places *p = &first; p; p = after(p))
+        for (int i = 0; i < PLACES; i++) {
+            struct map *none = NULL;
+            if (atomic_compare_exchange_strong(&p->map[i], &none, m))
+                return;
+        }
+    say(program);
+    say(": ");
+    say(m->path);
+    say(": no memory to guard it: if it is cut while it is in use, the program ends\n");
 }
 
 void guard_remove(struct map *m)
 {
-    for (int i = 0; i < MOST_FILES; i++)
-        if (guarded[i] == m)
-            guarded[i] = NULL;
+    for (struct places *p = &first; p; p = p->next)
+        for (int i = 0; i < PLACES; i++)
+            if (p->map[i] == m)
+                p->map[i] = NULL;
     while (looking)                     /* another thread's handler may have found it just before */
         sched_yield();
 }

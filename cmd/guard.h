@@ -9,7 +9,7 @@
 
 /* prog is borrowed for ever.  A second call does nothing. */
 void guard_start(const char *prog);
-/* m stays where it is until guard_remove(), which waits for handlers that are at it.  Where all places are taken, it is like any other file. */
+/* m stays where it is until guard_remove(), which waits for handlers that are at it.  Without memory for it a note says that it is like any other file. */
 void guard_add(struct map *m);
 void guard_remove(struct map *m);
 
