@@ -43,7 +43,7 @@ static int path_in(char *out, size_t room, const char *dir, const char *name, in
 /* Rows x cols floats from DIR/NAME.npy; 1: there is no such file.  A first dimension of 1, a batch of one, may stand before. */
 static int load(const char *dir, const char *name, int layer, int rows, int cols, float *out, struct err *e)
 {
-    char path[4096];
+    char path[4096], found[NPY_KIND];
     struct npy a;
     struct stat st;
     if (path_in(path, sizeof path, dir, name, layer) < 0)
@@ -55,7 +55,7 @@ static int load(const char *dir, const char *name, int layer, int rows, int cols
     const int batch = a.n_dims == 3 && a.dim[0] == 1;
     int rc = 0;
     if (a.type != NPY_F32 || a.n_dims != 2 + batch || a.dim[batch] != rows || a.dim[batch + 1] != cols)
-        rc = err_set(e, ERR_SHAPE, "%s: expected float32 of shape (%d, %d)", path, rows, cols);
+        rc = err_set(e, ERR_SHAPE, "%s: found %s, expected float32 of shape (%d, %d)", path, npy_kind(&a, found), rows, cols);
     else
         memcpy(out, a.data, (size_t)a.n * sizeof *out);
     npy_close(&a);
@@ -67,7 +67,7 @@ static int load(const char *dir, const char *name, int layer, int rows, int cols
 
 static int32_t *load_ids(const char *dir, int *n, struct err *e)
 {
-    char path[4096];
+    char path[4096], found[NPY_KIND];
     struct npy a;
     if (path_in(path, sizeof path, dir, "ids", -1) < 0) {
         err_set(e, ERR_LIMIT, "%s: the name is too long", dir);
@@ -77,7 +77,7 @@ static int32_t *load_ids(const char *dir, int *n, struct err *e)
         return NULL;
     int32_t *ids = NULL;
     if (a.type == NPY_F32 || a.n < 1 || a.n > 1 << 24 || !(a.n_dims == 1 || (a.n_dims == 2 && a.dim[0] == 1)))
-        err_set(e, ERR_SHAPE, "%s: expected whole numbers of shape (tokens,)", path);
+        err_set(e, ERR_SHAPE, "%s: found %s, expected whole numbers of shape (tokens,)", path, npy_kind(&a, found));
     else if (!(ids = malloc((size_t)a.n * sizeof *ids)))
         err_nomem(e, "token ids");
     *n = (int)a.n;

@@ -8,9 +8,11 @@
 
 static const char magic[] = "\x93NUMPY";
 
-static int bad(const struct npy *a, struct err *e, const char *what, const char *expected)
+/* found: begins with a value of the header, or is a text; NULL: there is nothing. */
+static int bad(const struct npy *a, struct err *e, const char *what, const char *found, const char *expected)
 {
-    return err_set(e, ERR_FORMAT, "%s: %s: expected %s", a->map.path, what, expected);
+    const size_t n = !found ? 0 : *found == '(' ? strcspn(found, ")") + 1 : strcspn(found, ",}");
+    return err_set(e, ERR_FORMAT, "%s: %s: found %.*s, expected %s", a->map.path, what, found ? n < 60 ? (int)n : 60 : 7, found ? found : "nothing", expected);
 }
 
 /* What stands behind 'KEY': in the header, a Python dictionary; NULL: no such key. */
@@ -24,16 +26,17 @@ static const char *value_of(const char *header, const char *key)
 
 static int read_shape(struct npy *a, const char *p, struct err *e)
 {
+    const char *const shape = p;
     a->n = 1;
     if (!p || *p++ != '(')
-        return bad(a, e, "shape", "sizes like (3, 64)");
+        return bad(a, e, "shape", shape, "sizes like (3, 64)");
     for (p += strspn(p, " "); *p != ')'; p += strspn(p, " ")) {
         char *end;
         if (!isdigit((unsigned char)*p) || a->n_dims == NPY_DIMS)
-            return bad(a, e, "shape", "at most 4 sizes like (3, 64)");
+            return bad(a, e, "shape", shape, "at most 4 sizes like (3, 64)");
         const int64_t n = strtoll(p, &end, 10);
         if (__builtin_mul_overflow(a->n, n, &a->n) || a->n > INT64_MAX / 8)
-            return bad(a, e, "shape", "sizes that fit into memory");
+            return bad(a, e, "shape", shape, "sizes that fit into memory");
         a->dim[a->n_dims++] = n;
         p = end + strspn(end, " ");
         p += *p == ',';
@@ -49,15 +52,36 @@ static int read_header(struct npy *a, const char *header, size_t data_at, struct
     while (t < 3 && !(descr && strncmp(descr, types[t].descr, 5) == 0))
         t++;
     if (t == 3)
-        return bad(a, e, "descr", "'<f4', '<i4' or '<i8' (in Python: .astype(numpy.float32))");
+        return bad(a, e, "descr", descr, "'<f4', '<i4' or '<i8' (in Python: .astype(numpy.float32))");
     if (!order || strncmp(order, "False", 5) != 0)
-        return bad(a, e, "fortran_order", "False (in Python: numpy.ascontiguousarray)");
+        return bad(a, e, "fortran_order", order, "False (in Python: numpy.ascontiguousarray)");
     if (read_shape(a, value_of(header, "shape"), e) < 0)
         return -1;
     a->type = types[t].type;
     a->data = a->map.data + data_at;
     bytes = (size_t)a->n * types[t].bytes;
     return a->map.size - data_at == bytes ? 0 : err_set(e, ERR_FORMAT, "%s: %zu bytes of data, expected %zu by its shape", a->map.path, a->map.size - data_at, bytes);
+}
+
+/* A file that does not begin as it should. */
+static int bad_begin(const struct npy *a, struct err *e)
+{
+    const uint8_t *b = a->map.data;
+    char found[60];
+    if (a->map.size < 12)
+        snprintf(found, sizeof found, "%zu bytes", a->map.size);
+    else if (memcmp(b, magic, 6) != 0)
+        snprintf(found, sizeof found, "bytes %02x %02x %02x %02x %02x %02x", b[0], b[1], b[2], b[3], b[4], b[5]);
+    else
+        snprintf(found, sizeof found, "version %d", b[6]);
+    return bad(a, e, "offset 0", found, "a .npy file of version 1, 2 or 3");
+}
+
+static int bad_header(const struct npy *a, size_t n, struct err *e)
+{
+    char found[80];
+    snprintf(found, sizeof found, "%zu bytes in a file of %zu", n, a->map.size);
+    return bad(a, e, "offset 8", found, "a header of at most 64 KiB that ends in the file");
 }
 
 int npy_open(struct npy *a, const char *path, struct err *e)
@@ -68,11 +92,11 @@ int npy_open(struct npy *a, const char *path, struct err *e)
     const uint8_t *b = a->map.data;
     int rc = -1;
     if (a->map.size < 12 || memcmp(b, magic, 6) != 0 || b[6] < 1 || b[6] > 3) {
-        bad(a, e, "offset 0", "a .npy file of version 1, 2 or 3");
+        bad_begin(a, e);
     } else {
         const size_t at = b[6] == 1 ? 10 : 12, n = b[6] == 1 ? (size_t)b[8] | (size_t)b[9] << 8 : (size_t)b[8] | (size_t)b[9] << 8 | (size_t)b[10] << 16 | (size_t)b[11] << 24;
         char *header = n <= 65536 && n <= a->map.size - at ? strndup((const char *)b + at, n) : NULL;
-        rc = header ? read_header(a, header, at + n, e) : bad(a, e, "offset 8", "a header of at most 64 KiB that ends in the file");
+        rc = header ? read_header(a, header, at + n, e) : bad_header(a, n, e);
         free(header);
     }
     if (rc < 0)
@@ -85,6 +109,16 @@ void npy_close(struct npy *a)
     if (a->map.path)
         map_close(&a->map);
     memset(a, 0, sizeof *a);
+}
+
+const char *npy_kind(const struct npy *a, char text[NPY_KIND])
+{
+    static const char *const types[] = { "float32", "int32", "int64" };
+    int n = snprintf(text, NPY_KIND, "%s of shape (", types[a->type]);
+    for (int i = 0; i < a->n_dims; i++)
+        n += snprintf(text + n, (size_t)(NPY_KIND - n), i ? ", %" PRId64 : "%" PRId64, a->dim[i]);
+    snprintf(text + n, (size_t)(NPY_KIND - n), a->n_dims == 1 ? ",)" : ")");
+    return text;
 }
 
 /* The header is padded so that the data begins at a multiple of 64. */

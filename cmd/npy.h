@@ -8,7 +8,7 @@
 #include "libcommon/base/file.h"
 
 enum npy_type { NPY_F32, NPY_I32, NPY_I64 };
-enum { NPY_DIMS = 4 };
+enum { NPY_DIMS = 4, NPY_KIND = 120 };
 
 struct npy {
     struct map map;
@@ -18,9 +18,11 @@ struct npy {
     int64_t n;                          /* elements */
     const uint8_t *data;                /* borrowed from the mapping, any alignment */
 };
-/* The error names the file and the field. */
+/* The error names the file, the field and what was found there. */
 int npy_open(struct npy *a, const char *path, struct err *e);
 void npy_close(struct npy *a);
+/* For messages, in Python's words: "float32 of shape (3, 64)".  Returns text. */
+const char *npy_kind(const struct npy *a, char text[NPY_KIND]);
 /* A matrix of f32, whole or not at all. */
 int npy_write(const char *path, const float *x, int64_t rows, int64_t cols, struct err *e);
 /* A vector of i32. */
