@@ -14,14 +14,19 @@ entry() {
 
 @test "create: the key alone on stdout, once; nothing of it in the folder" {
   run --separate-stderr zse-apikey create app --rate-limit 60
-  [ "$status" = 0 ] && [[ "$output" =~ ^zse-[A-Za-z0-9_-]{43}$ ]] && [[ "$stderr" == *"keys are required from now on"* ]]
+  [ "$status" = 0 ]
+  [[ "$output" =~ ^zse-[A-Za-z0-9_-]{43}$ ]]
+  [[ "$stderr" == *"keys are required from now on"* ]]
   key=$output
   run ! grep -rqF -e "${key#zse-}" "$ZSE_HOME"
   hash=$(printf %s "$key" | sha256sum | cut -c1-64)
   cat "$ZSE_HOME"/keys.db* | od -An -v -tx1 | tr -d " \n" | grep -q "$hash"
-  [ "$(stat -c %a "$ZSE_HOME")" = 700 ] && [ "$(stat -c %a "$ZSE_HOME/keys.db")" = 600 ]
+  [ "$(stat -c %a "$ZSE_HOME")" = 700 ]
+  [ "$(stat -c %a "$ZSE_HOME/keys.db")" = 600 ]
   run --separate-stderr zse-apikey create app
-  [ "$status" = 1 ] && [ -z "$output" ] && [[ "$stderr" == *"'app' already"* ]]
+  [ "$status" = 1 ]
+  [ -z "$output" ]
+  [[ "$stderr" == *"'app' already"* ]]
   zse-apikey list | grep -q '^app  *good  *60 '
   zse-apikey list --json >"$T/list"
   [ "$(jq -r '.keys[0].name, .keys[0].rate_limit, .required' "$T/list" | xargs)" = "app 60 true" ]
@@ -47,7 +52,9 @@ entry() {
   zse-apikey delete app
   for c in delete status rotate reset enable; do
     run --separate-stderr zse-apikey $c app
-    [ "$status" = 1 ] && [ -z "$output" ] && [[ "$stderr" == *"no key 'app'"* ]]
+    [ "$status" = 1 ]
+    [ -z "$output" ]
+    [[ "$stderr" == *"no key 'app'"* ]]
   done
 }
 
@@ -81,7 +88,8 @@ entry() {
 @test "audit export from cron: without an environment, whole or not at all, a header when there is nothing" {
   bin=$(dirname "$(command -v zse-audit)")
   env -i HOME="$T" "$bin/zse-audit" export -f csv -o "$T/o.csv"
-  [ "$(wc -l <"$T/o.csv")" = 1 ] && grep -q '^timestamp,.*,status_code,' "$T/o.csv"
+  [ "$(wc -l <"$T/o.csv")" = 1 ]
+  grep -q '^timestamp,.*,status_code,' "$T/o.csv"
   mkdir -p "$ZSE_HOME/audit"
   for i in {1..50}; do entry "$i" "/v1/$i" 200 1 "=app"; done >"$ZSE_HOME/audit/requests.jsonl"
   zse-audit export -f csv -o "$T/o.csv" 2>/dev/null
@@ -100,9 +108,12 @@ entry() {
   run --separate-stderr zse-audit verify --json
   [ "$(jq -c '[.lines, .foreign_lines]' <<<"$output")" = '[0,1]' ]
   run --separate-stderr zse-audit verify --expect "$(printf '%064d' 1)"
-  [ "$status" = 1 ] && [ -z "$output" ] && [[ "$stderr" == *"not part of the log"* ]]
+  [ "$status" = 1 ]
+  [ -z "$output" ]
+  [[ "$stderr" == *"not part of the log"* ]]
   run zse-audit clear </dev/null
-  [ "$status" = 1 ] && [[ "$output" == *"--yes"* ]]
+  [ "$status" = 1 ]
+  [[ "$output" == *"--yes"* ]]
   [ "$(zse-audit clear --yes --json | jq -c '[.status, .lines]')" = '["cleared",1]' ]
   [ "$(zse-audit verify --json | jq -c '[.intact, .lines]')" = '[true,1]' ]
   for a in "export" "query -o x" "recent -h 1" "verify --expect 12" "query -s 77" "frob" "stats x"; do

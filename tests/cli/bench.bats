@@ -353,7 +353,9 @@ END
   check 'j["done"] == 1 and j["failed"] == 4 and j["completion_tokens"] == 2 and sum(f["n"] for f in j["failures"]) == 4' <<<"$output"
   check '{f["what"] for f in j["failures"]} == {"HTTP 429: too many", "the stream broke off", "an event of the stream is no JSON", "no memory"}' <<<"$output"
   run --separate-stderr zse-bench serve "http://127.0.0.1:$port" --json
-  [ "$status" = 1 ] && [ -z "$output" ] && [[ "$stderr" == *"/v1/models: "* ]]
+  [ "$status" = 1 ]
+  [ -z "$output" ]
+  [[ "$stderr" == *"/v1/models: "* ]]
   for wrong in "serve" "serve http://x -b 2 --rate 3" "serve http://x -p 4 --shared 5" "serve http://x --api words" "serve http://x -n 0" "batch --rate 2"; do
     # shellcheck disable=SC2086
     run --separate-stderr zse-bench $wrong
@@ -399,7 +401,9 @@ END
 @test "layers: a model against itself, against itself rounded, and against numbers made by hand" {
   t=$BATS_TEST_TMPDIR
   run --separate-stderr zse-bench layers "$MODEL" --ids '1 5 9 12 40' -o "$t/ref"
-  [ "$status" = 0 ] && [ -z "$output" ] && [ -z "$stderr" ]
+  [ "$status" = 0 ]
+  [ -z "$output" ]
+  [ -z "$stderr" ]
   n=$(zse-info --json "$MODEL" | jq .num_hidden_layers)
   [ "$(ls "$t/ref" | wc -l)" = $((n + 3)) ]
   run --separate-stderr zse-bench layers "$MODEL" --ref "$t/ref" --exact --json
@@ -454,20 +458,22 @@ END
   [ "$status" = 0 ]
   check "len(j['layers']) == 1 and abs(j['layers'][0]['cosine'] - $cosine) < 1e-6 and abs(j['layers'][0]['largest_difference'] - $difference) < 1e-5" <<<"$output"
   check "abs(j['layers'][0]['least_cosine'] + 1) < 1e-6 and j['layers'][0]['least_token'] == 1 and j['layers'][0]['alone']['cosine'] == j['layers'][0]['cosine']" <<<"$output"
-  refused() { run --separate-stderr zse-bench layers "$MODEL" --ref "$t/ref"; [ "$status" = 1 ] && [ -z "$output" ] && [[ "$stderr" == *"$1"* ]] || { echo "$1: $output $stderr"; return 1; }; }
+  refused() { run --separate-stderr zse-bench layers "$MODEL" --ref "$t/ref"; [ "$status" = 1 ] && [ -z "$output" ] && [[ "$stderr" == *"$1"*"${2-}"* ]] || { echo "$1: $output $stderr"; return 1; }; }
   cp "$t/ref/layer.0.npy" "$t/ref/layer.99.npy"
   refused "layer.99.npy: expected ids, embed, logits, or layer.0 to layer."
   rm "$t/ref/layer.99.npy"
   sed -i 's/(1, 2, /(1, 3, /' "$t/ref/layer.0.npy"
-  refused "layer.0.npy: "
-  sed -i "s/(1, 3, /(1, 2, /; s/<f4/<f8/" "$t/ref/layer.0.npy"
-  refused "descr: expected '<f4'"
+  refused "layer.0.npy: " " bytes of data, expected "
+  sed -i 's/(1, 3, /(2, 1, /' "$t/ref/layer.0.npy"
+  refused "layer.0.npy: found float32 of shape (2, 1, " "), expected float32 of shape (2, "
+  sed -i "s/(2, 1, /(1, 2, /; s/<f4/<f8/" "$t/ref/layer.0.npy"
+  refused "descr: found '<f8', expected '<f4'"
   sed -i "s/<f8/<f4/; s/False/True,/" "$t/ref/layer.0.npy"
-  refused "fortran_order: expected False"
+  refused "fortran_order: found True, expected False"
   head -c 100 "$t/ref/embed.npy" >"$t/ref/layer.0.npy"
-  refused "layer.0.npy: offset 8: expected a header"
+  refused "layer.0.npy: offset 8: found 118 bytes in a file of 100, expected a header"
   echo text >"$t/ref/layer.0.npy"
-  refused "layer.0.npy: offset 0: expected a .npy file"
+  refused "layer.0.npy: offset 0: found 5 bytes, expected a .npy file"
   rm "$t/ref/layer.0.npy" "$t/ref/embed.npy" "$t/ref/logits.npy"
   refused "has no embed.npy, layer.N.npy or logits.npy"
   rm "$t/ref/ids.npy"

@@ -41,7 +41,8 @@ What is 2+2?<|im_end|>
   [ "$output" = "$(zse-chat "$T/tiny.zse" --raw --temp 0 -p "$raw" --stop '<|im_end|>')" ]
   printf 'What is 2+2?\nWhat is the capital of France?\nWhat is 2+2?\n' >"$T/questions"
   ours --temp 0 --batch "$T/questions" --parallel 2
-  [ "$output" = "$(zse-chat "$T/tiny.zse" --temp 0 --batch "$T/questions")" ] && [ "${#lines[@]}" = 3 ]
+  [ "$output" = "$(zse-chat "$T/tiny.zse" --temp 0 --batch "$T/questions")" ]
+  [ "${#lines[@]}" = 3 ]
   ours --temp 0 --batch "$T/questions" --json
   [ "$(jq -r .text <<<"$output" | tail -n 1)" = "2 + 2 = 4" ]
 }
@@ -55,7 +56,9 @@ What is 2+2?<|im_end|>
   ours --json-schema "$T/schema" -p hi
   [ "$(jq -c . <<<"$output")" = '{"a":"x"}' ]
   ours --logit-bias 999999=1 -p hi
-  [ "$status" = 1 ] && [ -z "$output" ] && [[ $stderr == *"logit_bias: token '999999'"*"(HTTP 400)"* ]]
+  [ "$status" = 1 ]
+  [ -z "$output" ]
+  [[ $stderr == *"logit_bias: token '999999'"*"(HTTP 400)"* ]]
   ours -m nope -p hi
   [ "$status" = 1 ] && [[ $stderr == *"model 'nope' is not loaded"*"(HTTP 404)"* ]]
 }
@@ -75,14 +78,17 @@ What is 2+2?<|im_end|>
   run --separate-stderr zse-chat --key x -p hi
   [ "$status" = 2 ]
   run --separate-stderr zse-chat --url localhost:8000 -p hi
-  [ "$status" = 2 ] && [[ $stderr == *"expected http://HOST:PORT"* ]]
+  [ "$status" = 2 ]
+  [[ $stderr == *"expected http://HOST:PORT"* ]]
   fake -m a b -p hi
   [ "$status" = 2 ] && [[ $stderr == *"-m names the model already"* ]]
 }
 
 @test "other servers: thoughts, pieces, no stream, keys" {
   fake -p hi
-  [ "$status" = 0 ] && [ "$output" = 'Grüße, 世界!' ] && [ -z "$stderr" ]
+  [ "$status" = 0 ]
+  [ "$output" = 'Grüße, 世界!' ]
+  [ -z "$stderr" ]
   fake -p hi --json
   [ "$(jq -c '[.text, .reasoning, .finish_reason, .model, .usage]' <<<"$output")" = '["Grüße, 世界!","Let me see.","stop","plain",{"prompt_tokens":7,"completion_tokens":3,"total_tokens":10,"cached_tokens":2}]' ]
   fake -m whole -p hi --json
@@ -91,9 +97,12 @@ What is 2+2?<|im_end|>
   [ "$status" = 0 ] && [ "$output" = 'Grüße, 世界!' ] && [[ $stderr == *"HTTP 503: it is asked again in 0 s" ]] || { echo "$stderr"; return 1; }
   printf 'a\nb\nc\n' >"$T/busy"
   fake -m busy --batch "$T/busy" --parallel 2
-  [ "$status" = 0 ] && [ "$(sort -u <<<"$output")" = 'Grüße, 世界!' ] && [ "${#lines[@]}" = 3 ]
+  [ "$status" = 0 ]
+  [ "$(sort -u <<<"$output")" = 'Grüße, 世界!' ]
+  [ "${#lines[@]}" = 3 ]
   fake -m locked -p hi
-  [ "$status" = 1 ] && [[ $stderr == *"wrong key (HTTP 401)"* ]]
+  [ "$status" = 1 ]
+  [[ $stderr == *"wrong key (HTTP 401)"* ]]
   fake -m locked --key sesame -p hi
   [ "$status" = 0 ]
   ZSE_API_KEY=sesame fake -m locked -p hi
@@ -104,15 +113,24 @@ What is 2+2?<|im_end|>
   fake -m cut -p hi
   [ "$status" = 1 ] && [ "$output" = Well ] && [ "${#stderr_lines[@]}" = 1 ] && [[ $stderr == "zse-chat: $FAKE/v1: "* ]] || { echo "$output $stderr"; return 1; }
   fake -m error -p hi
-  [ "$status" = 1 ] && [ "$output" = Well ] && [ "$stderr" = "zse-chat: $FAKE/v1: out of memory" ]
+  [ "$status" = 1 ]
+  [ "$output" = Well ]
+  [ "$stderr" = "zse-chat: $FAKE/v1: out of memory" ]
   fake -m status -p hi
-  [ "$status" = 1 ] && [ -z "$output" ] && [ "$stderr" = "zse-chat: $FAKE/v1: I am a teapot (HTTP 418)" ]
+  [ "$status" = 1 ]
+  [ -z "$output" ]
+  [ "$stderr" = "zse-chat: $FAKE/v1: I am a teapot (HTTP 418)" ]
   fake -m html -p hi
-  [ "$status" = 1 ] && [ -z "$output" ] && [[ $stderr == "zse-chat: $FAKE/v1: answer: "* ]]
+  [ "$status" = 1 ]
+  [ -z "$output" ]
+  [[ $stderr == "zse-chat: $FAKE/v1: answer: "* ]]
   run --separate-stderr zse-chat --url "$FAKE/elsewhere" -p hi
-  [ "$status" = 1 ] && [[ $stderr == *"HTTP 404: no API of OpenAI's kind"* ]]
+  [ "$status" = 1 ]
+  [[ $stderr == *"HTTP 404: no API of OpenAI's kind"* ]]
   run --separate-stderr zse-chat --url http://127.0.0.1:9 -p hi
-  [ "$status" = 1 ] && [[ $stderr == *"http://127.0.0.1:9/v1: "*onnect* ]] && [ "${#stderr_lines[@]}" = 1 ]
+  [ "$status" = 1 ]
+  [[ $stderr == *"http://127.0.0.1:9/v1: "*onnect* ]]
+  [ "${#stderr_lines[@]}" = 1 ]
   fake -m escape -p hi
   [ "$status" = 1 ] && [[ $stderr == *"a?[2Jb?cééé"* ]] || { echo "$stderr"; return 1; }
   iconv -f UTF-8 -t UTF-8 <<<"$stderr" >/dev/null                  # cut, but not inside of a character
@@ -130,7 +148,10 @@ What is 2+2?<|im_end|>
   [ "$status" = 0 ] || { echo "$stderr"; return 1; }
   printf 'a\n\377\n' >"$T/mixed"
   fake --batch "$T/mixed"
-  [ "$status" = 1 ] && [ "${lines[0]}" = 'Grüße, 世界!' ] && [ "${lines[1]}" = 'error: the prompt is not UTF-8' ] && [[ $stderr == *"1 of 2 prompts have no answer"* ]]
+  [ "$status" = 1 ]
+  [ "${lines[0]}" = 'Grüße, 世界!' ]
+  [ "${lines[1]}" = 'error: the prompt is not UTF-8' ]
+  [[ $stderr == *"1 of 2 prompts have no answer"* ]]
   if [ -w /dev/full ]; then
     zse-chat --url "$FAKE" -p hi >/dev/full 2>"$T/full" && return 1
     grep -q 'standard output: No space left' "$T/full"

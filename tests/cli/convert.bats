@@ -38,11 +38,14 @@ print(v if isinstance(v,str) else json.dumps(v))' "$1"; }
 
 @test "--json: sizes, times, a row for each pair of types, all tensors on request" {
   run --separate-stderr convert -o "$T/m.zse" --json --tensors --quality fast
-  [ "$status" = 0 ] && [ -z "$stderr" ]
+  [ "$status" = 0 ]
+  [ -z "$stderr" ]
   echo "$output" >"$T/json"
-  [ "$(field type <"$T/json")" = nl4 ] && [ "$(field quality <"$T/json")" = fast ]
+  [ "$(field type <"$T/json")" = nl4 ]
+  [ "$(field quality <"$T/json")" = fast ]
   [ "$(field file_bytes <"$T/json")" = "$(stat -c %s "$T/m.zse")" ]
-  [ "$(field types.0.tensors <"$T/json")" = 9 ] && [ "$(field types.0.type <"$T/json")" = m6 ]
+  [ "$(field types.0.tensors <"$T/json")" = 9 ]
+  [ "$(field types.0.type <"$T/json")" = m6 ]
   [ "$(field tensors.0.name <"$T/json")" = embed.weight ]
   python3 - "$T/json" <<'P'
 import json,sys
@@ -72,7 +75,8 @@ P
   convert -n -q ternary --quant embeddings=t2 --tensors >"$T/out"
   grep -Eq '^embed.weight +BF16 +t2' "$T/out"
   run convert -n -q nl4 --ternary sign
-  [ "$status" = 2 ] && [[ "$output" == *"--ternary goes with a ternary type"* ]]
+  [ "$status" = 2 ]
+  [[ "$output" == *"--ternary goes with a ternary type"* ]]
   run convert -n -q ternary --ternary best
   [ "$status" = 2 ] && [[ "$output" == *"'best' is not fit, absmean, rms, adaptive, threshold or sign"* ]]
 }
@@ -111,7 +115,8 @@ P
 
 @test "a dry run of mixed keeps to the target, or says that nothing does" {
   run -0 --separate-stderr convert -n -m 300kB --json
-  [ "$(field weight_bytes <<<"$output")" -le 300000 ] && [ "$(field weight_bytes <<<"$output")" -gt 290000 ]
+  [ "$(field weight_bytes <<<"$output")" -le 300000 ]
+  [ "$(field weight_bytes <<<"$output")" -gt 290000 ]
   [[ "$stderr" == *estimate* ]]
   run -1 --separate-stderr convert -n -m 100kB
   [[ "$stderr" == *"more than the target of 100000" ]]
@@ -142,7 +147,8 @@ P
   [[ "$output" == *"is a folder"* ]]
   echo text >"$T/notes"
   run -1 convert -o "$T/notes"
-  [[ "$output" == *"--force"* ]] && [ "$(cat "$T/notes")" = text ]
+  [[ "$output" == *"--force"* ]]
+  [ "$(cat "$T/notes")" = text ]
   convert -o "$T/notes" --force --quality fast >/dev/null
   [ "$(head -c 3 "$T/notes")" = ZSE ]
   run -1 zse-convert "$T/notes" -o "$T/m.zse"
@@ -183,7 +189,8 @@ P
     run convert -o "$T/small/m.zse" --quality fast --force
     umount "$T/small"
     [[ "$refused" == *"kB are to be written to $T/small/m.zse, where there is room for 4"*,1 ]]      # said before anything is written
-    [[ "$output" == *"No space left on device"* ]] && [ "$status" = 1 ]
+    [[ "$output" == *"No space left on device"* ]]
+    [ "$status" = 1 ]
   fi
 }
 
@@ -228,9 +235,11 @@ P
   oracles=${ZSE_ORACLES:-../shared/oracles}/models/gguf
   [ -d "$oracles" ] || skip "no oracles (set ZSE_ORACLES)"
   run --separate-stderr zse-convert "$oracles/Q6_K.gguf" -o "$T/m.zse" -q keep
-  [ "$status" = 0 ] && [[ "$stderr" == *"Q6_K to i8 is not exact"* ]]
+  [ "$status" = 0 ]
+  [[ "$stderr" == *"Q6_K to i8 is not exact"* ]]
   run --separate-stderr zse-convert "$oracles/Q8_0.gguf" -o "$T/m.zse" -q keep
-  [ "$status" = 0 ] && [ -z "$stderr" ]
+  [ "$status" = 0 ]
+  [ -z "$stderr" ]
   run --separate-stderr zse-convert "$oracles/Q4_0.gguf" -o "$T/m.zse" -q nl4 --quality fast
   [ "$status" = 0 ] && [[ "$stderr" == *"rounded a second time"* ]]
 }
@@ -276,12 +285,13 @@ P
   peak=0
   while kill -0 $pid 2>/dev/null; do
     now=$(awk '/RssAnon/ { print $2 }' /proc/$pid/status 2>/dev/null) || now=
-    [ -n "$now" ] && [ "$now" -gt "$peak" ] && peak=$now
+    if [ "${now:-0}" -gt "$peak" ]; then peak=$now; fi
     sleep 0.02
   done
   wait $pid
   echo "# $size bytes converted with $peak kB of its own memory" >&3
-  [ "$peak" -gt 100 ] && [ "$peak" -lt 100000 ]
+  [ "$peak" -gt 100 ]
+  [ "$peak" -lt 100000 ]
   rm -rf "$T/big" "$T/big.zse"
 }
 
@@ -323,7 +333,8 @@ P
   run -0 --separate-stderr zse-convert "$oracles/llama-gptq" -o "$T/m.zse" --json
   [ "$(jq -c '[.types[] | select(.source_type == "GPTQ")] | map([.type, .tensors, .exact])' <<<"$output")" = '[["i4z",21,true]]' ]
   run -0 zse-info -t "$T/m.zse"
-  [[ "$output" == *"GPTQ: grid kept"* ]] && [[ "$output" != *"rounded anew"* ]]
+  [[ "$output" == *"GPTQ: grid kept"* ]]
+  [[ "$output" != *"rounded anew"* ]]
   [ "$(zse-info --json "$T/m.zse" | jq -r .provenance.source_quantization.quant_method)" = gptq ]
   run -0 --separate-stderr zse-convert "$oracles/llama-gptq" -o "$T/m.zse" -q int8 --quality fast
   [[ "$stderr" == *"rounded a second time"* ]]
@@ -363,7 +374,8 @@ END
   run bash -c 'ulimit -d 10000; exec zse-convert "$1" -o "$2" -q nl4 --quality fast --threads 1' - "$T/moe" "$T/moe.zse"
   [ "$status" = 0 ] || { echo "$output"; return 1; }
   run bash -c 'ulimit -d 500; exec zse-convert "$1" -o "$2" -q nl4 --quality fast --threads 1' - "$T/moe" "$T/less.zse"
-  [ "$status" != 0 ] && [ ! -e "$T/less.zse" ]
+  [ "$status" != 0 ]
+  [ ! -e "$T/less.zse" ]
   rm -r "$T/moe" "$T/moe.zse"
 }
 

@@ -11,7 +11,8 @@ setup_file() {
 @test "--device cuda without a GPU says why not" {
   [ ! -e /proc/driver/nvidia/version ] || skip "this machine has a GPU"
   run --separate-stderr zse-chat "$MODEL" -p hi --device cuda
-  [ "$status" = 1 ] && [ -z "$output" ]
+  [ "$status" = 1 ]
+  [ -z "$output" ]
   [[ "$stderr" == *"no CUDA engine"* || "$stderr" == *"no NVIDIA driver"* ]]
   ZSE_DEVICE=cuda:1 run --separate-stderr zse-bench speed "$MODEL"
   [ "$status" = 1 ]
@@ -21,7 +22,8 @@ setup_file() {
 @test "devices that are none are wrong usage" {
   for d in tpu cuda2 emulate cuda0; do
     run -2 --separate-stderr zse-chat "$MODEL" -p hi --device "$d"
-    [ -z "$output" ] && [[ "$stderr" == *"'$d'"* ]]
+    [ -z "$output" ]
+    [[ "$stderr" == *"'$d'"* ]]
   done
   run -1 --separate-stderr zse-bench decode "$MODEL" --device cuda
 }
@@ -32,7 +34,8 @@ setup_file() {
   [ -n "$want" ]
   [ "$("$B/emulated/zse-chat" "$MODEL" -p 'Once upon a time' --temp 0 --max-tokens 6 --exact --device emulated)" = "$want" ]
   run --separate-stderr "$B/emulated/zse-chat" "$MODEL" -p hi --device emulated:1
-  [ "$status" = 1 ] && [[ "$stderr" == *"emulated:1"* ]]
+  [ "$status" = 1 ]
+  [[ "$stderr" == *"emulated:1"* ]]
   run --separate-stderr "$B/emulated/zse-chat" "$MODEL" -p hi --device cuda
   [ "$status" = 1 ] && [[ "$stderr" == *"emulates a GPU"* ]]
 }
@@ -47,7 +50,8 @@ setup_file() {
     jq -e '.fits and .device == "emulated" and .gpu_layers == 3 and .layers == 4 and .gpu_layers_fit == 3 and .host_kv_bytes > 0
            and .needed_bytes == .weight_bytes + .kv_bytes + .workspace_bytes + .reserve_bytes'
   run --separate-stderr "$chat" "$MODEL" -p hi --device emulated --max-memory 1MB
-  [ "$status" = 1 ] && [ -z "$output" ]
+  [ "$status" = 1 ]
+  [ -z "$output" ]
   [[ "$stderr" == *"keys and values"*"--max-memory"* ]]
   run -1 "$chat" "$MODEL" --plan --device emulated --max-memory 1MB
   run -2 --separate-stderr zse-chat "$MODEL" -p hi --device cpu --gpu-layers 2
@@ -59,7 +63,8 @@ setup_file() {
 @test "a kernel that fails ends the answer, and ZSE_DEBUG_SYNC=1 names it" {
   [ -x "$B/emulated/zse-chat" ] || skip "the emulated programs are not built (make emulated)"
   ZSE_TEST_FAULT=attn_split:2 run --separate-stderr "$B/emulated/zse-chat" "$MODEL" -p hi --device emulated
-  [ "$status" = 1 ] && [[ "$stderr" == *"ZSE_DEBUG_SYNC=1 names the kernel"* ]]
+  [ "$status" = 1 ]
+  [[ "$stderr" == *"ZSE_DEBUG_SYNC=1 names the kernel"* ]]
   ZSE_DEBUG_SYNC=1 ZSE_TEST_FAULT=attn_split:2 run --separate-stderr "$B/emulated/zse-chat" "$MODEL" -p hi --device emulated
   [ "$status" = 1 ] && [[ "$stderr" == *"attn_split"* ]]
 }

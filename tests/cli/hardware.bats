@@ -25,7 +25,8 @@ group() {
 
 @test "this machine: text, and the same as JSON" {
   run --separate-stderr zse-hardware
-  [ "$status" = 0 ] && [ -z "$stderr" ]
+  [ "$status" = 0 ]
+  [ -z "$stderr" ]
   [[ "$output" == processor*cores*memory*GPU* ]]
   zse-hardware --json >"$T/j"
   jq -e --argjson total "$(awk '/^MemTotal/ { printf "%.0f", $2 * 1024 }' /proc/meminfo)" '.memory.total_bytes == $total and .memory.usable_bytes <= $total and
@@ -71,7 +72,8 @@ group() {
   jq -e '.warnings == 3 and ([.checks[] | select(.status == "warning") | .name] | sort) == ["governor", "memory", "quota"]' "$T/j"
   jq -e '.checks[] | select(.name == "governor") | .command | test("scaling_governor")' "$T/j"
   run --separate-stderr zse-hardware check --root "$T/root"
-  [ "$status" = 0 ] && [[ "$output" == *"governor is powersave"*"$ echo performance"* ]]
+  [ "$status" = 0 ]
+  [[ "$output" == *"governor is powersave"*"$ echo performance"* ]]
   run --separate-stderr zse-hardware check
   [ "$status" = 0 ] && [ -z "$stderr" ]
 }
@@ -110,7 +112,9 @@ C
 
 @test "wrong usage and missing files" {
   run --separate-stderr zse-hardware --root "$T/none"
-  [ "$status" = 1 ] && [ -z "$output" ] && [[ "$stderr" == *"proc/meminfo: No such file"* ]]
+  [ "$status" = 1 ]
+  [ -z "$output" ]
+  [[ "$stderr" == *"proc/meminfo: No such file"* ]]
   for args in nothing 'check more' '--file x' '--measure --root /' 'check --measure'; do
     # shellcheck disable=SC2086
     run --separate-stderr zse-hardware $args
@@ -123,7 +127,8 @@ C
     [ "$status" = 2 ] && [ -z "$output" ] || { echo "$args: $status"; return 1; }
   done
   run --separate-stderr zse-hardware capacity --vram 80 no-such:int4
-  [ "$status" = 1 ] && [[ "$stderr" == *"no model of the registry"* ]]
+  [ "$status" = 1 ]
+  [[ "$stderr" == *"no model of the registry"* ]]
   run --separate-stderr zse-hardware capacity --vram 80 7B:q4
   [ "$status" = 1 ] && [[ "$stderr" == *"'q4' is no type"* ]]
 }
@@ -169,25 +174,34 @@ C
  "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "vocab_size": 163840, "max_position_embeddings": 262144, "tie_word_embeddings": false}
 J
   run --separate-stderr zse-hardware budget "$T/config.json" --pp 20,21,20 --kv fp8 --quant int8 --vram-mb 16384 --headroom-mb 500 --context 262144
-  [ "$status" = 0 ] && [[ "$stderr" == *"3 GPUs of 16384 MiB"*"the least"* ]]
+  [ "$status" = 0 ]
+  [[ "$stderr" == *"3 GPUs of 16384 MiB"*"the least"* ]]
   jq -e '(.ranks | map(.weights_mb | round)) == [5445, 3018, 5114] and .bottleneck == 0 and .context_length == 262144 and .max_total_tokens > 949000 and
     .max_total_tokens < 951000 and .mem_fraction_static > 0.4 and .mem_fraction_static < 0.6' <<<"$output"
   run --separate-stderr zse-hardware budget "$T/config.json" --pp 3 --vram-mb 16384 --quiet --max-total-tokens 5000
-  [ "$status" = 0 ] && [ -z "$stderr" ] && jq -e '(.ranks | map(.layers)) == [21, 20, 20] and .context_length == 5000' <<<"$output"
+  [ "$status" = 0 ]
+  [ -z "$stderr" ]
+  jq -e '(.ranks | map(.layers)) == [21, 20, 20] and .context_length == 5000' <<<"$output"
   ZSE_MAX_TOTAL_TOKENS_OVERRIDE=6000 ZSE_CTX_SIZE_OVERRIDE=400 run --separate-stderr zse-hardware budget "$T/config.json" --pp 3 --vram-mb 16384 --quiet
-  [ "$status" = 0 ] && jq -e '.context_length == 400 and .max_total_tokens == 6000' <<<"$output"
+  [ "$status" = 0 ]
+  jq -e '.context_length == 400 and .max_total_tokens == 6000' <<<"$output"
   ZSE_MEM_FRACTION_OVERRIDE=0.5 run --separate-stderr zse-hardware budget "$T/config.json" --pp 3 --vram-mb 16384 --quiet
-  [ "$status" = 0 ] && jq -e '.vram_mb == 8192' <<<"$output"
+  [ "$status" = 0 ]
+  jq -e '.vram_mb == 8192' <<<"$output"
   ZSE_CTX_SIZE_OVERRIDE=400 run --separate-stderr zse-hardware budget "$T/config.json" --pp 3 --vram-mb 16384 --quiet --context 300
-  [ "$status" = 0 ] && jq -e '.context_length == 300' <<<"$output"
+  [ "$status" = 0 ]
+  jq -e '.context_length == 300' <<<"$output"
   ZSE_CTX_SIZE_OVERRIDE=x run --separate-stderr zse-hardware budget "$T/config.json" --pp 3 --vram-mb 16384
-  [ "$status" = 2 ] && [ -z "$output" ] && [[ "$stderr" == *"ZSE_CTX_SIZE_OVERRIDE"* ]]
+  [ "$status" = 2 ]
+  [ -z "$output" ]
+  [[ "$stderr" == *"ZSE_CTX_SIZE_OVERRIDE"* ]]
   run --separate-stderr zse-hardware budget "$T/config.json" --pp 61 --vram-mb 16384 --quiet
   jq -e '.ranks | map(.layers) | length == 61 and all(. == 1)' <<<"$output"
   run --separate-stderr zse-hardware budget DeepSeek-V2-Lite --experts int4 --divisor 2 --vram-mb 16384 --quiet
   jq -e '.ranks[0].experts_mb * 1048576 / 1e6 | round == 3827' <<<"$output"
   run --separate-stderr zse-hardware budget "$T/config.json" --pp 3 --vram-mb 4000 --quiet
-  [ "$status" = 1 ] && jq -e '.fits == false and .context_length == 0' <<<"$output"
+  [ "$status" = 1 ]
+  jq -e '.fits == false and .context_length == 0' <<<"$output"
   run --separate-stderr zse-hardware budget "$T/config.json" --pp 20,20 --vram-mb 16384
   [ "$status" = 1 ] && [ -z "$output" ] && [[ "$stderr" == *"40 layers together: the model has 61"* ]]
 }

@@ -16,6 +16,10 @@ setup_file() {
   echo '{"weight_map":{}}' >"$T/both/model.safetensors.index.json"
   split_model
   python3 tests/hub/shards.py models/tiny "$T/layers" 3 layers
+  python3 tests/hub/shards.py models/tiny "$T/unused" 2 layers unused
+  mkdir "$T/single"
+  cp models/tiny/config.json "$T/single"
+  cp "$T/bare/tiny-nl4.zse" "$T/single/tiny-Q4_K_M.gguf"
   cp -r "$T/layers" "$T/cut"
   truncate -s -100 "$T/cut/model-00003-of-00003.safetensors"
   cp -r "$T/layers" "$T/lost"
@@ -33,7 +37,7 @@ setup_file() {
   truncate -s 50M "$T/moe/model.safetensors"
   echo '# nothing' >"$T/empty/README.md"
   mkfifo "$T/hub.pipe"
-  python3 -B tests/hub/server.py test/tiny="$T/tiny" private/model="$T/tiny" gated/model="$T/tiny" test/bare="$T/bare" test/shards="$T/shards" test/layers="$T/layers" test/cut="$T/cut" test/lost="$T/lost" test/nothing="$T/nothing" test/mute="$T/mute" test/shapeless="$T/shapeless" \
+  python3 -B tests/hub/server.py test/tiny="$T/tiny" private/model="$T/tiny" gated/model="$T/tiny" test/bare="$T/bare" test/shards="$T/shards" test/layers="$T/layers" test/unused="$T/unused" test/single="$T/single" test/cut="$T/cut" test/lost="$T/lost" test/nothing="$T/nothing" test/mute="$T/mute" test/shapeless="$T/shapeless" \
     test/strange="$T/strange" test/empty="$T/empty" test/quants="$T/quants" test/both="$T/both" test/moe="$T/moe" solo="$T/tiny" HuggingFaceTB/SmolLM2-135M-Instruct="$T/tiny" >"$T/hub.pipe" 2>"$T/hub.err" 3>&- &
   echo $! >"$T/hub.pid"
   read -r HUB CDN <"$T/hub.pipe"
@@ -100,9 +104,12 @@ complete() {
 
 @test "the token: refused, absent, from the file of the Python tools; a redirect elsewhere does not take it along" {
   convert private/model
-  [ "$status" = 1 ] && [ -z "$output" ] && [[ $stderr == *"401 (Invalid username or password.)"*HF_TOKEN* ]]
+  [ "$status" = 1 ]
+  [ -z "$output" ]
+  [[ $stderr == *"401 (Invalid username or password.)"*HF_TOKEN* ]]
   HF_TOKEN=wrong convert private/model
-  [ "$status" = 1 ] && [[ $stderr == *"token (HF_TOKEN, or the file"*"not valid"* ]]
+  [ "$status" = 1 ]
+  [[ $stderr == *"token (HF_TOKEN, or the file"*"not valid"* ]]
   mkdir -p "$HF_HOME"
   echo hf_secret >"$HF_HOME/token"
   convert private/model
@@ -122,34 +129,45 @@ complete() {
 
 @test "names: unknown, not a name, a folder wins, revisions, renamed, picks" {
   run --separate-stderr zse-chat models/tny -p hi
-  [ "$status" = 1 ] && [[ $stderr == *"no such file or folder here; on the hub: models/tny:"*404* ]]
+  [ "$status" = 1 ]
+  [[ $stderr == *"no such file or folder here; on the hub: models/tny:"*404* ]]
   run --separate-stderr zse-chat nothing.gguf -p hi
-  [ "$status" = 1 ] && [[ $stderr == "zse-chat: nothing.gguf: No such file or directory (models on the hub are named org/name)" ]]
+  [ "$status" = 1 ]
+  [[ $stderr == "zse-chat: nothing.gguf: No such file or directory (models on the hub are named org/name)" ]]
   run --separate-stderr zse-chat a/b/c -p hi
-  [ "$status" = 1 ] && [[ $stderr == *"a/b/c: No such file or directory"* ]]
+  [ "$status" = 1 ]
+  [[ $stderr == *"a/b/c: No such file or directory"* ]]
   run --separate-stderr zse-chat out/m.zse -p hi
-  [ "$status" = 1 ] && [[ $stderr == *"out/m.zse: No such file or directory"* ]]
+  [ "$status" = 1 ]
+  [[ $stderr == *"out/m.zse: No such file or directory"* ]]
   [ "$(requests | wc -l)" = 1 ]
   run --separate-stderr zse-chat nothing -p hi
-  [ "$status" = 1 ] && [[ $stderr == *"no such file or folder here; on the hub: nothing:"*404* ]]
+  [ "$status" = 1 ]
+  [[ $stderr == *"no such file or folder here; on the hub: nothing:"*404* ]]
   answers solo                                                    # some old models have no organisation
-  [ "$(cat "$HF_HOME/hub/models--solo/refs/main")" = $COMMIT ] && [ -e "$HF_HOME/hub/.locks/models--solo" ]
+  [ "$(cat "$HF_HOME/hub/models--solo/refs/main")" = $COMMIT ]
+  [ -e "$HF_HOME/hub/.locks/models--solo" ]
   answers models/tiny
   convert test/tiny@v1
-  [ "$status" = 0 ] && [ "$(cat "$REPO/refs/v1")" = $COMMIT ]
+  [ "$status" = 0 ]
+  [ "$(cat "$REPO/refs/v1")" = $COMMIT ]
   convert test/tiny@refs/pr/1
-  [ "$status" = 0 ] && [ "$(cat "$REPO/refs/refs/pr/1")" = $COMMIT ]
+  [ "$status" = 0 ]
+  [ "$(cat "$REPO/refs/refs/pr/1")" = $COMMIT ]
   convert test/tiny@v9
-  [ "$status" = 1 ] && [[ $stderr == *"Invalid rev id"* ]]
+  [ "$status" = 1 ]
+  [[ $stderr == *"Invalid rev id"* ]]
   convert test/tiny@../../x
   [ "$status" = 1 ] && [[ $stderr != *hub* || $stderr == *"No such file"* ]]
   convert old/name
   [ "$status" = 0 ]
   curl -s "$HUB/_reset" -d ''
   convert test/tiny@$COMMIT
-  [ "$status" = 0 ] && [ -z "$(requests)" ]                       # a commit does not change
+  [ "$status" = 0 ]
+  [ -z "$(requests)" ]                       # a commit does not change
   run --separate-stderr zse-chat test/bare -p hi
-  [ "$status" = 1 ] && [[ $stderr == *"which of tiny-nl4.zse, tiny-other.zse? Say test/bare:FILE"* ]]
+  [ "$status" = 1 ]
+  [[ $stderr == *"which of tiny-nl4.zse, tiny-other.zse? Say test/bare:FILE"* ]]
   answers test/bare:nl4
   answers test/bare:tiny-other.zse
   run --separate-stderr zse-chat test/bare:Q4_K_M -p hi
@@ -205,7 +223,8 @@ complete() {
 @test "names of files that lead elsewhere are no files; a list without end is refused" {
   fault '{"file":"api","kind":"siblings","names":["../../x.json","/etc/passwd.json","a/../../LICENSE.md","additional_chat_templates/../../../../x.jinja","additional_chat_templates/..","tokenizer.json\u000a","C:\\LICENSE"]}'
   convert
-  [ "$status" = 0 ] && complete
+  [ "$status" = 0 ]
+  complete
   never_asked 'x\.j|passwd|%2F|%5C|LICENSE'
   [ -z "$(find "$BATS_TEST_TMPDIR" -name 'x.j*' -o -name passwd.json -o -name 'LICENSE*' ! -path '*/.no_exist/*')" ]
   fault '{"file":"api","kind":"endless"}'
@@ -225,16 +244,22 @@ complete() {
 
 @test "models fetch, and scripts/fetch-model that uses it" {
   run --separate-stderr zse-info models fetch test/tiny
-  [ "$status" = 0 ] && [ "$output" = "$REPO/snapshots/$COMMIT" ] && complete
+  [ "$status" = 0 ]
+  [ "$output" = "$REPO/snapshots/$COMMIT" ]
+  complete
   [ "$(zse-info models fetch test/tiny --json | jq -r .path)" = "$output" ]
   run --separate-stderr zse-info models fetch nothing/there
-  [ "$status" = 1 ] && [ -z "$output" ] && [[ $stderr == *404* ]]
+  [ "$status" = 1 ]
+  [ -z "$output" ]
+  [[ $stderr == *404* ]]
   run --separate-stderr zse-info models fetch
   [ "$status" = 2 ]
   run --separate-stderr scripts/fetch-model --hub-only
-  [ "$status" = 0 ] && cmp "$output/model.safetensors" "$T/tiny/model.safetensors"
+  [ "$status" = 0 ]
+  cmp "$output/model.safetensors" "$T/tiny/model.safetensors"
   B=$(dirname "$(command -v zse-info)") PATH=/usr/bin:/bin HF_HOME=$BATS_TEST_TMPDIR/again run --separate-stderr "$PWD/scripts/fetch-model" --hub-only
-  [ "$status" = 0 ] && cmp "$output/model.safetensors" "$T/tiny/model.safetensors"                       # B may be absolute
+  [ "$status" = 0 ]
+  cmp "$output/model.safetensors" "$T/tiny/model.safetensors"                       # B may be absolute
   HF_ENDPOINT=http://127.0.0.1:9 HF_HOME=$BATS_TEST_TMPDIR/other run --separate-stderr scripts/fetch-model --hub-only
   [ "$status" = 1 ] && [ -z "$output" ] && [[ $stderr == *"neither the hub nor"* ]]
 }
@@ -287,12 +312,14 @@ complete() {
 @test "a wrong byte is noticed: once it is downloaded again, twice it is refused and removed" {
   fault '{"file":"model.safetensors","kind":"wrong","at":"cdn"}'
   convert
-  [ "$status" = 0 ] && [[ $stderr == *"SHA-256 is not what the hub says; it is downloaded again"* ]]
+  [ "$status" = 0 ]
+  [[ $stderr == *"SHA-256 is not what the hub says; it is downloaded again"* ]]
   complete
   rm -rf "$HF_HOME"
   fault '{"file":"model.safetensors","kind":"wrong","at":"cdn","times":99}'
   convert
-  [ "$status" = 1 ] && [[ $stderr == *"model.safetensors: its SHA-256 is"*"the hub says $(sha256sum <"$T/tiny/model.safetensors" | cut -d' ' -f1)"* ]]
+  [ "$status" = 1 ]
+  [[ $stderr == *"model.safetensors: its SHA-256 is"*"the hub says $(sha256sum <"$T/tiny/model.safetensors" | cut -d' ' -f1)"* ]]
   [ ! -e "$REPO/refs/main" ] && [ ! -e "$REPO/snapshots/$COMMIT/model.safetensors" ] && [ -z "$(find "$REPO" -name '*.zse-*')" ]
 }
 
@@ -307,16 +334,20 @@ complete() {
 @test "a hub that stays broken: one sentence, and what is in the cache goes on" {
   fault '{"file":"api","kind":"status","code":500,"times":99,"error":"out of order"}'
   convert
-  [ "$status" = 1 ] && [[ $stderr == *"HTTP 500 (out of order)"* ]] && [ "${#stderr_lines[@]}" = 1 ]
+  [ "$status" = 1 ]
+  [[ $stderr == *"HTTP 500 (out of order)"* ]]
+  [ "${#stderr_lines[@]}" = 1 ]
   curl -s "$HUB/_reset" -d ''
   fault '{"file":"api","kind":"status","code":429,"times":99,"headers":{"Retry-After":"3600"}}'
   convert
-  [ "$status" = 1 ] && [[ $stderr == *"429"*"too many requests, again in 3600 s"* ]]
+  [ "$status" = 1 ]
+  [[ $stderr == *"429"*"too many requests, again in 3600 s"* ]]
   curl -s "$HUB/_reset" -d ''
   convert
   [ "$status" = 0 ]
   HF_ENDPOINT=http://127.0.0.1:9 convert
-  [ "$status" = 0 ] && [[ $stderr == *"what the cache has is used"* ]]
+  [ "$status" = 0 ]
+  [[ $stderr == *"what the cache has is used"* ]]
   for answer in '"code":429,"headers":{"Retry-After":"3600"}' '"code":200'; do
     curl -s "$HUB/_reset" -d ''
     fault "{\"file\":\"api\",\"kind\":\"status\",\"times\":99,$answer}"
@@ -329,9 +360,11 @@ complete() {
   [ "$status" = 1 ]
   curl -s "$HUB/_reset" -d ''
   HF_ENDPOINT=http://127.0.0.1:9 HF_HUB_OFFLINE=1 convert
-  [ "$status" = 0 ] && [ -z "$stderr" ]
+  [ "$status" = 0 ]
+  [ -z "$stderr" ]
   HF_HUB_OFFLINE=1 convert test/shards
-  [ "$status" = 1 ] && [[ $stderr == *"test/shards: not in $HF_HOME/hub, and HF_HUB_OFFLINE forbids to ask the hub"* ]]
+  [ "$status" = 1 ]
+  [[ $stderr == *"test/shards: not in $HF_HOME/hub, and HF_HUB_OFFLINE forbids to ask the hub"* ]]
   HF_ENDPOINT=ftp://x convert test/shards
   [ "$status" = 1 ] && [[ $stderr == *"HF_ENDPOINT: 'ftp://x', expected a URL"* ]]
 }
@@ -344,7 +377,8 @@ complete() {
   await written_down
   kill -KILL $pid
   wait $pid || true
-  [ -n "$(find "$REPO/blobs" -name '*.zse-part')" ] && [ -s "$(find "$REPO/blobs" -name '*.zse-ranges')" ]
+  [ -n "$(find "$REPO/blobs" -name '*.zse-part')" ]
+  [ -s "$(find "$REPO/blobs" -name '*.zse-ranges')" ]
   curl -s "$HUB/_release" -d ''
   curl -s "$HUB/_reset" -d ''
   convert
@@ -399,16 +433,36 @@ nothing_left() { [ -z "$(find "$BATS_TEST_TMPDIR" -name '*m.zse*')" ]; }
   curl -s "$HUB/_release" -d ''
   wait $PID || { cat "$BATS_TEST_TMPDIR/out"; return 1; }
   cmp "$BATS_TEST_TMPDIR/want.zse" "$BATS_TEST_TMPDIR/m.zse"
-  [ -z "$(find "$HF_HOME/hub" -name '*.zse-*')" ] && [ "$(cat "$HF_HOME/hub/models--test--layers/refs/main")" = $COMMIT ]
+  [ -z "$(find "$HF_HOME/hub" -name '*.zse-*')" ]
+  [ "$(cat "$HF_HOME/hub/models--test--layers/refs/main")" = $COMMIT ]
   rm "$BATS_TEST_TMPDIR/m.zse"
   convert test/layers                                             # from the cache
-  [ "$status" = 0 ] && cmp "$BATS_TEST_TMPDIR/want.zse" "$BATS_TEST_TMPDIR/m.zse"
+  [ "$status" = 0 ]
+  cmp "$BATS_TEST_TMPDIR/want.zse" "$BATS_TEST_TMPDIR/m.zse"
   [ -z "${ZSE_SANITIZED:-}" ] || return 0
   rm -rf "$HF_HOME"
   run --separate-stderr zse-convert test/layers -o "$BATS_TEST_TMPDIR/m.zse"        # with the model run through text, layer by layer
   [ "$status" = 0 ] || { echo "$stderr"; return 1; }
   zse-convert "$BATS_TEST_TMPDIR/$COMMIT" -o "$BATS_TEST_TMPDIR/want.zse" >/dev/null
   cmp "$BATS_TEST_TMPDIR/want.zse" "$BATS_TEST_TMPDIR/m.zse"
+}
+
+@test "a shard of which nothing is used, with a header of 33 MB: it is waited for, and the file is the same" {
+  ln -s "$T/unused" "$BATS_TEST_TMPDIR/$COMMIT"
+  zse-convert "$BATS_TEST_TMPDIR/$COMMIT" -o "$BATS_TEST_TMPDIR/want.zse" --quality fast >/dev/null
+  convert test/unused
+  [ "$status" = 0 ] || { echo "$stderr"; return 1; }
+  cmp "$BATS_TEST_TMPDIR/want.zse" "$BATS_TEST_TMPDIR/m.zse"
+  cmp "$T/unused/model-mtp.safetensors" "$HF_HOME/hub/models--test--unused/snapshots/$COMMIT/model-mtp.safetensors"
+}
+
+@test "a model that comes and goes to a pipe that is closed: a quiet end" {
+  local way
+  for way in downloaded cached; do
+    run bash -c 'env --default-signal=PIPE zse-convert test/layers -o - --quality fast 2>"$0" | head -c 1 >/dev/null; echo "${PIPESTATUS[0]}"' "$BATS_TEST_TMPDIR/notes"
+    [ "$output" = 141 ] || { echo "$way: $output"; cat "$BATS_TEST_TMPDIR/notes"; return 1; }
+    ! grep pipe "$BATS_TEST_TMPDIR/notes" || return 1
+  done
 }
 
 @test "killed while it converts and downloads: the next run begins with the shards that are there" {
@@ -429,7 +483,8 @@ nothing_left() { [ -z "$(find "$BATS_TEST_TMPDIR" -name '*m.zse*')" ]; }
   convert_held
   kill -TERM $PID
   wait $PID || rc=$?
-  [ $rc = 143 ] && nothing_left
+  [ $rc = 143 ]
+  nothing_left
   curl -s "$HUB/_release" -d ''
   rm -rf "$HF_HOME"
   curl -s "$HUB/_reset" -d ''
@@ -487,9 +542,17 @@ nothing_left() { [ -z "$(find "$BATS_TEST_TMPDIR" -name '*m.zse*')" ]; }
   never_asked 'tokenizer|model.safetensors'
   [ ! -e "$REPO" ]
   HF_HUB_OFFLINE=1 run --separate-stderr zse-chat test/tiny --plan
-  [ "$status" = 1 ] && [ -z "$output" ] && [[ $stderr == *HF_HUB_OFFLINE* ]]
+  [ "$status" = 1 ]
+  [ -z "$output" ]
+  [[ $stderr == *HF_HUB_OFFLINE* ]]
   run --separate-stderr zse-chat test/bare --plan
   [ "$status" = 1 ] && [[ $stderr == *"config.json"*404* ]] || { echo "$stderr"; return 1; }
+  for name in test/single test/single:Q4_K_M test/tiny:Q4_K_M; do        # not as if it were safetensors
+    run --separate-stderr zse-chat $name --plan
+    [ "$status" = 1 ] || return 1
+    [[ -z $output && $stderr == "zse-chat: $name: is a GGUF or .zse file: what it takes is known when it is here"* ]] || { echo "$stderr"; return 1; }
+  done
+  zse-chat test/single -q nl4 --plan --json | jq -e '.quantization == "nl4" and .weight_bytes > 300000'
   answers test/tiny
   XDG_CACHE_HOME=$BATS_TEST_TMPDIR/other zse-chat test/tiny --plan --json >"$BATS_TEST_TMPDIR/j"
   [ ! -e "$BATS_TEST_TMPDIR/other" ]
@@ -506,9 +569,13 @@ nothing_left() { [ -z "$(find "$BATS_TEST_TMPDIR" -name '*m.zse*')" ]; }
   [ "$(jq -r '.models[] | select(.id == "test/empty") | .reason' <<<"$output")" = "no safetensors and no GGUF" ]
   [ "$(jq -c '.models[] | select(.id == "test/shards") | [.compatible, .safetensors, .model_type, .downloads, .license]' <<<"$output")" = '[true,3,"llama",1234,"apache-2.0"]' ] || { echo "$output"; return 1; }
   run --separate-stderr zse-info models search nothing like this
-  [ "$status" = 1 ] && [ -z "$output" ] && [[ $stderr == *"no model has 'nothing like this' in its name"* ]]
+  [ "$status" = 1 ]
+  [ -z "$output" ]
+  [[ $stderr == *"no model has 'nothing like this' in its name"* ]]
   HF_HUB_OFFLINE=1 run --separate-stderr zse-info models search tiny
-  [ "$status" = 1 ] && [ -z "$output" ] && [[ $stderr == *HF_HUB_OFFLINE* ]]
+  [ "$status" = 1 ]
+  [ -z "$output" ]
+  [[ $stderr == *HF_HUB_OFFLINE* ]]
   run --separate-stderr zse-info models search
   [ "$status" = 2 ]
 }
@@ -521,17 +588,21 @@ nothing_left() { [ -z "$(find "$BATS_TEST_TMPDIR" -name '*m.zse*')" ]; }
   run --separate-stderr zse-info models check test/tiny --json
   [ "$(jq -c '[.where, .compatible, .commit, .license, .problems, .memory.f16 > 2 * .memory.int8, .memory.int8 > 1.9 * .memory.int4]' <<<"$output")" = "[\"hub\",true,\"$COMMIT\",\"apache-2.0\",[],true,true]" ] || { echo "$output"; return 1; }
   run --separate-stderr zse-info models check test/strange
-  [ "$status" = 1 ] && [[ $output == *problem*abacus*"converts       no" ]]
+  [ "$status" = 1 ]
+  [[ $output == *problem*abacus*"converts       no" ]]
   run --separate-stderr zse-info models check test/empty --json
-  [ "$status" = 1 ] && [ "$(jq -c .problems <<<"$output")" = '["no safetensors and no GGUF"]' ]
+  [ "$status" = 1 ]
+  [ "$(jq -c .problems <<<"$output")" = '["no safetensors and no GGUF"]' ]
   run --separate-stderr zse-info models check test/mute --json
   [ "$status" = 1 ] && [ "$(jq -c .problems <<<"$output")" = '["no tokenizer"]' ] || { echo "$output"; return 1; }
   run --separate-stderr zse-info models check test/shapeless --json
   [ "$status" = 1 ] && [ "$(jq -c .problems <<<"$output")" = '["no config.json"]' ] || { echo "$output"; return 1; }
   HF_HUB_OFFLINE=1 run --separate-stderr zse-info models check models/tiny --json
-  [ "$status" = 0 ] && [ "$(jq -c '[.where, .architecture, .compatible]' <<<"$output")" = '["here","llama",true]' ]
+  [ "$status" = 0 ]
+  [ "$(jq -c '[.where, .architecture, .compatible]' <<<"$output")" = '["here","llama",true]' ]
   run --separate-stderr zse-info models check models/tiny/config.json
-  [ "$status" = 1 ] && [[ $output == *"no safetensors, only a config.json"* ]]
+  [ "$status" = 1 ]
+  [[ $output == *"no safetensors, only a config.json"* ]]
   local odd=$BATS_TEST_TMPDIR/$'caf\351'
   cp -r "$T/strange" "$odd"
   jq '.model_type = "a\u001b[2J" + "é" * 20' "$T/strange/config.json" >"$odd/config.json"       # 40 bytes of it end inside of a character

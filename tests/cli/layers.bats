@@ -45,3 +45,12 @@
   shellcheck -S warning -s bash tests/lib/*.bash
   shellcheck -S warning -e SC2207 completions/*.bash
 }
+
+# bash goes on after `[ A ] && [ B ]` where A is false, unless it is what a function returns.
+@test "no check of a command test is the first of an && list that goes unnoticed" {
+  bad=$(awk '
+    FNR > 1 && said && $1 != "}" { print said }
+    { said = "" }
+    /^ +(! )?\[.* \]\]? && / && !/\|\|/ && !/&& (continue|break|return)/ { said = FILENAME ":" FNR ": " $0 }' tests/cli/*.bats)
+  [ -z "$bad" ] || { echo "$bad"; return 1; }
+}

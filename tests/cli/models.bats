@@ -47,9 +47,12 @@ setup() {
   zse-info models info Qwen/Qwen3-8B --json | jq -e '.name == "Qwen3-8B"'
   zse-info models info smollm3 --json | jq -e '.homepage == "https://huggingface.co/HuggingFaceTB/SmolLM3-3B"'
   run --separate-stderr zse-info models info Qwen3-8B
-  [ "$status" = 0 ] && [[ "$output" == *"8.19 billion"*"bf16"*"nl4"* ]]
+  [ "$status" = 0 ]
+  [[ "$output" == *"8.19 billion"*"bf16"*"nl4"* ]]
   run --separate-stderr zse-info models info Qwen3
-  [ "$status" = 1 ] && [ -z "$output" ] && [[ "$stderr" == *"part of several names"* ]]
+  [ "$status" = 1 ]
+  [ -z "$output" ]
+  [[ "$stderr" == *"part of several names"* ]]
   run --separate-stderr zse-info models info nothing
   [ "$status" = 1 ] && [[ "$stderr" == *"no model of the registry"* ]]
 }

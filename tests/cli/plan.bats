@@ -25,12 +25,16 @@ machine() {
 @test "a model that does not fit is refused with numbers before it takes memory; --force tries" {
   machine 20000
   run --separate-stderr zse-chat "$Z" -p 'What is 2+2?' --temp 0
-  [ "$status" = 1 ] && [ -z "$output" ]
+  [ "$status" = 1 ]
+  [ -z "$output" ]
   [[ "$stderr" == "zse-chat: $Z: needs 0.0"*"GB (weights 0.00, keys and values 0.00, workspace 0.04), but there are 0.02 GB, 0.02 of them available"*"--force"* ]]
   run --separate-stderr zse-chat "$Z" -p 'What is 2+2?' --temp 0 --force
-  [ "$status" = 0 ] && [ "$output" = '2 + 2 = 4' ] && [[ "$stderr" == *"needs"*"(--force: trying)"* ]]
+  [ "$status" = 0 ]
+  [ "$output" = '2 + 2 = 4' ]
+  [[ "$stderr" == *"needs"*"(--force: trying)"* ]]
   run --separate-stderr zse-bench "$Z" -p 8 -n 8 -r 1
-  [ "$status" = 1 ] && [[ "$stderr" == "zse-bench: $Z: needs"* ]]
+  [ "$status" = 1 ]
+  [[ "$stderr" == "zse-bench: $Z: needs"* ]]
   run --separate-stderr zse-serve "$Z" --port 0 --no-audit
   [ "$status" = 1 ] && [[ "$stderr" == *"zse-serve: "*"needs"* ]]
 }
@@ -38,7 +42,9 @@ machine() {
 @test "memory that is only tight gets a note" {
   machine 40000                     # 38 of 41 MB
   run --separate-stderr zse-chat "$Z" -p 'What is 2+2?' --temp 0
-  [ "$status" = 0 ] && [ "$output" = '2 + 2 = 4' ] && [[ "$stderr" == *"memory is tight"* ]]
+  [ "$status" = 0 ]
+  [ "$output" = '2 + 2 = 4' ]
+  [[ "$stderr" == *"memory is tight"* ]]
   machine 16000000
   run --separate-stderr zse-chat "$Z" -p 'What is 2+2?' --temp 0
   [ "$status" = 0 ] && [ -z "$stderr" ]
@@ -47,7 +53,8 @@ machine() {
 @test "a control group's limit counts, not the machine's memory" {
   machine 16000000 2147483648 2130000000
   run --separate-stderr zse-chat "$Z" -p hi
-  [ "$status" = 1 ] && [[ "$stderr" == *"there are 2.15 GB, 0.02 of them available"* ]]
+  [ "$status" = 1 ]
+  [[ "$stderr" == *"there are 2.15 GB, 0.02 of them available"* ]]
   zse-chat "$Z" --plan --json >"$T/j" || true
   jq -e '.fits == false and .memory_bytes == 2147483648 and .available_bytes == 17483648 and (.reason | test("needs"))' "$T/j"
   # keys and values of a server: a quarter of what the group allows, however many sequences there could be
@@ -72,11 +79,18 @@ machine() {
 
 @test "--plan: text and JSON, nothing is generated" {
   run --separate-stderr zse-chat "$Z" --plan
-  [ "$status" = 0 ] && [ -z "$stderr" ] && [[ "$output" == model*weights*"keys and values"*fits*yes* ]]
+  [ "$status" = 0 ]
+  [ -z "$stderr" ]
+  [[ "$output" == model*weights*"keys and values"*fits*yes* ]]
   zse-chat "$Z" --plan --json --ctx 512 --kv i8 >"$T/j"
   jq -e --argjson w "$(zse-info --json "$Z" | jq .memory.weights_bytes)" --argjson kv "$(zse-info --json "$Z" | jq .memory.kv_bytes_per_token.i8)" \
     '.weight_bytes == $w and .kv_bytes == 512 * $kv and .context == 512 and .quantization == "nl4" and .device == "cpu" and .fits and
      .needed_bytes == .weight_bytes + .kv_bytes + .workspace_bytes and .state_bytes == 0 and (.estimated_vram_gb - .needed_bytes / 1e9 | fabs) < 1e-6 and .expected_tokens_per_sec > 0' "$T/j"
+  run --separate-stderr zse-serve "$Z" models/tiny --plan
+  [ "$status" = 0 ]
+  [ -z "$stderr" ]
+  [ "$(grep -c '^model  ' <<<"$output")" = 2 ]
+  [ "$(grep -c '^fits  *yes' <<<"$output")" = 2 ]
   run --separate-stderr zse-serve --plan
   [ "$status" = 2 ]
 }
@@ -109,7 +123,8 @@ J
   grep -q '^min_memory: -q nl4' "$T/text"
   machine 1000000
   run --separate-stderr zse-convert Qwen2.5-7B --plan
-  [ "$status" = 1 ] && [[ "$output" == *"nothing of this fits here"* ]]
+  [ "$status" = 1 ]
+  [[ "$output" == *"nothing of this fits here"* ]]
   for args in '--plan' 'models/tiny --plan -o x.zse' 'models/tiny --plan -q int8' 'models/tiny --plan --verbose' 'models/tiny --mode auto -q nl4 -n' 'models/tiny --mode for_vram -n' 'models/tiny --mode for_vram=0 -n' 'models/tiny --plan --mode fast'; do
     # shellcheck disable=SC2086
     run --separate-stderr zse-convert $args
@@ -126,7 +141,9 @@ J
   ZSE_QUANTIZATION=int8 zse-chat models/tiny --plan | grep -q ', int8, on cpu'
   [ ! -e "$T/cache" ]
   run --separate-stderr zse-chat models/tiny --plan --ctx 1000000
-  [ "$status" = 1 ] && [ -z "$output" ] && [[ "$stderr" == *"--ctx 1000000: models/tiny was made for at most 2048 tokens"* ]]
+  [ "$status" = 1 ]
+  [ -z "$output" ]
+  [[ "$stderr" == *"--ctx 1000000: models/tiny was made for at most 2048 tokens"* ]]
   local gguf=../shared/oracles/models/gguf/Q4_0.gguf
   [ -f $gguf ] || skip "$gguf is not here"
   zse-chat $gguf --plan --json | jq -e '.quantization == "keep" and .fits and .weight_bytes > 0'
@@ -147,21 +164,31 @@ J
 @test "--mode chooses the type: convert, chat, bench" {
   export XDG_CACHE_HOME=$T
   run --separate-stderr zse-convert models/tiny --mode balanced -n --json
-  [ "$status" = 0 ] && [ "$(jq -r .type <<<"$output")" = int8 ] && [[ "$stderr" == "zse-convert: --mode balanced: int8, "*" to run" ]]
+  [ "$status" = 0 ]
+  [ "$(jq -r .type <<<"$output")" = int8 ]
+  [[ "$stderr" == "zse-convert: --mode balanced: int8, "*" to run" ]]
   run --separate-stderr zse-convert models/tiny --mode for_vram=1 -o "$T/m.zse" --quality fast --json
-  [ "$status" = 0 ] && [ "$(jq -r .type <<<"$output")" = bf16 ]
+  [ "$status" = 0 ]
+  [ "$(jq -r .type <<<"$output")" = bf16 ]
   run --separate-stderr zse-convert models/tiny --mode for_vram=0.03 -n
-  [ "$status" = 1 ] && [ -z "$output" ] && [[ "$stderr" == *"models/tiny: --mode for_vram: needs 0.04 GB as nl4, but of 0.03 GB given"* ]]
+  [ "$status" = 1 ]
+  [ -z "$output" ]
+  [[ "$stderr" == *"models/tiny: --mode for_vram: needs 0.04 GB as nl4, but of 0.03 GB given"* ]]
   run --separate-stderr zse-chat models/tiny --mode min_memory -p 'What is 2+2?' --temp 0
-  [ "$status" = 0 ] && [ "$output" = '2 + 2 = 4' ] && [[ "$stderr" == *"models/tiny as nl4"* ]]
+  [ "$status" = 0 ]
+  [ "$output" = '2 + 2 = 4' ]
+  [[ "$stderr" == *"models/tiny as nl4"* ]]
   zse-bench models/tiny --mode balanced -p 8 -n 8 -r 1 -w 0 --json 2>"$T/err" | jq -e '.decode_tokens_per_s.max > 0'
   grep -q 'models/tiny as int8' "$T/err"
   run --separate-stderr zse-chat "$T/m.zse" --mode auto -p hi
-  [ "$status" = 1 ] && [[ "$stderr" == *"is converted already"* ]]
+  [ "$status" = 1 ]
+  [[ "$stderr" == *"is converted already"* ]]
   run --separate-stderr zse-chat "$T/m.zse" --mode for_vram=30MB -p hi
-  [ "$status" = 1 ] && [[ "$stderr" == *"needs 0.04 GB"*"there are 0.03 GB"* ]]
+  [ "$status" = 1 ]
+  [[ "$stderr" == *"needs 0.04 GB"*"there are 0.03 GB"* ]]
   run --separate-stderr zse-serve models/tiny --mode min_memory --plan
-  [ "$status" = 0 ] && [[ "$output" == *", nl4, on cpu"* ]]
+  [ "$status" = 0 ]
+  [[ "$output" == *", nl4, on cpu"* ]]
   run --separate-stderr zse-chat models/tiny --mode auto -q nl4 -p hi
   [ "$status" = 2 ]
   # a quantized source: nothing is finer than itself
@@ -175,13 +202,19 @@ J
   [ "$(df --output=avail -B1G "$T" | tail -1)" -lt 250 ] || skip "the disk has room for 282 GB"
   # should it not be refused, the limit on the size of a file ends it
   run --separate-stderr bash -c 'ulimit -f 2000; exec zse-convert --synthetic Llama-3.1-70B -q f32 -o "$1/x.zse"' - "$T"
-  [ "$status" = 1 ] && [[ "$stderr" == "zse-convert: Llama-3.1-70B: 282 GB are to be written to $T/x.zse, where there is room for "*"; --force tries it" ]]
-  [ ! -e "$T/x.zse" ] && [ -z "$(find "$T" -name '.x.zse*')" ]
+  [ "$status" = 1 ]
+  [[ "$stderr" == "zse-convert: Llama-3.1-70B: 282 GB are to be written to $T/x.zse, where there is room for "*"; --force tries it" ]]
+  [ ! -e "$T/x.zse" ]
+  [ -z "$(find "$T" -name '.x.zse*')" ]
   machine 10000
   run --separate-stderr zse-convert models/tiny -o "$T/x.zse"
-  [ "$status" = 1 ] && [ ! -e "$T/x.zse" ] && [[ "$stderr" == *"models/tiny: the conversion needs "*" MB of memory (calibration "*" MB), but there are "*"--quality fast"*"--force tries it" ]]
+  [ "$status" = 1 ]
+  [ ! -e "$T/x.zse" ]
+  [[ "$stderr" == *"models/tiny: the conversion needs "*" MB of memory (calibration "*" MB), but there are "*"--quality fast"*"--force tries it" ]]
   run --separate-stderr zse-convert models/tiny -o "$T/x.zse" --quality fast --force
-  [ "$status" = 0 ] && [ -s "$T/x.zse" ] && [[ "$stderr" == *"(--force: trying)"* ]]
+  [ "$status" = 0 ]
+  [ -s "$T/x.zse" ]
+  [[ "$stderr" == *"(--force: trying)"* ]]
   machine 16000000 20000000 15000000            # 5 MB are left to the control group
   run --separate-stderr zse-convert models/tiny -o "$T/y.zse" --quality fast
   [ "$status" = 1 ] && [ ! -e "$T/y.zse" ] && [[ "$stderr" == *"there are 20.0 MB, 5.00 MB of them available"* ]]
@@ -189,7 +222,8 @@ J
 
 @test "--verbose: memory step by step, and what was planned beside what is taken" {
   run --separate-stderr zse-chat "$Z" -p 'What is 2+2?' --temp 0 --verbose
-  [ "$status" = 0 ] && [ "$output" = '2 + 2 = 4' ]
+  [ "$status" = 0 ]
+  [ "$output" = '2 + 2 = 4' ]
   [[ "$stderr" == *"memory: start: "*" resident ("*" private), "*" mapped; "*" available, "*" page cache"*"memory: model open: "*"planned beside the weights, "*" taken"*"memory: engine open: "* ]]
   [[ "$stderr" != *warning* ]]
   run --separate-stderr zse-convert --synthetic SmolLM2-135M -q nl4 -o "$T/v.zse" --verbose --json

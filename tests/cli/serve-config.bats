@@ -46,9 +46,11 @@ planned() { zse-serve --config "$T/c.json" --plan "${@:2}" | grep -- "^$1"; }
   config "{\"models\": [\"$Z\"]}"
   export ZSE_PORT=tcp://10.0.0.7:8000
   run --separate-stderr zse-serve --config "$T/c.json" --plan
-  [ "$status" = 0 ] && [[ $stderr == *"ZSE_PORT is 'tcp://10.0.0.7:8000'"*ignored* ]]
+  [ "$status" = 0 ]
+  [[ $stderr == *"ZSE_PORT is 'tcp://10.0.0.7:8000'"*ignored* ]]
   ZSE_PORT=x run --separate-stderr zse-serve --config "$T/c.json" --plan --socket "$T/s"
-  [ "$status" = 0 ] && [ -z "$stderr" ]
+  [ "$status" = 0 ]
+  [ -z "$stderr" ]
   ZSE_PORT=x run --separate-stderr zse-serve --config "$T/c.json" --plan
   [ "$status" = 2 ]
 }
@@ -81,10 +83,12 @@ planned() { zse-serve --config "$T/c.json" --plan "${@:2}" | grep -- "^$1"; }
 {"port": 1|line 1
 CASES
   run --separate-stderr zse-serve --config "$T/none.json"
-  [ "$status" = 1 ] && [[ "$stderr" == *"none.json: No such file"* ]]
+  [ "$status" = 1 ]
+  [[ "$stderr" == *"none.json: No such file"* ]]
   config '{"port": 99999}'
   run --separate-stderr zse-serve --config "$T/c.json"
-  [ "$status" = 2 ] && [[ "$stderr" == *"--port"* ]]
+  [ "$status" = 2 ]
+  [[ "$stderr" == *"--port"* ]]
   run --separate-stderr zse-serve --config
   [ "$status" = 2 ]
 }

@@ -122,9 +122,11 @@ active_requests throughput_tok_s total_requests total_tokens" ]
   await says 401 status "$URL/v1/models"
   curl -s -D "$BATS_TEST_TMPDIR/head" -o /dev/null "$URL/v1/models"
   grep -qi '^WWW-Authenticate: Bearer' "$BATS_TEST_TMPDIR/head"
-  [ "$(status -H 'Authorization: Bearer zse-wrong' "$URL/v1/models")" = 401 ] && [ "$(status "$URL/health")" = 200 ]
+  [ "$(status -H 'Authorization: Bearer zse-wrong' "$URL/v1/models")" = 401 ]
+  [ "$(status "$URL/health")" = 200 ]
   [ "$(status -H "X-API-Key: $chat" "$URL/v1/chat/completions" -d "$QUESTION")" = 403 ]
-  [ "$(status -H "X-API-Key: $chat" "$URL/api/keys")" = 403 ] && [ "$(status -H "X-API-Key: $chat" "$URL/metrics")" = 403 ]
+  [ "$(status -H "X-API-Key: $chat" "$URL/api/keys")" = 403 ]
+  [ "$(status -H "X-API-Key: $chat" "$URL/metrics")" = 403 ]
   [ "$(status "$URL/v1/models?api_key=$key")" = 400 ]
   # the window is shared with zse-apikey, and begins anew on its word
   for _ in 1 2 3; do [ "$(status -H "X-API-Key: $key" "$URL/v1/models")" = 200 ]; done
@@ -134,7 +136,8 @@ active_requests throughput_tok_s total_requests total_tokens" ]
   grep -qi '^X-RateLimit-Remaining: 0' "$BATS_TEST_TMPDIR/head"
   run curl -s -D "$BATS_TEST_TMPDIR/head" -H "X-API-Key: $key" "$URL/v1/models"
   [[ "$(jq -r .detail <<<"$output")" =~ ^Rate\ limit\ exceeded\.\ Limit:\ 5/min,\ Current:\ 5\.\ Try\ again\ in\ [0-9]+s\.$ ]]
-  grep -qi '^Retry-After: [0-9]' "$BATS_TEST_TMPDIR/head" && grep -qi '^X-RateLimit-Limit: 5' "$BATS_TEST_TMPDIR/head"
+  grep -qi '^Retry-After: [0-9]' "$BATS_TEST_TMPDIR/head"
+  grep -qi '^X-RateLimit-Limit: 5' "$BATS_TEST_TMPDIR/head"
   zse-apikey reset app
   [ "$(status -H "X-API-Key: $key" "$URL/v1/models")" = 200 ]
   # over HTTP, with the administrator's token
@@ -143,9 +146,11 @@ active_requests throughput_tok_s total_requests total_tokens" ]
   old=$(admin "$URL/api/keys" -d '{"name":"old","expires_at":1700000000}' | jq -r .key)
   [ "$(admin "$URL/api/keys" | jq '.keys[] | select(.name == "old") | .expires_at')" = 1700000000 ]
   [ "$(curl -s -H "X-API-Key: $old" "$URL/v1/models" | jq -r .detail)" = "Invalid API key: it has expired" ]
-  [ "$(admin -X DELETE "$URL/api/keys/old" | jq .success)" = true ] && [ "$(status -H "X-API-Key: $old" "$URL/v1/models")" = 401 ]
+  [ "$(admin -X DELETE "$URL/api/keys/old" | jq .success)" = true ]
+  [ "$(status -H "X-API-Key: $old" "$URL/v1/models")" = 401 ]
   [ "$(admin "$URL/api/keys" | jq -c '[.enabled, (.keys | length), (.keys[] | select(.name == "app") | .request_count)]')" = '[true,3,6]' ]
-  [ "$(admin -X DELETE "$URL/api/keys/made" | jq .success)" = true ] && [ "$(status -X DELETE "$URL/api/keys/app" -H "X-API-Key: $key")" = 403 ]
+  [ "$(admin -X DELETE "$URL/api/keys/made" | jq .success)" = true ]
+  [ "$(status -X DELETE "$URL/api/keys/app" -H "X-API-Key: $key")" = 403 ]
   zse-apikey delete app
   await says 401 status -H "X-API-Key: $key" "$URL/v1/models"
   stop "$PID"
@@ -407,7 +412,8 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   start "$d/log2" --socket "$d/s" --host 127.0.0.1 --port 0 "$T/tiny.zse"
   await listens "$URL"
   run --separate-stderr zse-serve --socket "$d/s"
-  [ "$status" = 1 ] && [[ $stderr == *"another program listens"* ]]
+  [ "$status" = 1 ]
+  [[ $stderr == *"another program listens"* ]]
   curl -sN "$URL/v1/completions" -d '{"prompt":"Once","max_tokens":1500,"ignore_eos":true,"stream":true}' >"$d/stream" & stream=$!
   await test -s "$d/stream"
   kill -KILL "$PID"
@@ -471,7 +477,8 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   stop "$PID"
   start "$d/log2" --port 0 --max-memory 1MB
   run admin "$URL/api/models/load" -d "{\"model_path\":\"$T/tiny.zse\"}"
-  [ "$(jq -r .error.code <<<"$output")" = out_of_memory ] && [[ $output == *1000000* ]]
+  [ "$(jq -r .error.code <<<"$output")" = out_of_memory ]
+  [[ $output == *1000000* ]]
   stop "$PID"
 }
 
@@ -493,7 +500,8 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
 
 @test "what is refused on the command line" {
   run --separate-stderr zse-serve --host 0.0.0.0 --port 0
-  [ "$status" = 1 ] && [[ $stderr == *0.0.0.0*--no-auth* ]]
+  [ "$status" = 1 ]
+  [[ $stderr == *0.0.0.0*--no-auth* ]]
   start "$BATS_TEST_TMPDIR/log" --host 0.0.0.0 --port 0 --no-auth
   stop "$PID"
   run zse-serve --port 70000
