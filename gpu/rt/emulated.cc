@@ -22,12 +22,13 @@
 
 extern "C" { const char gpu_kind[] = "emulated"; }
 
+enum { MAX_REGIONS = 1 << 15 };
 struct region { uint8_t *map; size_t map_size; uint8_t *p; size_t size; int pinned; };
 /* What the compute stream is given it does when somebody waits for it, not before, unless debug_sync: whoever changes host memory too early, or reads it, gets wrong
  * numbers, as on a GPU.  The copy stream does things at once. */
 struct gpu {
     int debug_sync;
-    std::vector<region> regions;
+    std::vector<region> regions;        /* room is made once and what is closed stays, as without a map: the checks of kernels read it while loaders change it */
     std::mutex lock;                    /* the loader's threads allocate little, but copy while kernels run */
     bool recording;
     struct gpu_graph *graph;
@@ -623,6 +624,7 @@ struct gpu *gpu_open(int device, int debug_sync, struct err *e)
     state.n_handles++;
     struct gpu *g = new struct gpu();
     g->debug_sync = debug_sync;
+    g->regions.reserve(MAX_REGIONS);
     return g;
 }
 
@@ -631,7 +633,8 @@ void gpu_close(struct gpu *g)
     if (!g)
         return;
     for (const region &r : g->regions)
-        munmap(r.map, r.map_size);
+        if (r.map_size)
+            munmap(r.map, r.map_size);
     delete g;
     std::lock_guard<std::mutex> guard(state.lock);
     if (--state.n_handles == 0) {
@@ -677,6 +680,11 @@ static void *region_open(struct gpu *g, size_t size, int pinned, const char *wha
     if (!pinned && size <= (size_t)64 << 20)
         memset(end - n, 0xff, n);
     std::lock_guard<std::mutex> guard(g->lock);
+    if (g->regions.size() == MAX_REGIONS) {
+        munmap(map, all);
+        err_nomem(e, what);
+        return nullptr;
+    }
     g->regions.push_back({ (uint8_t *)map, all, end - n, size, pinned });
     return end - n;
 }
@@ -692,8 +700,11 @@ static void region_close(struct gpu *g, void *p)
     for (size_t i = 0; i < g->regions.size(); i++) {
         if (g->regions[i].p != p)
             continue;
-        munmap(g->regions[i].map, g->regions[i].map_size);
-        g->regions.erase(g->regions.begin() + (long)i);
+        region &r = g->regions[i];
+        const size_t all = r.map_size;
+        r.map_size = r.size = 0;
+        r.p = nullptr;
+        munmap(r.map, all);
         return;
     }
 }
@@ -710,7 +721,7 @@ static int in_device(struct gpu *g, const void *at, size_t n, const char *what, 
     std::lock_guard<std::mutex> guard(g->lock);
     const uint8_t *p = (const uint8_t *)at;
     for (const region &r : g->regions)
-        if (!r.pinned && p >= r.p && p + n <= r.p + r.size)
+        if (r.map_size && !r.pinned && p >= r.p && p + n <= r.p + r.size)
             return 0;
     return err_set(e, ERR_DEVICE, "%s of %zu bytes does not lie in device memory", what, n);
 }
