@@ -16,6 +16,7 @@
 #include <zlib.h>
 
 #include "libcommon/access/audit_files.h"
+#include "libcommon/base/file.h"
 #include "libcommon/base/utf8.h"
 #include "libcommon/base/thread.h"
 
@@ -27,12 +28,13 @@ struct audit {
     char *folder, *path;
     uint64_t max_bytes;
     int keep;
-    pthread_mutex_t mutex;                  /* of everything below */
+    pthread_mutex_t writing;                /* of what follows; held while the lock of the folder and the disk are waited for */
     int fd;                                 /* of the current file; -1: not open */
     uint64_t end;                           /* of it, when this process last wrote */
     char hash[SHA256_HEX + 1];              /* of the line that ends there */
     struct sha256 *sha;
     struct known_end *known;
+    pthread_mutex_t mutex;                  /* of everything below; never held for long */
     char *recent[AUDIT_RECENT]; uint64_t n_recent;      /* ring; the newest is n_recent - 1 */
     struct audit_stats stats;
     pthread_t packer; int packing, stopping, work;      /* the thread that compresses */
@@ -122,11 +124,12 @@ _Static_assert(LINE_ROOM > 6 * (4 * FIELD_MAX + 32 + 64 + 256 + 512 + PROMPT_MAX
 
 /* ---- the file, under the lock of the folder ---- */
 
-static int failed(struct audit *a, const struct err *e)
+void audit_lost(struct audit *a, const struct err *why)
 {
+    pthread_mutex_lock(&a->mutex);
     a->stats.errors++;
-    snprintf(a->stats.last_error, sizeof a->stats.last_error, "%s", e->msg);
-    return -1;
+    snprintf(a->stats.last_error, sizeof a->stats.last_error, "%s", why->msg);
+    pthread_mutex_unlock(&a->mutex);
 }
 
 /* Chain and write one line; half a line is taken back. hash is of the line before and becomes that of this one. */
@@ -166,7 +169,7 @@ static int begin_file(const char *path, int *fd, struct sha256 *sha, char hash[S
     *fd = open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (*fd < 0)
         return err_sys(e, "%s", path);
-    audit_give(*fd, path);
+    file_give(*fd, path);
     put_time(&l, (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000);
     put(&l, ",\"event\":\"begin\",\"prev\":\"%s\"", hash);
     if (after)
@@ -321,9 +324,11 @@ static int rotate(struct audit *a, struct err *e)
     know_end(a->known, name, a->hash);
     close(a->fd);
     a->fd = -1;
+    pthread_mutex_lock(&a->mutex);
     a->stats.rotations++;
     a->work = 1;
     pthread_cond_signal(&a->wake);
+    pthread_mutex_unlock(&a->mutex);
     return begin_file(a->path, &a->fd, a->sha, a->hash, NULL, &a->end, e);
 }
 
@@ -341,29 +346,56 @@ static int add_line(struct audit *a, char *text, size_t n, struct err *e)
     return rc;
 }
 
+char *audit_line(const struct audit_entry *x, size_t *n)
+{
+    struct line l = { malloc(LINE_ROOM), 0, LINE_ROOM };
+    if (!l.p)
+        return NULL;
+    put_entry(&l, x);
+    *n = l.n;
+    char *small = realloc(l.p, l.n + AUDIT_HASH_TAIL + 2);      /* its end: the hash, '\n', and the zero behind it */
+    return small ? small : l.p;
+}
+
+/* Into memory, where the newest are; takes the line. */
+static void keep(struct audit *a, char *line, size_t n)
+{
+    line[n] = '\0';
+    pthread_mutex_lock(&a->mutex);
+    char **place = &a->recent[a->n_recent++ % AUDIT_RECENT], *old = *place;
+    *place = line;
+    a->stats.entries++;
+    pthread_mutex_unlock(&a->mutex);
+    free(old);
+}
+
+void audit_write(struct audit *a, char *line, size_t n)
+{
+    struct err e;
+    pthread_mutex_lock(&a->writing);
+    const int rc = add_line(a, line, n, &e);
+    if (rc)
+        a->end = UINT64_MAX;                /* whatever is in the file now, look again */
+    else
+        keep(a, line, n + AUDIT_HASH_TAIL);
+    pthread_mutex_unlock(&a->writing);
+    if (rc) {
+        audit_lost(a, &e);
+        free(line);
+    }
+}
+
 void audit_add(struct audit *a, const struct audit_entry *x)
 {
     struct err e;
-    struct line l = { malloc(LINE_ROOM), 0, LINE_ROOM };
-    if (l.p)
-        put_entry(&l, x);
-    pthread_mutex_lock(&a->mutex);
-    if (!l.p || add_line(a, l.p, l.n, &e)) {
-        if (!l.p)
-            err_nomem(&e, "a line of the log");
-        failed(a, &e);
-        a->end = UINT64_MAX;                /* whatever is in the file now, look again */
-    } else {
-        a->stats.entries++;
-        l.n += AUDIT_HASH_TAIL;
-        l.p[l.n] = '\0';
-        char **place = &a->recent[a->n_recent++ % AUDIT_RECENT];
-        free(*place);
-        *place = realloc(l.p, l.n + 1);
-        l.p = NULL;
+    size_t n;
+    char *line = audit_line(x, &n);
+    if (line) {
+        audit_write(a, line, n);
+        return;
     }
-    pthread_mutex_unlock(&a->mutex);
-    free(l.p);
+    err_nomem(&e, "a line of the log");
+    audit_lost(a, &e);
 }
 
 /* ---- what happens to rotated files, in a thread of its own ---- */
@@ -456,10 +488,9 @@ static void *packer(void *user)
         a->work = 0;
         pthread_mutex_unlock(&a->mutex);
         struct err e;
-        const int bad = pack_all(a->folder, a->keep, &e);
+        if (pack_all(a->folder, a->keep, &e))
+            audit_lost(a, &e);
         pthread_mutex_lock(&a->mutex);
-        if (bad)
-            failed(a, &e);
     }
     pthread_mutex_unlock(&a->mutex);
     return NULL;
@@ -475,6 +506,7 @@ struct audit *audit_open(const struct audit_options *o, struct err *e)
     a->fd = -1;
     a->max_bytes = o->max_bytes ? o->max_bytes : AUDIT_MAX_BYTES;
     a->keep = o->keep ? o->keep : AUDIT_KEEP;
+    pthread_mutex_init(&a->writing, NULL);
     pthread_mutex_init(&a->mutex, NULL);
     pthread_cond_init(&a->wake, NULL);
     if (!(a->sha = sha256_open(e)))
@@ -491,7 +523,7 @@ struct audit *audit_open(const struct audit_options *o, struct err *e)
     if (mkdir(o->folder, 0700) && errno != EEXIST) {
         struct err why;
         err_sys(&why, "%s", o->folder);
-        failed(a, &why);
+        audit_lost(a, &why);
     }
     a->work = 1;                            /* what a crash left uncompressed */
     if (thread_start(&a->packer, packer, a)) {
@@ -524,6 +556,7 @@ void audit_close(struct audit *a)
         free(a->recent[i]);
     pthread_cond_destroy(&a->wake);
     pthread_mutex_destroy(&a->mutex);
+    pthread_mutex_destroy(&a->writing);
     sha256_close(a->sha);
     free(a->known);
     free(a->folder);

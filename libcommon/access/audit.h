@@ -44,8 +44,12 @@ struct audit;
 /* Fails only where it never could work: no memory, no thread. A folder that cannot be written is trouble as above. */
 struct audit *audit_open(const struct audit_options *o, struct err *e);
 void audit_close(struct audit *a);          /* waits for what is being compressed; NULL is fine */
-/* Cannot fail. Threads may call it at once. */
+/* Cannot fail; waits for the lock and the disk (audit_later.h does not). Threads may call it at once. */
 void audit_add(struct audit *a, const struct audit_entry *x);
+/* The same in two parts: the line without its end, malloc'd, NULL without memory; and into the file, by which it is freed. */
+char *audit_line(const struct audit_entry *x, size_t *n);
+void audit_write(struct audit *a, char *line, size_t n);
+void audit_lost(struct audit *a, const struct err *why);            /* count a line that could not be written */
 
 struct audit_stats {
     uint64_t entries, errors, rotations;    /* of this process; errors: lines dropped */

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "libcommon/access/audit.h"
+#include "libcommon/base/file.h"
 
 /* "requests_20261121_150846" or "requests_20261121_150846_002": bytes of it, 0 if the name does not begin so. */
 static size_t stem(const char *name)
@@ -120,18 +121,6 @@ int audit_files_remove(const char *folder, struct err *e)
     return rc;
 }
 
-void audit_give(int fd, const char *path)
-{
-    char folder[4096];
-    struct stat st;
-    const char *slash = strrchr(path, '/');
-    if (geteuid() != 0 || !slash || (size_t)(slash - path) >= sizeof folder)
-        return;
-    snprintf(folder, sizeof folder, "%.*s", (int)(slash - path), path);
-    if (stat(folder, &st) == 0 && st.st_uid != 0 && fchown(fd, st.st_uid, st.st_gid) != 0)
-        return;                             /* then it is root's, and its owner will hear of it as of any file that cannot be written */
-}
-
 int audit_lock(const char *folder, int exclusive, struct err *e)
 {
     char path[4096];
@@ -140,7 +129,7 @@ int audit_lock(const char *folder, int exclusive, struct err *e)
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (fd < 0)
         return err_sys(e, "%s", path);
-    audit_give(fd, path);
+    file_give(fd, path);
     while (flock(fd, exclusive ? LOCK_EX : LOCK_SH)) {
         if (errno == EINTR)
             continue;

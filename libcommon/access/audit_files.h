@@ -25,9 +25,6 @@ int audit_files_remove(const char *folder, struct err *e);
 /* FOLDER/audit.lock, taken: a descriptor whose closing gives it back, or -1. */
 int audit_lock(const char *folder, int exclusive, struct err *e);
 
-/* What root makes beside path belongs to whom the folder belongs: a server that runs as that user goes on writing. */
-void audit_give(int fd, const char *path);
-
 /* The hash in the last whole line of an open log file (zeros: none), and where that line ends. */
 int audit_tail(int fd, const char *path, char hash[SHA256_HEX + 1], uint64_t *end, struct err *e);
 /* The hash at the end of a line (its '\n' not counted), and how many bytes of the line it covers; 0 if the line has none. */

@@ -17,6 +17,7 @@
 #include <sqlite3.h>
 
 #include "libcommon/base/clock.h"
+#include "libcommon/base/file.h"
 #include "libcommon/base/sha256.h"
 
 struct known { uint8_t hash[SHA256_SIZE]; struct key_info info; };
@@ -25,7 +26,8 @@ struct keys {
     sqlite3 *db;
     char *path;
     ino_t ino;                                      /* of the file that is open */
-    int make;                                       /* it may be a new one */
+    enum { MUST_BE_THERE, MAY_BE_MADE, MAY_BE_ABSENT } file;
+    int absent;                                     /* the tables are empty ones in memory */
     uint64_t until_ns;                              /* so long is waited for others */
     int locked;                                     /* the last error: others held it longer */
     struct known *known; int n_known, required;     /* as of the last refresh */
@@ -61,12 +63,25 @@ static int locked_error(struct keys *k, struct err *e)
     return err_set(e, ERR_IO, "%s: another program holds it locked", k->path);
 }
 
+/* A change was refused because the file is, or its folder, where its journal lies. 0: neither is. */
+static int cannot_write(struct keys *k, struct err *e)
+{
+    const int cut = sqlite3_extended_errcode(k->db) == SQLITE_READONLY_ROLLBACK;
+    char folder[4096];
+    if (access(k->path, W_OK) != 0)
+        return err_sys(e, cut ? "%s: a change that was cut short cannot be taken back" : "%s: cannot be written", k->path);
+    snprintf(folder, sizeof folder, "%.*s", (int)(strrchr(k->path, '/') - k->path), k->path);
+    return access(folder, W_OK) != 0 ? err_sys(e, "%s: cannot be changed, as its folder cannot be written", k->path) : 0;
+}
+
 static int sql_error(struct keys *k, struct err *e)
 {
     const int code = sqlite3_errcode(k->db);
     if (code == SQLITE_BUSY || code == SQLITE_LOCKED)
         return locked_error(k, e);
     k->locked = 0;
+    if ((code == SQLITE_READONLY || code == SQLITE_CANTOPEN) && cannot_write(k, e))
+        return -1;
     if (code == SQLITE_NOTADB || code == SQLITE_CORRUPT)
         return err_set(e, ERR_FORMAT, "%s: is damaged (%s); move it away to begin with an empty one: its keys are then worth nothing", k->path, sqlite3_errmsg(k->db));
     return err_set(e, ERR_IO, "%s: %s", k->path, sqlite3_errmsg(k->db));
@@ -94,13 +109,17 @@ static int finish(struct keys *k, sqlite3_stmt *s, struct err *e)
 static int make_file(struct keys *k, struct err *e)
 {
     struct stat st;
-    const int fd = k->make ? open(k->path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600) : -1;
-    if (fd >= 0)
+    const int fd = k->file == MAY_BE_MADE ? open(k->path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600) : -1;
+    if (fd >= 0) {
+        file_give(fd, k->path);
         close(fd);
-    else if (k->make && errno != EEXIST)
+    } else if (k->file == MAY_BE_MADE && errno != EEXIST) {
         return err_sys(e, "%s", k->path);
-    if (lstat(k->path, &st))
-        return err_sys(e, "%s", k->path);
+    }
+    if (lstat(k->path, &st)) {
+        k->absent = k->file == MAY_BE_ABSENT && errno == ENOENT;
+        return k->absent ? 0 : err_sys(e, "%s", k->path);
+    }
     if (!S_ISREG(st.st_mode))
         return err_set(e, ERR_IO, "%s: is no regular file", k->path);
     k->ino = st.st_ino;
@@ -130,6 +149,7 @@ static int take_lock(struct keys *k, struct err *e)
     int n = 0, rc;
     if (fd < 0)
         return err_sys(e, "%s", path);
+    file_give(fd, path);
     while ((rc = flock(fd, LOCK_EX | LOCK_NB)) && errno == EWOULDBLOCK && wait_for_others(k, n))
         n++;
     if (rc == 0)
@@ -156,11 +176,23 @@ static int make_tables(struct keys *k, struct err *e)
     return rc;
 }
 
+static int open_empty(struct keys *k, struct err *e)
+{
+    sqlite3_close(k->db);
+    k->db = NULL;
+    k->absent = 1;
+    if (sqlite3_open(":memory:", &k->db) != SQLITE_OK)
+        return err_nomem(e, k->path);
+    return run(k, schema, e);
+}
+
 static int open_file(struct keys *k, struct err *e)
 {
     int64_t version;
     if (make_file(k, e))
         return -1;
+    if (k->absent)
+        return open_empty(k, e);
     if (sqlite3_open_v2(k->path, &k->db, SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX, NULL) != SQLITE_OK)
         return k->db ? sql_error(k, e) : err_nomem(e, k->path);
     sqlite3_busy_handler(k->db, wait_for_others, k);
@@ -168,10 +200,12 @@ static int open_file(struct keys *k, struct err *e)
      * the disk. */
     if (run(k, "PRAGMA journal_mode = DELETE; PRAGMA synchronous = FULL;", e) || pragma(k, "PRAGMA user_version", &version, e))
         return -1;
+    if (version == 0 && k->file == MAY_BE_ABSENT)       /* somebody is about to make it */
+        return open_empty(k, e);
     return version == 0 ? make_tables(k, e) : 0;        /* to look is not to write: others are not told of a change */
 }
 
-static struct keys *open_keys(const char *folder, int make, struct err *e)
+static struct keys *open_keys(const char *folder, int file, struct err *e)
 {
     struct keys *k = calloc(1, sizeof *k);
     if (!k || asprintf(&k->path, "%s/keys.db", folder) < 0) {
@@ -181,8 +215,8 @@ static struct keys *open_keys(const char *folder, int make, struct err *e)
     }
     k->seen = -1;
     keys_set_patience(k, 5000);
-    k->make = make;
-    if (make && mkdir(folder, 0700) && errno != EEXIST)
+    k->file = file;
+    if (file == MAY_BE_MADE && mkdir(folder, 0700) && errno != EEXIST)
         err_sys(e, "%s", folder);
     else if (open_file(k, e) == 0)
         return k;
@@ -190,8 +224,9 @@ static struct keys *open_keys(const char *folder, int make, struct err *e)
     return NULL;
 }
 
-struct keys *keys_open(const char *folder, struct err *e) { return open_keys(folder, 1, e); }
-struct keys *keys_open_again(const char *folder, struct err *e) { return open_keys(folder, 0, e); }
+struct keys *keys_open(const char *folder, struct err *e) { return open_keys(folder, MAY_BE_MADE, e); }
+struct keys *keys_open_again(const char *folder, struct err *e) { return open_keys(folder, MUST_BE_THERE, e); }
+struct keys *keys_open_read(const char *folder, struct err *e) { return open_keys(folder, MAY_BE_ABSENT, e); }
 
 void keys_close(struct keys *k)
 {
@@ -510,6 +545,7 @@ static int reopen(struct keys *k, struct err *e)
     k->db = other.db;
     sqlite3_busy_handler(k->db, wait_for_others, k);
     k->ino = other.ino;
+    k->absent = 0;
     k->seen = -1;
     return 0;
 }
@@ -519,9 +555,9 @@ int keys_refresh(struct keys *k, struct err *e)
     struct stat st;
     int64_t version;
     if (stat(k->path, &st))
-        return err_sys(e, "%s", k->path);
+        return k->absent && errno == ENOENT ? 0 : err_sys(e, "%s", k->path);
     k->locked = 0;
-    if ((st.st_ino != k->ino && reopen(k, e)) || pragma(k, "PRAGMA data_version", &version, e) || (version != k->seen && load(k, e)))
+    if (((k->absent || st.st_ino != k->ino) && reopen(k, e)) || pragma(k, "PRAGMA data_version", &version, e) || (version != k->seen && load(k, e)))
         return k->locked ? 1 : -1;
     k->seen = version;
     return 0;

@@ -36,6 +36,8 @@ struct keys;
 struct keys *keys_open(const char *folder, struct err *e);
 /* The same, but a file that is not there fails: an empty one in its place would be no keys. */
 struct keys *keys_open_again(const char *folder, struct err *e);
+/* To look only: nothing is written, and a file that is not there is no keys until it is (keys_refresh sees it come).  Changes fail or are lost. */
+struct keys *keys_open_read(const char *folder, struct err *e);
 void keys_close(struct keys *k);            /* NULL is fine */
 void keys_set_patience(struct keys *k, int ms);         /* how long others that have the file locked are waited for, from now on and in all (before: 5 seconds) */
 

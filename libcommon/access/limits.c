@@ -1,6 +1,7 @@
 #include "libcommon/access/limits.h"
 
 #include <arpa/inet.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -14,6 +15,7 @@
 
 #include "libcommon/access/window.h"
 #include "libcommon/base/clock.h"
+#include "libcommon/base/file.h"
 
 enum { N_SLOTS = USAGE_SLOTS, BOOT_ID = 37 };
 #define MAGIC "zse-usage 1\n"
@@ -65,10 +67,39 @@ static void prepare(struct table *t)
         }
 }
 
-struct usage *usage_open(const char *folder, struct err *e)
+/* The whole table of the file, made if need be: 0 or -1. */
+static int open_shared(struct usage *u, const char *path, struct err *e)
+{
+    struct stat st;
+    u->fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (u->fd < 0 || flock(u->fd, LOCK_EX) || fstat(u->fd, &st))
+        return err_sys(e, "%s", path);
+    file_give(u->fd, path);
+    /* posix_fallocate: a full disk says so now, not by SIGBUS in the middle of a request */
+    if ((size_t)st.st_size < sizeof *u->t && posix_fallocate(u->fd, 0, sizeof *u->t))
+        return err_set(e, ERR_IO, "%s: no room for %zu bytes of counters", path, sizeof *u->t);
+    return 0;
+}
+
+/* As much of it as there is to look at; fd -1: nothing. */
+static int open_private(struct usage *u, const char *path, struct err *e)
+{
+    struct stat st;
+    u->fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    if (u->fd < 0)
+        return errno == ENOENT ? 0 : err_sys(e, "%s", path);
+    if (fstat(u->fd, &st))
+        return err_sys(e, "%s", path);
+    if ((size_t)st.st_size < sizeof *u->t) {
+        close(u->fd);
+        u->fd = -1;
+    }
+    return 0;
+}
+
+static struct usage *open_usage(const char *folder, int shared, struct err *e)
 {
     char path[4096];
-    struct stat st;
     struct usage *u = calloc(1, sizeof *u);
     if (!u)
         return err_nomem(e, "usage counters"), NULL;
@@ -77,29 +108,25 @@ struct usage *usage_open(const char *folder, struct err *e)
         err_set(e, ERR_IO, "%s: the path is too long", folder);
         goto fail;
     }
-    u->fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (u->fd < 0 || flock(u->fd, LOCK_EX) || fstat(u->fd, &st)) {
-        err_sys(e, "%s", path);
+    if (shared ? open_shared(u, path, e) : open_private(u, path, e))
         goto fail;
-    }
-    /* posix_fallocate: a full disk says so now, not by SIGBUS in the middle of a request */
-    if ((size_t)st.st_size < sizeof *u->t && posix_fallocate(u->fd, 0, sizeof *u->t)) {
-        err_set(e, ERR_IO, "%s: no room for %zu bytes of counters", path, sizeof *u->t);
-        goto fail;
-    }
-    void *p = mmap(NULL, sizeof *u->t, PROT_READ | PROT_WRITE, MAP_SHARED, u->fd, 0);
+    void *p = mmap(NULL, sizeof *u->t, PROT_READ | PROT_WRITE, shared ? MAP_SHARED : MAP_PRIVATE | (u->fd < 0 ? MAP_ANONYMOUS : 0), u->fd, 0);
     if (p == MAP_FAILED) {
         err_sys(e, "%s: mmap", path);
         goto fail;
     }
     u->t = p;
     prepare(u->t);
-    flock(u->fd, LOCK_UN);
+    if (shared)
+        flock(u->fd, LOCK_UN);
     return u;
 fail:
     usage_close(u);
     return NULL;
 }
+
+struct usage *usage_open(const char *folder, struct err *e) { return open_usage(folder, 1, e); }
+struct usage *usage_open_here(const char *folder, struct err *e) { return open_usage(folder, 0, e); }
 
 void usage_close(struct usage *u)
 {
@@ -323,14 +350,26 @@ static const char *counted_as(const char *address, char out[48])
     return inet_ntop(AF_INET6, b, out, 48);
 }
 
+static uint64_t hash_text(const char *text)
+{
+    uint64_t h = 1469598103934665603u;      /* FNV-1a */
+    for (const char *p = text; *p; p++)
+        h = (h ^ (unsigned char)*p) * 1099511628211u;
+    return h;
+}
+
+uint64_t address_number(const char *address)
+{
+    char text[48];
+    return hash_text(counted_as(address, text));
+}
+
 /* One of the eight places where this address may be: a flood of addresses pushes out few others.  NULL: it has none and takes none. */
 static struct address *place_of(struct address_limits *a, const char *given, int take)
 {
     char text[48];
     const char *address = counted_as(given, text);
-    uint64_t h = 1469598103934665603u;      /* FNV-1a */
-    for (const char *p = address; *p; p++)
-        h = (h ^ (unsigned char)*p) * 1099511628211u;
+    const uint64_t h = hash_text(address);
     struct address *oldest = NULL;
     for (int i = 0; i < 8; i++) {
         struct address *x = &a->a[(h + (uint64_t)i) % (uint64_t)a->n];

@@ -29,6 +29,8 @@ void verdict_text(const struct verdict *v, char *out, size_t size);
 struct usage;
 /* FOLDER/usage; any number of processes and threads at once. */
 struct usage *usage_open(const char *folder, struct err *e);
+/* The same to look only: nothing is written, and what this process counts stays with it. A file that is not there holds nothing. */
+struct usage *usage_open_here(const char *folder, struct err *e);
 void usage_close(struct usage *u);          /* NULL is fine */
 
 enum { USAGE_MAX_KEYS = 4000, USAGE_SLOTS = 4096 };
@@ -53,5 +55,6 @@ struct address_limits *address_limits_open(int n, int requests_minute, struct er
 void address_limits_close(struct address_limits *a);
 struct verdict address_admit(struct address_limits *a, const char *address);
 struct verdict address_peek(struct address_limits *a, const char *address);     /* without counting */
+uint64_t address_number(const char *address);           /* the same for all that count as one, else most likely another one */
 
 #endif

@@ -89,6 +89,20 @@ int map_check(const struct map *m, struct err *e)
     return written_ns == m->changed_ns ? 0 : err_set(e, ERR_IO, "%s: " MAP_CHANGED, m->path);
 }
 
+void file_give(int fd, const char *path)
+{
+    char folder[4096];
+    struct stat st, at;
+    const char *slash = strrchr(path, '/');
+    if (geteuid() != 0 || !slash || (size_t)(slash - path) >= sizeof folder)
+        return;
+    snprintf(folder, sizeof folder, "%.*s", (int)(slash - path), path);
+    if (stat(folder, &st) != 0 || st.st_uid == 0 || fstat(fd, &at) != 0 || at.st_uid != 0 || !S_ISREG(at.st_mode) || at.st_nlink != 1)
+        return;                             /* another name of it may lie where it is somebody else's */
+    if (fchown(fd, st.st_uid, st.st_gid) != 0)
+        return;                             /* then it is root's, and its owner will hear of it as of any file that cannot be written */
+}
+
 char *file_read(const char *path, size_t max, size_t *size, struct err *e)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC);

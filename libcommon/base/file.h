@@ -39,6 +39,9 @@ struct map_guard { void (*add)(struct map *), (*remove)(struct map *); };
 /* Read a small text file whole, '\0' appended (not counted).  Refuses more than max bytes.  Caller frees. */
 char *file_read(const char *path, size_t max, size_t *size, struct err *e);
 
+/* What root makes beside path belongs to whom the folder belongs: a server that runs as that user goes on writing. */
+void file_give(int fd, const char *path);
+
 /* A new file that is invisible under its final name until atomic_commit: written as DIR/.NAME.zse-XXXXXX, then
  * fsync, rename, fsync of DIR.  atomic_abort (or a crash) leaves the old file untouched; abort removes the
  * temporary, the next atomic_open of the name those that a crash left (a living writer holds a lock on its own).

@@ -1,0 +1,19 @@
+/* audit_later.h - lines of the audit log, written by a thread of its own: a slow disk, or a stopped program that has the log's lock, holds up nobody who adds one.
+ *
+ * Lines are written in the order in which they were added.  They wait in memory, at most max_bytes of them; one that finds no room is lost, and counted as such. */
+#ifndef ZSE_ACCESS_AUDIT_LATER_H
+#define ZSE_ACCESS_AUDIT_LATER_H
+
+#include "libcommon/access/audit.h"
+
+struct audit_later;
+/* a is borrowed until audit_later_close. */
+struct audit_later *audit_later_open(struct audit *a, size_t max_bytes, struct err *e);
+/* Cannot fail, and waits for nothing.  Threads may call it at once. */
+void audit_later_add(struct audit_later *w, const struct audit_entry *x);
+int audit_later_waiting(struct audit_later *w);         /* lines */
+/* When all is written, 0.  After so many seconds the number of lines that are not: then the thread is still at one, and w and a are to be left alone for the
+ * rest of the process.  NULL is fine. */
+int audit_later_close(struct audit_later *w, double patience_s);
+
+#endif
