@@ -12,7 +12,7 @@
 const char *finish_name(enum finish f)
 {
     static const char *const names[] = { [FINISH_NONE] = "none", [FINISH_STOP] = "stop", [FINISH_LENGTH] = "length", [FINISH_CANCELLED] = "cancelled", [FINISH_ERROR] = "error",
-                                         [FINISH_DEADLINE] = "deadline" };
+                                         [FINISH_DEADLINE] = "deadline", [FINISH_REFUSED] = "refused" };
     return names[f];
 }
 

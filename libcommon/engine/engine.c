@@ -95,12 +95,12 @@ struct engine *engine_open(const struct model *m, const struct tokenizer *t, con
     if (t && tokenizer_vocab_size(t) < c->vocab_size)
         g->n_allowed = tokenizer_vocab_size(t);
     pace_init(&g->pace);
-    g->waiting.which = BY_TURN;
     g->deadlines.which = BY_DEADLINE;
     if (set_sizes(g, m, o, e) < 0 || ask_backend(g, o, &bo, e) < 0 || !(g->pool = kv_pool_open(bo.n_blocks, e)) || open_states(g, o, bo.n_states, e) < 0)
         goto fail;
     g->limits = (struct engine_limits){ .max_running = g->max_seqs, .max_waiting = o->max_waiting };
     g->running = calloc((size_t)g->max_seqs, sizeof(struct request *));
+    g->to_plan = calloc((size_t)g->max_seqs, sizeof(struct request *));
     g->batched = calloc((size_t)g->max_seqs, sizeof(struct request *));
     g->items = calloc((size_t)g->max_seqs, sizeof *g->items);
     g->draws = calloc((size_t)g->max_seqs, sizeof *g->draws);
@@ -112,7 +112,7 @@ struct engine *engine_open(const struct model *m, const struct tokenizer *t, con
     g->pace.alone_ns = calloc((size_t)g->max_seqs + 1, sizeof *g->pace.alone_ns);
     if (!(g->scratch = sampler_scratch_open(e)))
         goto fail;
-    if (!g->running || !g->batched || !g->items || !g->draws || !g->ahead.batched || !g->ahead.items || !g->ahead.draws || !g->logits || !g->row || !g->pace.alone_ns) {
+    if (!g->running || !g->to_plan || !g->batched || !g->items || !g->draws || !g->ahead.batched || !g->ahead.items || !g->ahead.draws || !g->logits || !g->row || !g->pace.alone_ns) {
         err_nomem(e, "engine");
         goto fail;
     }
@@ -144,16 +144,19 @@ void engine_close(struct engine *g)
     masks_close(g->masks);
     for (int i = 0; i < g->n_running; i++)
         request_free(g, g->running[i]);
-    for (int i = 0; i < g->waiting.n; i++)
-        request_free(g, g->waiting.r[i]);
+    while (g->shares) {                         /* what is left of them waits */
+        struct request *r = g->shares->waiting.r[0];
+        wait_remove(g, r);
+        request_free(g, r);
+    }
     if (g->b)
         g->backend->close(g->b);
     kv_pool_close(g->pool);
     state_pool_close(g->states);
     sampler_scratch_close(g->scratch);
-    free(g->waiting.r);
     free(g->deadlines.r);
     free(g->running);
+    free(g->to_plan);
     free(g->batched);
     free(g->items);
     free(g->draws);
@@ -218,13 +221,13 @@ int engine_step(struct engine *g, struct err *e)
     const uint64_t ns = clock_ns() - begin;
     pace_learn(g, ns);
     count_step(g, ns);
-    return g->n_running + g->waiting.n + g->n_pending;
+    return g->n_running + g->n_waiting + g->n_pending;
 }
 
 void engine_stats(const struct engine *g, struct engine_stats *s)
 {
     const size_t vocab = (size_t)g->vocab_size * sizeof(float), hidden = (size_t)g->m->config.hidden_size * sizeof(float);
-    const size_t mine = (size_t)(g->n_rows + 1) * vocab + (size_t)g->max_seqs * (2 * (sizeof *g->items + sizeof *g->draws) + 3 * sizeof *g->running + sizeof(float)) +
+    const size_t mine = (size_t)(g->n_rows + 1) * vocab + (size_t)g->max_seqs * (2 * (sizeof *g->items + sizeof *g->draws) + 4 * sizeof *g->running + sizeof(float)) +
                         (g->hidden ? (size_t)g->max_tokens * hidden : 0) + kv_pool_bytes(g->pool) + (g->states ? state_pool_bytes(g->states) : 0);
     *s = g->count;
     s->kv_bytes = g->backend->kv_bytes(g->b);
@@ -235,7 +238,10 @@ void engine_stats(const struct engine *g, struct engine_stats *s)
     s->evictions = kv_pool_evictions(g->pool);
     s->broken = g->broken;
     s->n_running = g->n_running;
-    s->n_waiting = g->waiting.n + g->n_pending;
+    s->n_waiting = g->n_waiting + g->n_pending;
+    s->n_shares = 0;
+    for (const struct share *x = g->shares; x; x = x->next)
+        s->n_shares++;
     s->backend = g->backend->describe(g->b);
     s->device = (struct backend_device){ .n_layers = 0 };
     if (g->backend->device)

@@ -1,8 +1,8 @@
 /* engine.h - requests in, tokens out: the scheduler and the step that zse-chat, zse-bench and zse-serve all drive.
  *
  * One thread calls everything here.  Each engine_step() makes one ragged batch of all running requests (decoding ones first, then prompts in chunks), runs
- * it on the backend, samples, and tells each request's callback.  Requests join and leave between steps.  A request's output depends neither on the others
- * nor on chunks, preemption or the prefix cache. */
+ * it on the backend, samples, and tells each request's callback.  Requests join and leave between steps.  Where more is asked than can be done, shares get equally
+ * much, whoever has how many requests (engine_share.c).  A request's output depends neither on the others nor on chunks, preemption or the prefix cache. */
 #ifndef ZSE_ENGINE_ENGINE_H
 #define ZSE_ENGINE_ENGINE_H
 
@@ -55,7 +55,7 @@ struct engine_limits {
 int engine_set_limits(struct engine *g, const struct engine_limits *l, struct err *e);
 void engine_limits(const struct engine *g, struct engine_limits *l);
 
-enum finish { FINISH_NONE, FINISH_STOP, FINISH_LENGTH, FINISH_CANCELLED, FINISH_ERROR, FINISH_DEADLINE };
+enum finish { FINISH_NONE, FINISH_STOP, FINISH_LENGTH, FINISH_CANCELLED, FINISH_ERROR, FINISH_DEADLINE, FINISH_REFUSED };
 
 /* What a callback hears of.  All pointers are borrowed for the call. */
 struct token_event {
@@ -63,7 +63,7 @@ struct token_event {
     const char *text; size_t size;      /* that became certain; may be empty (always, without a tokenizer and for tokens of the prompt) */
     enum finish finish;                 /* not FINISH_NONE: the last call */
     int stop;                           /* with FINISH_STOP: number (from 1) of the stop string that came; 0: the model ended its answer */
-    const struct err *error;            /* with FINISH_ERROR */
+    const struct err *error;            /* with FINISH_ERROR, FINISH_REFUSED */
     /* With n_logprobs >= 0, else 0 and NULL: natural logarithms of the model's own distribution at this position, before bias, penalties, constraint and
      * temperature.  top: the n_top likeliest, likeliest first, ties by lower id; the chosen one may be missing from them. */
     float logprob;
@@ -87,7 +87,9 @@ struct request_params {
     int prompt_logprobs;                        /* the same for each token of the prompt, before the answer's first; needs n_logprobs >= 0, and computes
                                                  * the whole prompt */
     enum embed embed;                           /* no answer: the final hidden states, pooled (mean or last token) and scaled to length 1 */
-    int priority;                               /* -MAX_PRIORITY to MAX_PRIORITY: higher first.  AGEING_S seconds of waiting count as one more, so that nothing starves */
+    uint64_t share;                             /* whose request it is, by any number: requests of one share get together what those of another get */
+    int priority;                               /* -MAX_PRIORITY to MAX_PRIORITY: higher first among requests of a share.  AGEING_S seconds of waiting count as one
+                                                 * more, so that nothing starves.  Below 0 it also lets other shares go first, for a while */
     uint64_t deadline_ns;                       /* clock_ns() at which it ends with FINISH_DEADLINE; 0: none */
     const struct constraint *constraint;        /* NULL: none; see there for ownership */
     /* Called from engine_step for every token.  An EOS has no text of its own; the last call also brings what was held back because a stop string could have
@@ -103,7 +105,7 @@ struct request_params {
 
 struct request;
 /* The first of its n requests.  Refused at once: empty prompt, ids outside the vocabulary, prompt longer than max_len, parameters out of range, more than max_waiting
- * requests waiting (ERR_LIMIT, all); a model whose file is not what was opened any more (ERR_IO).  A request belongs to the engine and is gone after its last callback. */
+ * requests waiting (ERR_LIMIT, all), unless another share has more of them: then the last of those ends here and now, with FINISH_REFUSED; a model whose file is not what was opened any more (ERR_IO).  A request belongs to the engine and is gone after its last callback. */
 struct request *engine_submit(struct engine *g, const struct request_params *p, struct err *e);
 /* Its memory is free at once; the last callback (FINISH_CANCELLED) comes with the next engine_step.  Nothing after the last callback. */
 void engine_cancel(struct engine *g, struct request *r);
@@ -133,7 +135,7 @@ enum { STEP_TIMES = 24 };
 struct engine_stats {
     size_t kv_bytes, private_bytes;
     int n_blocks, n_free_blocks, n_cached_blocks;   /* n_cached_blocks: hold prefixes that nobody uses now: as good as free */
-    int n_running, n_waiting;
+    int n_running, n_waiting, n_shares;             /* n_shares: whose these requests are */
     int broken;                                     /* engine_check() said no */
     /* since engine_open */
     uint64_t steps, tokens;                         /* tokens computed */

@@ -1,5 +1,5 @@
 /* engine_core.h - what the parts of the engine share: engine.c (opening, the step), engine_request.c (a request's life), engine_plan.c (who runs,
- * and what of it), engine_ahead.c (the backend's work, begun early where it can be), engine_deliver.c (from the backend's rows to callbacks). */
+ * and what of it), engine_share.c (fairly), engine_ahead.c (the backend's work, begun early where it can be), engine_deliver.c (from the backend's rows to callbacks). */
 #ifndef ZSE_ENGINE_ENGINE_CORE_H
 #define ZSE_ENGINE_ENGINE_CORE_H
 
@@ -16,10 +16,27 @@ enum {
     PROMPT_ROWS = 32,                   /* logits of prompt tokens that a step makes for prompt_logprobs */
     PACE_STEPS = 32,
     FORCED_AT_ONCE = 64,                /* tokens that a constraint is asked for */
+    FORCED = 16,                        /* an answer may go on by so many given tokens and still be decoding */
+};
+
+/* A heap of requests. */
+struct queue { struct request **r; int n, room; enum which which; };
+
+/* Whose requests they are; there while it has any.  Everything counts in tokens. */
+struct share {
+    struct share *next;
+    uint64_t id;
+    int n, n_running, held;             /* its requests, and those of them that run; held: engine_submit is about to add some */
+    struct queue waiting;               /* BY_TURN */
+    uint64_t served;                    /* was computed for it, as compared with other shares */
+    int64_t ahead;                      /* in the middle of planning: what its running prompts will get, or have got of this step */
+    int waits, waited;                  /* some of its requests wait for their first token; did so before */
 };
 
 struct request {
     enum state state;
+    struct share *share;
+    int charged;                        /* tokens that it was counted */
     struct request *leader, *siblings;  /* siblings are PENDING, linked by next_sibling */
     struct request *next_sibling, *next_cancelled;
     int64_t key[2]; int at[2];          /* by enum which: the smaller goes first, ties by order; the place in the queue, -1: in none */
@@ -44,9 +61,6 @@ struct request {
     uint64_t submitted_ns, started_ns, first_ns, last_ns;
 };
 
-/* A heap of requests. */
-struct queue { struct request **r; int n, room; enum which which; };
-
 /* Measured time of steps, to choose how many prompt tokens go beside answers. */
 struct pace {
     float *alone_ns;                    /* [max_seqs + 1] of a step in which so many requests decode and nothing else happens; 0: not known */
@@ -69,7 +83,9 @@ struct engine {
     struct state_pool *states; int snapshot_every;      /* NULL: the model has no recurrent layers */
     struct sampler_scratch *scratch;
     struct request **running; int n_running;        /* [max_seqs] in order of their turn */
-    struct queue waiting, deadlines;
+    struct request **to_plan;           /* [max_seqs] scratch */
+    struct share *shares; int n_waiting;            /* in the order in which they came; n_waiting: of all */
+    struct queue deadlines;
     struct request *cancelled;
     int n_pending, n_holding;
     struct request **batched;           /* [max_seqs] whose item is items[i]; NULL: it is gone */
@@ -110,7 +126,22 @@ void queue_add(struct queue *q, struct request *r);
 void queue_remove(struct queue *q, struct request *r);
 int goes_before(const struct request *a, const struct request *b, enum which which);
 
+/* ---- engine_share.c ---- */
+struct share *share_get(struct engine *g, uint64_t id);         /* made if there is none; NULL: no memory */
+void share_put(struct engine *g, struct share *s);              /* gone if nobody needs it */
+void wait_add(struct engine *g, struct request *r);             /* to those that wait; the share has room */
+void wait_remove(struct engine *g, struct request *r);
+void share_charge(struct request *r, int n);                    /* n tokens were computed for it */
+void shares_settle(struct engine *g);                           /* before anybody is chosen for a step */
+int share_goes_before(const struct request *a, const struct request *b);
+struct request *share_next(const struct engine *g);             /* who waits and goes first; NULL: nobody waits */
+int share_yields(const struct engine *g, const struct request *r);      /* index of who runs and makes room for r, which waits; -1: nobody does */
+int share_of_most(const struct engine *g);                      /* index of who gives its blocks back: the last in turn of the share that runs most */
+/* The queue lacks `missing` places for n requests of this share: end as many of shares that have more.  0: they have not. */
+int share_make_room(struct engine *g, const struct share *own, int n, int missing);
+
 /* ---- engine_plan.c ---- */
+int decodes(const struct request *r);
 /* Requests from waiting to running, and what each of them has computed in this step. */
 void plan_step(struct engine *g);
 /* items and batched from it; returns their number. */

@@ -126,11 +126,10 @@ static void start_siblings(struct engine *g, struct request *r, const float *log
         r->siblings = s->next_sibling;
         s->leader = NULL;
         s->next_sibling = NULL;
-        s->state = WAITING;
         s->n_heard = r->n_heard;
         s->started_ns = r->started_ns;
         g->n_pending--;
-        queue_add(&g->waiting, s);
+        wait_add(g, s);
         if (s->cancelled)
             continue;
         memcpy(g->row, logits, (size_t)g->vocab_size * sizeof *logits);
@@ -243,6 +242,7 @@ void deliver_step(struct engine *g, int n_items)
             continue;
         r->kv.n_tokens += g->items[i].n_tokens;
         g->count.tokens += (uint64_t)g->items[i].n_tokens;
+        share_charge(r, g->items[i].n_tokens);
         if (enters_prefixes(g, r))
             prefix_enter(&r->kv, g->pool, r->ids, 0);
         if (enters_prefixes(g, r) && g->states && r->slot >= 0 && r->kv.n_tokens % g->snapshot_every == 0)

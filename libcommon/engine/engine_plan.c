@@ -1,9 +1,10 @@
 /* engine_plan.c - who runs, and how many tokens of whom.
  *
- * Turns: a request's turn is the time of its submission less AGEING_S seconds for each step of priority, so the order of two requests never changes and
- * nothing starves.  Running requests are kept in that order.  When blocks run out, first go prefixes that nobody uses, then blocks of requests that
- * wait, then the running request whose turn is last goes back to waiting and computes again what is no longer in the tree: its sampler and its
- * ids stay, so its answer is the same.  The pool holds at least one sequence of full length: the first in turn always gets on.
+ * Turns: a request's turn is the time of its submission less AGEING_S seconds for each step of priority, so the order of two requests of a share never changes and
+ * nothing starves; between shares see engine_share.c.  Running requests are kept in order of their turns.  When blocks run out, first go prefixes that nobody uses,
+ * then blocks of requests that wait, then the running request whose turn is last, of the share that runs most, goes back to waiting and computes again what
+ * is no longer in the tree: its sampler and its ids stay, so its answer is the same.  The pool holds at least one sequence of full length: the first in turn
+ * of all always gets on.
  *
  * Pace: beside decoding requests a step takes so many prompt tokens that it lasts about STRETCH times as long as steps did in the median of the last PACE_STEPS.  While
  * prompts come now and then, that is the time without them; while they come all the time the median grows, up to MOST_STRETCH times the time without
@@ -15,7 +16,7 @@
 #include "libcommon/base/clock.h"
 #include "libcommon/engine/engine_core.h"
 
-enum { LEAST_CHUNK = 8, FIRST_CHUNK = 32, FORCED = 16 };        /* FORCED: an answer may go on by so many given tokens and still be decoding */
+enum { LEAST_CHUNK = 8, FIRST_CHUNK = 32 };
 static const float STRETCH = 1.8f, MOST_STRETCH = 4;           /* noise has room below 2 */
 
 /* ---- pace ---- */
@@ -123,15 +124,15 @@ static void count_cached(struct request *r, int n)
         r->n_cached += n;
 }
 
-/* Is the block of tokens that r needs next being computed in this step by one that runs before it? */
-static int awaits(const struct engine *g, const struct request *r, int i)
+/* Is the block of tokens that r needs next being computed in this step by another one? */
+static int awaits(const struct engine *g, const struct request *r)
 {
     const int d = r->kv.n_nodes, at = d * KV_BLOCK;
     if (r->n_ids - 1 < at + KV_BLOCK)
         return 0;
-    for (int j = 0; j < i; j++) {
+    for (int j = 0; j < g->n_running; j++) {
         const struct request *q = g->running[j];
-        if (q->planned && enters_prefixes(g, q) && q->kv.root == r->kv.root && q->kv.n_nodes == d && q->n_ids >= at + KV_BLOCK &&
+        if (q != r && q->planned && enters_prefixes(g, q) && q->kv.root == r->kv.root && q->kv.n_nodes == d && q->n_ids >= at + KV_BLOCK &&
             (d == 0 || q->kv.block[d - 1] == r->kv.block[d - 1]) && memcmp(q->ids + at, r->ids + at, KV_BLOCK * sizeof *r->ids) == 0)
             return 1;
     }
@@ -176,8 +177,8 @@ static void finish_beginning(struct engine *g, struct request *r, const struct b
     count_cached(r, b->n_tokens - b->before);
 }
 
-/* Before a chunk of the i-th running request is computed: take what is known.  0: it waits for another one's work. */
-static int take_prefix(struct engine *g, struct request *r, int i)
+/* Before a chunk of it is computed: take what is known.  0: it waits for another one's work. */
+static int take_prefix(struct engine *g, struct request *r)
 {
     int32_t from, to;
     if (!takes_prefixes(g, r))
@@ -188,7 +189,7 @@ static int take_prefix(struct engine *g, struct request *r, int i)
         return 1;
     }
     count_cached(r, prefix_take(&r->kv, g->pool, r->ids, r->n_ids - 1));        /* the last token is computed in any case: its logits are needed */
-    if (awaits(g, r, i))
+    if (awaits(g, r))
         return 0;
     int n = prefix_copy(&r->kv, g->pool, r->ids, r->n_ids - 1, &from, &to);
     if (n)
@@ -202,26 +203,27 @@ static int take_prefix(struct engine *g, struct request *r, int i)
 static int n_blocks(int n_tokens) { return (n_tokens + KV_BLOCK - 1) / KV_BLOCK; }
 static int n_available(const struct engine *g) { return kv_pool_free(g->pool) + kv_pool_idle(g->pool); }
 
-static void preempt(struct engine *g, struct request *r)
+static void preempt(struct engine *g, int i)
 {
-    assert(r == g->running[g->n_running - 1]);
+    struct request *r = g->running[i];
     request_release(g, r, 1);
     g->n_running--;
-    r->state = WAITING;
+    r->share->n_running--;
+    memmove(&g->running[i], &g->running[i + 1], (size_t)(g->n_running - i) * sizeof *g->running);
     r->planned = 0;
-    queue_add(&g->waiting, r);
+    wait_add(g, r);
     g->count.preemptions++;
 }
 
 /* Blocks of a request that waits. 0: none has any. */
 static int reclaim(struct engine *g)
 {
-    for (int i = g->waiting.n - 1; i >= 0 && g->n_holding; i--) {
-        if (g->waiting.r[i]->holds) {
-            request_release(g, g->waiting.r[i], 1);
-            return 1;
-        }
-    }
+    for (const struct share *s = g->shares; s && g->n_holding; s = s->next)
+        for (int i = s->waiting.n - 1; i >= 0; i--)
+            if (s->waiting.r[i]->holds) {
+                request_release(g, s->waiting.r[i], 1);
+                return 1;
+            }
     return 0;
 }
 
@@ -236,8 +238,6 @@ static int reserve(struct engine *g, struct request *r)
 }
 
 /* ---- admission ---- */
-
-static int yields(const struct request *last, const struct request *r) { return last->priority < r->priority && goes_before(r, last, BY_TURN); }
 
 /* A state for one that is about to run: there are as many as may run, so that those who wait have the others. */
 static void take_state(struct engine *g, struct request *r)
@@ -260,10 +260,10 @@ static int make_fit(struct engine *g, struct request *r)
         count_cached(r, prefix_take(&r->kv, g->pool, r->ids, r->n_ids - 1));
     const int want = n_blocks(r->n_ids < g->max_len ? r->n_ids + 1 : r->n_ids);
     while (want - r->kv.n_blocks > n_available(g)) {
-        struct request *last = g->n_running ? g->running[g->n_running - 1] : NULL;
-        if (last && yields(last, r)) {
-            preempt(g, last);
-        } else if (last || !reclaim(g)) {
+        const int i = share_yields(g, r);
+        if (i >= 0) {
+            preempt(g, i);
+        } else if (g->n_running || !reclaim(g)) {
             if (r->holds)
                 drop_beginning(g, r, &b);
             else
@@ -280,10 +280,12 @@ static int make_fit(struct engine *g, struct request *r)
 
 static void start(struct engine *g, struct request *r)
 {
-    queue_remove(&g->waiting, r);
+    wait_remove(g, r);
     g->n_holding -= r->holds;
     r->holds = 0;
     r->state = RUNNING;
+    r->share->n_running++;
+    r->share->ahead += r->n_ids - r->kv.n_tokens;
     if (!r->started_ns)
         r->started_ns = clock_ns();
     int i = g->n_running++;
@@ -294,13 +296,12 @@ static void start(struct engine *g, struct request *r)
 
 static void admit(struct engine *g)
 {
-    while (g->waiting.n) {
-        struct request *r = g->waiting.r[0];
+    for (struct request *r; (r = share_next(g));) {
         if (g->n_running >= g->limits.max_running) {
-            struct request *last = g->running[g->n_running - 1];
-            if (!yields(last, r))
+            const int i = share_yields(g, r);
+            if (i < 0)
                 return;
-            preempt(g, last);
+            preempt(g, i);
         } else if (make_fit(g, r)) {
             start(g, r);
         } else {
@@ -311,12 +312,12 @@ static void admit(struct engine *g)
 
 int may_admit(const struct engine *g)
 {
-    return g->waiting.n && (g->n_running < g->limits.max_running || yields(g->running[g->n_running - 1], g->waiting.r[0]));
+    return g->n_waiting && (g->n_running < g->limits.max_running || share_yields(g, share_next(g)) >= 0);
 }
 
 /* ---- the step ---- */
 
-static int decodes(const struct request *r) { return r->first_ns && r->n_ids - r->kv.n_tokens <= FORCED; }
+int decodes(const struct request *r) { return r->first_ns && r->n_ids - r->kv.n_tokens <= FORCED; }
 
 /* Tokens of a chunk of which no more than `rows` need logits because the callback hears of the prompt. */
 static int rows_limit(const struct request *r, int rows)
@@ -339,34 +340,80 @@ static int n_logits(const struct request *r)
 
 static int least(int a, int b) { return a < b ? a : b; }
 
+/* What a step has left: tokens, tokens of prompts, logits of prompts. */
+struct room { int total, chunk, rows; };
+
+static void plan_one(struct engine *g, struct request *r, struct room *room)
+{
+    const int decoding = decodes(r);
+    take_state(g, r);                           /* it gave its own back to begin anew */
+    if (!decoding && !take_prefix(g, r))
+        return;
+    const int most = decoding ? room->total + 1 : least(least(room->total, room->chunk), rows_limit(r, room->rows));
+    r->planned = least(r->n_ids - r->kv.n_tokens, most);
+    if (g->states && enters_prefixes(g, r))             /* end where a snapshot is taken */
+        r->planned = least(r->planned, g->snapshot_every - r->kv.n_tokens % g->snapshot_every);
+    room->total -= r->planned - decoding;
+    room->chunk -= decoding ? 0 : r->planned;
+    r->share->ahead += decoding ? 0 : r->planned;
+    if (r->planned && rows_limit(r, 0) != INT32_MAX)
+        room->rows -= n_logits(r);
+    while (r->planned && reserve(g, r) != 0)
+        if (!reclaim(g))
+            preempt(g, share_of_most(g));
+}
+
+/* Of those that run and are still to be planned, the one that goes first; NULL: none is left. */
+static struct request *next_to_plan(struct engine *g, int n)
+{
+    int best = -1;
+    for (int i = 0; i < n; i++)
+        if (g->to_plan[i] && g->to_plan[i]->state == RUNNING && (best < 0 || share_goes_before(g->to_plan[i], g->to_plan[best])))
+            best = i;
+    struct request *r = best < 0 ? NULL : g->to_plan[best];
+    if (r)
+        g->to_plan[best] = NULL;
+    return r;
+}
+
+static int any_planned(const struct engine *g)
+{
+    for (int i = 0; i < g->n_running; i++)
+        if (g->running[i]->planned)
+            return 1;
+    return 0;
+}
+
 void plan_step(struct engine *g)
 {
+    shares_settle(g);
     admit(g);
-    int n_decoding = 0, rows = PROMPT_ROWS;
-    for (int i = 0; i < g->n_running; i++) {
-        struct request *r = g->running[i];
-        r->planned = 0;
-        n_decoding += decodes(r);
+    struct request *r;
+    const int n = g->n_running;
+    int n_decoding = 0;
+    for (int i = 0; i < n; i++) {
+        g->to_plan[i] = g->running[i];
+        g->running[i]->planned = 0;
+        n_decoding += decodes(g->running[i]);
     }
-    int total = g->max_tokens - n_decoding, chunk = g->pace.chunk = chunk_tokens(g, n_decoding);
-    for (int i = 0; i < g->n_running; i++) {
-        struct request *r = g->running[i];
-        const int decoding = decodes(r);
-        take_state(g, r);                       /* it gave its own back to begin anew */
-        if (!decoding && !take_prefix(g, r, i))
+    for (struct share *s = g->shares; s; s = s->next)
+        s->ahead = 0;
+    const struct room all = { g->max_tokens - n_decoding, chunk_tokens(g, n_decoding), PROMPT_ROWS };
+    struct room room = all;
+    g->pace.chunk = room.chunk;
+    for (int i = 0; i < n; i++) {
+        r = g->to_plan[i];
+        if (!decodes(r))
             continue;
-        const int most = decoding ? total + 1 : least(least(total, chunk), rows_limit(r, rows));
-        r->planned = least(r->n_ids - r->kv.n_tokens, most);
-        if (g->states && enters_prefixes(g, r))         /* end where a snapshot is taken */
-            r->planned = least(r->planned, g->snapshot_every - r->kv.n_tokens % g->snapshot_every);
-        total -= r->planned - decoding;
-        chunk -= decoding ? 0 : r->planned;
-        if (r->planned && rows_limit(r, 0) != INT32_MAX)
-            rows -= n_logits(r);
-        while (r->planned && reserve(g, r) != 0)
-            if (!reclaim(g))
-                preempt(g, g->running[g->n_running - 1]);
+        g->to_plan[i] = NULL;
+        if (r->state == RUNNING)                /* it was not sent back for the sake of another one */
+            plan_one(g, r, &room);
     }
+    while (room.total > 0 && room.chunk > 0 && (r = next_to_plan(g, n)))
+        plan_one(g, r, &room);
+    room = all;
+    if (g->n_running && !any_planned(g))        /* who was waited for had to make room, and so had who needed it */
+        plan_one(g, g->running[0], &room);
 }
 
 /* May the backend choose r's next token?  Not where a constraint, log probabilities or siblings want to see the logits. */

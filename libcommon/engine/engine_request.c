@@ -35,10 +35,16 @@ static int check_params(const struct engine *g, const struct request_params *p, 
         return err_set(e, ERR_UNSUPPORTED, "embeddings have no answer: expected no n, no constraint and no logprobs");
     if (p->constraint && p->n > 1 && !p->constraint->fork)
         return err_set(e, ERR_UNSUPPORTED, "%d answers under a constraint that cannot be forked", p->n);
-    int room = g->limits.max_waiting + g->limits.max_running - g->n_running - g->waiting.n - g->n_pending;
-    if (g->limits.max_waiting && n_answers(p) > room)
-        return err_set(e, ERR_LIMIT, "%d requests are waiting, expected at most %d", g->waiting.n + g->n_pending, g->limits.max_waiting);
     return 0;
+}
+
+/* Is there room in the queue, or made in it? */
+static int check_queue(struct engine *g, const struct share *s, int n, struct err *e)
+{
+    const int room = g->limits.max_waiting + g->limits.max_running - g->n_running - g->n_waiting - g->n_pending;
+    if (!g->limits.max_waiting || n <= room || share_make_room(g, s, n, n - room))
+        return 0;
+    return err_set(e, ERR_LIMIT, "%d requests are waiting, expected at most %d", g->n_waiting + g->n_pending, g->limits.max_waiting);
 }
 
 static void find_stop_ids(const struct engine *g, struct request *r, const struct request_params *p)
@@ -50,7 +56,7 @@ static void find_stop_ids(const struct engine *g, struct request *r, const struc
 }
 
 /* The i-th of the n requests, not linked anywhere; its constraint is not there yet. */
-static struct request *make_request(struct engine *g, const struct request_params *p, int i, struct err *e)
+static struct request *make_request(struct engine *g, struct share *s, const struct request_params *p, int i, struct err *e)
 {
     struct sampling sampling = p->sampling;
     struct request *r = calloc(1, sizeof *r);
@@ -58,6 +64,8 @@ static struct request *make_request(struct engine *g, const struct request_param
         err_nomem(e, "request");
         return NULL;
     }
+    r->share = s;
+    s->n++;
     const int room = g->max_len - p->n_ids, hidden = g->m->config.hidden_size;
     r->n_ids = r->n_prompt = p->n_ids;
     r->limit = p->n_ids + (p->max_tokens && p->max_tokens < room ? p->max_tokens : room);
@@ -112,14 +120,16 @@ void request_free(struct engine *g, struct request *r)
     free(r->pooled);
     free(r->stop_ids);
     free(r->ids);
+    r->share->n--;
+    share_put(g, r->share);
     free(r);
 }
 
 /* What only some requests need of the engine. */
-static int make_room(struct engine *g, const struct request_params *p, struct err *e)
+static int make_room(struct engine *g, struct share *s, const struct request_params *p, struct err *e)
 {
-    const int n = g->waiting.n + g->n_running + g->n_pending + n_answers(p);
-    if (queue_reserve(&g->waiting, n) != 0 || queue_reserve(&g->deadlines, n) != 0)
+    const int n = g->n_waiting + g->n_running + g->n_pending + n_answers(p);
+    if (queue_reserve(&s->waiting, s->n + n_answers(p)) != 0 || queue_reserve(&g->deadlines, n) != 0)
         return err_nomem(e, "queue");
     if (p->prompt_logprobs)
         g->n_rows = g->max_seqs + PROMPT_ROWS;
@@ -128,16 +138,15 @@ static int make_room(struct engine *g, const struct request_params *p, struct er
     return 0;
 }
 
-struct request *engine_submit(struct engine *g, const struct request_params *p, struct err *e)
+/* To those that wait. */
+static struct request *enter(struct engine *g, struct share *s, const struct request_params *p, struct err *e)
 {
     const int n = n_answers(p);
     struct request *first = NULL, **link = &first;
-    if (engine_check(g, e) != 0)
-        return NULL;
-    if (check_params(g, p, e) != 0 || make_room(g, p, e) != 0)
+    if (check_queue(g, s, n, e) != 0 || make_room(g, s, p, e) != 0)
         return NULL;
     for (int i = 0; i < n; i++) {
-        struct request *r = make_request(g, p, i, e);
+        struct request *r = make_request(g, s, p, i, e);
         if (!r)
             goto fail;
         *link = r;
@@ -156,8 +165,7 @@ struct request *engine_submit(struct engine *g, const struct request_params *p, 
         first->constraint = *p->constraint;
         first->constrained = 1;
     }
-    first->state = WAITING;
-    queue_add(&g->waiting, first);
+    wait_add(g, first);
     int i = 0;
     for (struct request *r = first; r; r = r == first ? first->siblings : r->next_sibling, i++) {
         if (p->deadline_ns)
@@ -172,6 +180,22 @@ fail:
     if (first)
         request_free(g, first);
     return NULL;
+}
+
+struct request *engine_submit(struct engine *g, const struct request_params *p, struct err *e)
+{
+    if (engine_check(g, e) != 0 || check_params(g, p, e) != 0)
+        return NULL;
+    struct share *s = share_get(g, p->share);
+    if (!s) {
+        err_nomem(e, "request");
+        return NULL;
+    }
+    s->held++;
+    struct request *r = enter(g, s, p, e);
+    s->held--;
+    share_put(g, s);
+    return r;
 }
 
 /* ---- the end ---- */
@@ -211,12 +235,13 @@ static void unlink_request(struct engine *g, struct request *r)
     if (r->at[BY_DEADLINE] >= 0)
         queue_remove(&g->deadlines, r);
     if (r->state == WAITING) {
-        queue_remove(&g->waiting, r);
+        wait_remove(g, r);
     } else if (r->state == RUNNING) {
         int i = 0;
         while (g->running[i] != r)
             i++;
         g->n_running--;
+        r->share->n_running--;
         memmove(&g->running[i], &g->running[i + 1], (size_t)(g->n_running - i) * sizeof *g->running);
     } else {
         struct request **link = &r->leader->siblings;
@@ -238,9 +263,8 @@ static void hand_over(struct engine *g, struct request *r)
         s->leader = heir;
     heir->n_heard = r->n_heard;
     heir->leader = r->siblings = NULL;
-    heir->state = WAITING;
     g->n_pending--;
-    queue_add(&g->waiting, heir);
+    wait_add(g, heir);
 }
 
 void request_finish(struct engine *g, struct request *r, const struct token_event *ev)
@@ -249,7 +273,7 @@ void request_finish(struct engine *g, struct request *r, const struct token_even
     hand_over(g, r);
     request_release(g, r, ev->finish != FINISH_ERROR);
     ahead_forget(g, r);
-    *(ev->finish == FINISH_STOP || ev->finish == FINISH_LENGTH ? &g->count.finished : ev->finish == FINISH_ERROR ? &g->count.failed : &g->count.cancelled) += 1;
+    *(ev->finish == FINISH_STOP || ev->finish == FINISH_LENGTH ? &g->count.finished : ev->finish == FINISH_ERROR || ev->finish == FINISH_REFUSED ? &g->count.failed : &g->count.cancelled) += 1;
     if (r->cancelled) {                 /* in its own last callback at the latest */
         struct request **link = &g->cancelled;
         while (*link && *link != r)

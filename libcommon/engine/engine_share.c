@@ -1,0 +1,198 @@
+/* engine_share.c - requests that belong together have one share of the engine, however many they are.
+ *
+ * While somebody waits, each share is counted the tokens that are computed for it; who was given the fewest goes first: into a place among those that run, and
+ * with its prompt into a step.  That is fair queueing by tokens as they are computed, as nobody knows how long an answer becomes (Sheng et al., arXiv:2401.00588).
+ * What was computed while nobody waited is no debt, and who did not wait has no claim: who begins to wait is counted as much as the least served of those that
+ * wait already.  A share lasts as long as it has requests, so there are never more of them than requests.
+ *
+ * Where all places are taken, a share that runs two or more requests fewer than another gets one of that one's; what was computed of the request that makes room
+ * stays in the tree of prefixes while there are blocks.  A full queue is shared in the same way. */
+#include <stdlib.h>
+
+#include "libcommon/engine/engine_core.h"
+
+enum { STEP_TOKENS = 1000 };            /* one step of priority below 0 counts as so many tokens: about what is computed in AGEING_S */
+
+/* ---- the list ---- */
+
+struct share *share_get(struct engine *g, uint64_t id)
+{
+    struct share **link = &g->shares;
+    while (*link && (*link)->id != id)
+        link = &(*link)->next;
+    if (!*link && (*link = calloc(1, sizeof **link))) {
+        (*link)->id = id;
+        (*link)->waiting.which = BY_TURN;
+    }
+    return *link;
+}
+
+void share_put(struct engine *g, struct share *s)
+{
+    struct share **link = &g->shares;
+    if (s->n > 0 || s->held > 0)
+        return;
+    while (*link != s)
+        link = &(*link)->next;
+    *link = s->next;
+    free(s->waiting.r);
+    free(s);
+}
+
+void wait_add(struct engine *g, struct request *r)
+{
+    r->state = WAITING;
+    queue_add(&r->share->waiting, r);
+    g->n_waiting++;
+}
+
+void wait_remove(struct engine *g, struct request *r)
+{
+    queue_remove(&r->share->waiting, r);
+    g->n_waiting--;
+}
+
+/* ---- what was computed for whom ---- */
+
+void share_charge(struct request *r, int n)
+{
+    const int end = r->kv.n_tokens, from = end - n > r->charged ? end - n : r->charged;         /* what is computed a second time is nobody's wish */
+    if (end <= from)
+        return;
+    r->share->served += (uint64_t)(end - from);
+    r->charged = end;
+}
+
+/* Counts of those that begin to wait; ahead is what their running prompts will get. */
+void shares_settle(struct engine *g)
+{
+    uint64_t least = UINT64_MAX;
+    for (struct share *s = g->shares; s; s = s->next) {
+        s->waited = s->waits;
+        s->waits = s->waiting.n > 0;
+        s->ahead = 0;
+    }
+    for (int i = 0; i < g->n_running; i++) {
+        const struct request *r = g->running[i];
+        if (decodes(r))
+            continue;
+        r->share->waits = 1;
+        r->share->ahead += r->n_ids - r->kv.n_tokens;
+    }
+    for (const struct share *s = g->shares; s; s = s->next)
+        if (s->waits && s->waited && s->served < least)
+            least = s->served;
+    for (struct share *s = g->shares; s; s = s->next)
+        if (least == UINT64_MAX)
+            s->served = 0;
+        else if (s->waits && !s->waited && s->served < least)
+            s->served = least;
+}
+
+/* ---- who goes first ---- */
+
+/* Others see that a request stands back, not that it is in a hurry. */
+static int standing(const struct request *r) { return r->priority < 0 ? r->priority : 0; }
+
+static int64_t tokens(const struct request *r) { return (int64_t)r->share->served + r->share->ahead - (int64_t)standing(r) * STEP_TOKENS; }
+
+int share_goes_before(const struct request *a, const struct request *b)
+{
+    if (a->share == b->share)
+        return goes_before(a, b, BY_TURN);
+    if (tokens(a) != tokens(b))
+        return tokens(a) < tokens(b);
+    return a->share->n_running != b->share->n_running ? a->share->n_running < b->share->n_running : goes_before(a, b, BY_TURN);
+}
+
+struct request *share_next(const struct engine *g)
+{
+    struct request *best = NULL;
+    for (const struct share *s = g->shares; s; s = s->next)
+        if (s->waiting.n && (!best || share_goes_before(s->waiting.r[0], best)))
+            best = s->waiting.r[0];
+    return best;
+}
+
+/* Does r, which waits, get the place of the running v?  Only where r goes before v also afterwards, so that they do not take turns with it. */
+static int yields(const struct request *v, const struct request *r)
+{
+    if (v->share == r->share)
+        return v->priority < r->priority && goes_before(r, v, BY_TURN);
+    if (!share_goes_before(r, v))
+        return 0;
+    if (standing(v) != standing(r))
+        return standing(v) < standing(r) && goes_before(r, v, BY_TURN);
+    return v->share->n_running >= r->share->n_running + 2;
+}
+
+int share_yields(const struct engine *g, const struct request *r)
+{
+    int best = -1;
+    for (int i = g->n_running - 1; i >= 0; i--)
+        if (yields(g->running[i], r) && (best < 0 || g->running[i]->share->n_running > g->running[best]->share->n_running))
+            best = i;
+    return best;
+}
+
+int share_of_most(const struct engine *g)
+{
+    int best = g->n_running - 1;
+    for (int i = best - 1; i >= 0; i--)
+        if (g->running[i]->share->n_running > g->running[best]->share->n_running)
+            best = i;
+    return best;
+}
+
+/* ---- a full queue ---- */
+
+static int n_queued(const struct share *s) { return s->n - s->n_running; }
+
+/* May it be refused still?  Nobody has heard of an answer; the leader of others takes none of them along. */
+static int can_leave(const struct request *r) { return !r->first_ns && !r->cancelled && !r->n_heard; }
+
+/* How many of s would leave for one that then has `others` in the queue. */
+static int n_spare(const struct share *s, int others)
+{
+    int n = 0;
+    for (int i = 0; i < s->waiting.n; i++)
+        if (can_leave(s->waiting.r[i])) {
+            n++;
+            for (const struct request *r = s->waiting.r[i]->siblings; r; r = r->next_sibling)
+                n += !r->cancelled;
+        }
+    return n < n_queued(s) - others ? n : n_queued(s) - others > 0 ? n_queued(s) - others : 0;
+}
+
+static struct request *last_in_turn(const struct share *s)
+{
+    struct request *last = NULL;
+    for (int i = 0; i < s->waiting.n; i++)
+        if (can_leave(s->waiting.r[i]) && (!last || goes_before(last, s->waiting.r[i], BY_TURN)))
+            last = s->waiting.r[i];
+    return last;
+}
+
+int share_make_room(struct engine *g, const struct share *own, int n, int missing)
+{
+    const int others = n_queued(own) + n;
+    struct err e;
+    int spare = 0;
+    for (const struct share *s = g->shares; s; s = s->next)
+        spare += s == own ? 0 : n_spare(s, others);
+    if (spare < missing)
+        return 0;
+    while (missing-- > 0) {
+        const struct share *most = NULL;
+        for (const struct share *s = g->shares; s; s = s->next)
+            if (s != own && n_spare(s, others) > 0 && (!most || n_queued(s) > n_queued(most)))
+                most = s;
+        struct request *r = most ? last_in_turn(most) : NULL;
+        if (!r)                         /* somebody who heard of it has done more than that */
+            return 0;
+        err_set(&e, ERR_LIMIT, "%d requests are waiting, expected at most %d; %d of them are of this client, and others have fewer", g->n_waiting + g->n_pending,
+                g->limits.max_waiting, n_queued(most));
+        request_finish_early(g, r, FINISH_REFUSED, &e);
+    }
+    return 1;
+}

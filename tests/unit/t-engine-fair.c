@@ -1,0 +1,269 @@
+/* t-engine-fair.c - where more is asked than can be done, each share gets as much as the others: places, prompts in a step, the queue; and nobody has a claim from
+ * the time when there was enough. */
+#include "tests/unit/engine_fake.h"
+
+enum { MANY = 100, A = 1, B = 2, C = 3 };
+
+/* A prompt that begins like no other. */
+static const int32_t *prompt(int which, int n)
+{
+    static int32_t ids[MAX_LEN];
+    for (int i = 0; i < n; i++, which /= 5)
+        ids[i] = which % 5;
+    return ids;
+}
+
+static void add(struct engine *g, struct answer *a, uint64_t share, int which, int n_ids, int n_answer)
+{
+    struct request_params p = params(prompt(which, n_ids), n_ids, a);
+    p.share = share;
+    p.max_tokens = n_answer;
+    p.ignore_eos = 1;
+    submit(g, &p, a);
+}
+
+static void step(struct engine *g, int n)
+{
+    struct err e;
+    for (int i = 0; i < n; i++)
+        assert_true(engine_step(g, &e) >= 0);
+}
+
+/* Steps until the answer begins. */
+static int steps_to_begin(struct engine *g, const struct answer *a)
+{
+    int n = 0;
+    for (; a->n == 0; n++)
+        step(g, 1);
+    return n;
+}
+
+static int n_tokens(const struct answer *a, int n)
+{
+    int sum = 0;
+    for (int i = 0; i < n; i++)
+        sum += a[i].n;
+    return sum;
+}
+
+/* One request behind a hundred of somebody else: it starves where all are of one share, and begins at once where it has its own. */
+static void test_one_beside_many(void **state)
+{
+    (void)state;
+    static struct answer many[MANY], one, want;
+    int steps[2];
+    for (int own = 0; own < 2; own++) {
+        struct engine *g = open_engine(4, 64, 64);
+        for (int i = 0; i < MANY; i++)
+            add(g, &many[i], A, i, 20, 20);
+        step(g, 5);
+        add(g, &one, own ? B : A, 12345, 20, 20);
+        steps[own] = steps_to_begin(g, &one);
+        run_to_end(g);
+        struct request_params p = params(prompt(12345, 20), 20, &want);
+        p.max_tokens = 20;
+        p.ignore_eos = 1;
+        alone(&p, &want);
+        assert_same(&one, &want);
+        for (int i = 0; i < MANY; i++)
+            assert_int_equal(many[i].n, 20);
+        assert_all_free(g);
+        engine_close(g);
+    }
+    assert_in_range(steps[0], 400, 1000);               /* 100 answers of 20 tokens, 4 at a time */
+    assert_in_range(steps[1], 1, 2);
+}
+
+/* The same tokens for both, whatever their requests are like; and places by turns where nothing else tells them apart. */
+static void test_tokens(void **state)
+{
+    (void)state;
+    static struct answer a[MANY], b[MANY];
+    struct engine *g = open_engine(8, 64, 80);
+    for (int i = 0; i < MANY; i++)
+        add(g, &a[i], A, i, 100, 5);
+    for (int i = 0; i < MANY; i++)
+        add(g, &b[i], B, i + 5000, 10, 20);
+    step(g, 1);
+    int done_a = 0, done_b = 0;
+    for (int n = 0; n < 60; n++) {
+        step(g, 1);
+        done_a = done_b = 0;
+        for (int i = 0; i < MANY; i++) {
+            done_a += a[i].finish ? 105 : 0;
+            done_b += b[i].finish ? 30 : 0;
+        }
+    }
+    assert_true(done_a > 600);
+    assert_true(abs(done_a - done_b) <= 105 * 3);       /* what is in the making */
+    run_to_end(g);
+    assert_int_equal(n_tokens(a, MANY), MANY * 5);
+    assert_int_equal(n_tokens(b, MANY), MANY * 20);
+    engine_close(g);
+}
+
+/* There are places for all, but the prompts of one take many steps: another one's short prompt does not stand behind them. */
+static void test_prompts(void **state)
+{
+    (void)state;
+    static struct answer runs, a[6], b;
+    struct err e;
+    int steps[2];
+    for (int own = 0; own < 2; own++) {
+        struct engine *g = open_engine(8, 64, 80);
+        assert_int_equal(engine_set_limits(g, &(struct engine_limits){ .max_running = 8, .chunk = 10 }, &e), 0);
+        add(g, &runs, C, 7, 1, 120);
+        for (int i = 0; i < 6; i++)
+            add(g, &a[i], A, 100 + i, 100, 5);
+        step(g, 3);
+        add(g, &b, own ? B : A, 5000, 10, 5);
+        steps[own] = steps_to_begin(g, &b);
+        run_to_end(g);
+        engine_close(g);
+    }
+    assert_in_range(steps[0], 50, 70);                  /* 600 tokens by 10 */
+    assert_in_range(steps[1], 1, 3);
+}
+
+/* What was computed while nobody waited is no debt, and an answer that ran beside others who waited is no claim. */
+static void test_no_debt(void **state)
+{
+    (void)state;
+    static struct answer a[MANY], b[MANY], long_b;
+    struct engine *g = open_engine(4, 64, 40);
+    for (int i = 0; i < 20; i++) {                      /* alone for long */
+        add(g, &a[i], A, i, 60, 60);
+        run_to_end(g);
+    }
+    add(g, &long_b, B, 999, 2, 120);
+    for (int i = 0; i < MANY; i++)
+        add(g, &a[i], A, i, 20, 10);
+    step(g, 60);                                        /* A waited all this time, B had its one answer */
+    const int before = n_tokens(a, MANY);
+    assert_true(before > 100 && long_b.n > 50);
+    for (int i = 0; i < MANY; i++)
+        add(g, &b[i], B, 5000 + i, 20, 10);
+    step(g, 40);
+    const int got_a = n_tokens(a, MANY) - before, got_b = n_tokens(b, MANY);
+    assert_true(got_a > 40 && got_b > 30 && got_b < 2 * got_a && got_a < 2 * got_b);
+    run_to_end(g);
+    engine_close(g);
+}
+
+/* Between shares a priority below 0 stands back, for a while; one above 0 pushes nobody aside. */
+static void test_standing_back(void **state)
+{
+    (void)state;
+    static struct answer a[MANY], b;
+    struct request_params p;
+    struct engine *g = open_engine(1, 64, 40);
+    for (int i = 0; i < 20; i++) {
+        p = params(prompt(i, 20), 20, &a[i]);
+        p.share = A;
+        p.priority = MAX_PRIORITY;
+        p.max_tokens = 10;
+        submit(g, &p, &a[i]);
+    }
+    step(g, 3);
+    add(g, &b, B, 5000, 20, 10);
+    assert_in_range(steps_to_begin(g, &b), 1, 20);      /* the one that runs, and perhaps another one */
+    run_to_end(g);
+    for (int i = 0; i < 3; i++) {
+        p = params(prompt(i, 20), 20, &a[i]);
+        p.share = A;
+        p.priority = -1;
+        p.max_tokens = 100;
+        p.ignore_eos = 1;
+        submit(g, &p, &a[i]);
+    }
+    step(g, 3);
+    for (int i = 3; i < 6; i++)
+        add(g, &a[i], B, 5000 + i, 20, 100);
+    step(g, 1);                                         /* makes room at once */
+    assert_int_equal(a[3].n, 1);
+    for (int i = 3; i < 6; i++) {
+        assert_int_equal(a[0].finish, FINISH_NONE);
+        assert_in_range(a[0].n, 1, 10);
+        while (!a[i].finish)
+            step(g, 1);
+    }
+    run_to_end(g);
+    assert_int_equal(n_tokens(a, 6), 600);
+    engine_close(g);
+}
+
+/* A full queue: who has most of it gives up its last one for who has less; who has most is refused. */
+static void test_full_queue(void **state)
+{
+    (void)state;
+    static struct answer a[20], b[8], more;
+    struct err e;
+    struct engine_stats s;
+    struct engine *g = open_engine(2, 64, 40);
+    assert_int_equal(engine_set_limits(g, &(struct engine_limits){ .max_running = 2, .max_waiting = 10 }, &e), 0);
+    for (int i = 0; i < 12; i++)
+        add(g, &a[i], A, i, 20, 10);
+    struct request_params p = params(prompt(77, 20), 20, &more);
+    p.share = A;
+    step(g, 2);
+    assert_null(engine_submit(g, &p, &e));
+    assert_int_equal(e.code, ERR_LIMIT);
+    for (int i = 0; i < 5; i++)
+        add(g, &b[i], B, 500 + i, 20, 10);
+    for (int i = 0; i < 12; i++)                        /* the last ones of A, and nothing was heard of them */
+        assert_int_equal(a[i].finish, i < 7 ? FINISH_NONE : FINISH_REFUSED);
+    assert_int_equal(a[11].n + a[11].n_calls, 1);
+    assert_non_null(strstr(a[11].error, "10 requests are waiting"));
+    p.share = B;
+    assert_null(engine_submit(g, &p, &e));              /* five wait of each */
+    p.share = C;
+    p.n = 4;
+    assert_null(engine_submit(g, &p, &e));              /* not more than the others then have left */
+    p.n = 3;
+    assert_non_null(engine_submit(g, &p, &e));
+    engine_stats(g, &s);
+    assert_int_equal(s.n_shares, 3);
+    assert_int_equal(s.n_running + s.n_waiting, 12);
+    assert_int_equal(s.failed, 5 + 3);
+    run_to_end(g);
+    engine_stats(g, &s);
+    assert_int_equal(s.n_shares, 0);
+    assert_int_equal(s.requests, s.finished + s.failed);
+    assert_all_free(g);
+    engine_close(g);
+}
+
+/* Thousands of shares of one request each are all served, and nothing is kept of them. */
+static void test_many_shares(void **state)
+{
+    (void)state;
+    enum { N = 3000 };
+    struct err e;
+    struct engine_stats s;
+    struct engine *g = open_engine(2, 64, 16);
+    for (int i = 0; i < N; i++) {
+        static struct answer unused;
+        struct request_params p = params(prompt(i, 3), 3, &unused);
+        p.on_token = NULL;
+        p.share = (uint64_t)i + 1;
+        p.max_tokens = 1;
+        assert_non_null(engine_submit(g, &p, &e));
+    }
+    engine_stats(g, &s);
+    assert_int_equal(s.n_shares, N);
+    run_to_end(g);
+    engine_stats(g, &s);
+    assert_int_equal(s.n_shares, 0);
+    assert_int_equal(s.finished, N);
+    assert_int_equal(s.preemptions, 0);
+    engine_close(g);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_one_beside_many), cmocka_unit_test(test_tokens), cmocka_unit_test(test_prompts), cmocka_unit_test(test_no_debt),
+        cmocka_unit_test(test_standing_back), cmocka_unit_test(test_full_queue), cmocka_unit_test(test_many_shares),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
