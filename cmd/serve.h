@@ -7,6 +7,7 @@
 
 #include "cmd/open_model.h"
 #include "cmd/serve_config.h"
+#include "cmd/serve_user.h"
 
 struct serve_options {
     const char *host, *socket_path, *tls_cert, *tls_key;        /* NULL: not given */
@@ -14,6 +15,7 @@ struct serve_options {
     int query_keys, anonymous_limit, no_audit, audit_prompts;
     const char *audit_folder;                                   /* NULL: audit in the home folder */
     const char *model_dir;                                      /* NULL: not given */
+    const char *user;                                           /* NULL: stay who it is */
     uint64_t audit_bytes;                                       /* 0: not given */
     uint64_t kv_bytes, max_memory, max_body;                    /* 0: not given */
     double timeout_s, drain_s;

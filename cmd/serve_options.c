@@ -17,6 +17,7 @@ static const char usage[] =
     "      --socket FILE          listen on this Unix socket; without --host and --port, only there\n"
     "      --tls-cert FILE        certificate chain (PEM): HTTPS\n"
     "      --tls-key FILE         its private key (PEM)\n"
+    "      --user NAME[:GROUP]    begun as root: go on as this user once the sockets are bound and the key is read\n"
     "      --no-auth              ask nobody for a key, and listen beyond this machine all the same\n"
     "      --allow-query-key      take a key from ?api_key= as well (it ends in logs and histories)\n"
     "      --anonymous-limit N    requests a minute of an address that shows no key, 0: any number (default: 0)\n"
@@ -51,7 +52,7 @@ static const char usage[] =
 
 enum {
     OPT_HOST = 300, OPT_PORT, OPT_SOCKET, OPT_CERT, OPT_KEY, OPT_NO_AUTH, OPT_PROXY, OPT_ORIGIN, OPT_ALLOW_HOST, OPT_NAME, OPT_SEQS, OPT_QUEUE, OPT_KV_BYTES,
-    OPT_QUERY_KEY, OPT_ANONYMOUS, OPT_AUDIT_FOLDER, OPT_AUDIT_SIZE, OPT_AUDIT_PROMPTS, OPT_NO_AUDIT, OPT_MEMORY, OPT_NO_PREFIX, OPT_TIMEOUT, OPT_DRAIN, OPT_CONNECTIONS, OPT_BODY, OPT_QUIET, OPT_PLAN, OPT_CONFIG, OPT_NO_WATCH, OPT_MODEL_DIR,
+    OPT_QUERY_KEY, OPT_ANONYMOUS, OPT_AUDIT_FOLDER, OPT_AUDIT_SIZE, OPT_AUDIT_PROMPTS, OPT_NO_AUDIT, OPT_MEMORY, OPT_NO_PREFIX, OPT_TIMEOUT, OPT_DRAIN, OPT_CONNECTIONS, OPT_BODY, OPT_QUIET, OPT_PLAN, OPT_CONFIG, OPT_NO_WATCH, OPT_MODEL_DIR, OPT_USER,
 };
 
 static const struct option options[] = {
@@ -64,7 +65,7 @@ static const struct option options[] = {
     { "trust-proxy", no_argument, NULL, OPT_PROXY }, { "cors-origin", required_argument, NULL, OPT_ORIGIN },
     { "allow-host", required_argument, NULL, OPT_ALLOW_HOST }, { "name", required_argument, NULL, OPT_NAME }, { "max-seqs", required_argument, NULL, OPT_SEQS },
     { "max-queue", required_argument, NULL, OPT_QUEUE }, { "kv-bytes", required_argument, NULL, OPT_KV_BYTES },
-    { "model-dir", required_argument, NULL, OPT_MODEL_DIR }, { "max-memory", required_argument, NULL, OPT_MEMORY }, { "no-prefix-cache", no_argument, NULL, OPT_NO_PREFIX },
+    { "user", required_argument, NULL, OPT_USER }, { "model-dir", required_argument, NULL, OPT_MODEL_DIR }, { "max-memory", required_argument, NULL, OPT_MEMORY }, { "no-prefix-cache", no_argument, NULL, OPT_NO_PREFIX },
     { "timeout", required_argument, NULL, OPT_TIMEOUT }, { "drain", required_argument, NULL, OPT_DRAIN },
     { "max-connections", required_argument, NULL, OPT_CONNECTIONS }, { "max-body", required_argument, NULL, OPT_BODY }, { "quiet", no_argument, NULL, OPT_QUIET },
     { "plan", no_argument, NULL, OPT_PLAN }, { "no-memory-watch", no_argument, NULL, OPT_NO_WATCH },
@@ -94,6 +95,7 @@ static int take(struct serve_options *o, int c, const char *arg)
     case OPT_QUERY_KEY: o->query_keys = 1; return 0;
     case OPT_ANONYMOUS: return whole("--anonymous-limit", arg, 0, 1000000000, &o->anonymous_limit);
     case OPT_MODEL_DIR: o->model_dir = arg; return 0;
+    case OPT_USER: o->user = arg; return 0;
     case OPT_AUDIT_FOLDER: o->audit_folder = arg; return 0;
     case OPT_AUDIT_SIZE: return cli_parse_size(prog, "--audit-size", arg, &o->audit_bytes);
     case OPT_AUDIT_PROMPTS: o->audit_prompts = 1; return 0;

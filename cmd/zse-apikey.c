@@ -307,7 +307,8 @@ static int delete(struct keys *k, struct usage *u, const struct options *o, stru
     struct key_info key;
     if (keys_find(k, o->name, &key, e) || keys_delete(k, o->name, e))
         return -1;
-    usage_drop(u, key.id);
+    if (u)                                  /* without: the server takes them away */
+        usage_drop(u, key.id);
     return said(o, "deleted");
 }
 
@@ -318,25 +319,40 @@ static const struct { const char *name; enum command command; int least, most; }
 };
 enum { N_COMMANDS = sizeof commands / sizeof *commands };
 
-static int run(struct options *o, enum command command, const char *home, struct err *e)
+/* To look is not to write: it works where nothing can be written, and makes nothing. */
+static int look(const struct options *o, enum command command, const char *home, struct err *e)
 {
+    struct keys *k = keys_open_read(home, e);
+    struct usage *u = k ? usage_open_here(home, e) : NULL;
+    const int rc = !u ? -1 : command == LIST ? list(k, u, o, e) : status(k, u, o, e);
+    usage_close(u);
+    keys_close(k);
+    return rc;
+}
+
+static int change(struct options *o, enum command command, const char *home, struct err *e)
+{
+    struct err none;
     struct keys *k = keys_open(home, e);
-    struct usage *u = k ? usage_open(home, e) : NULL;
+    struct usage *u = !k ? NULL : command == RESET ? usage_open(home, e) : command == DELETE ? usage_open(home, &none) : NULL;
     int rc = -1;
-    if (u)
+    if (k)
         switch (command) {
         case CREATE:  rc = create(k, o, e); break;
-        case LIST:    rc = list(k, u, o, e); break;
-        case STATUS:  rc = status(k, u, o, e); break;
         case ROTATE:  rc = rotate(k, o, e); break;
-        case RESET:   rc = reset(k, u, o, e); break;
+        case RESET:   rc = u ? reset(k, u, o, e) : -1; break;
         case ENABLE:  rc = switch_on(k, o, 1, e); break;
         case DISABLE: rc = switch_on(k, o, 0, e); break;
-        case DELETE:  rc = delete(k, u, o, e); break;
+        default:      rc = delete(k, u, o, e); break;
         }
     usage_close(u);
     keys_close(k);
     return rc;
+}
+
+static int run(struct options *o, enum command command, const char *home, struct err *e)
+{
+    return command == LIST || command == STATUS ? look(o, command, home, e) : change(o, command, home, e);
 }
 
 int main(int argc, char **argv)

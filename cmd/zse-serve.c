@@ -156,9 +156,15 @@ static int plan_model(const struct serve_options *o, const char *name)
     return rc;
 }
 
-/* --plan: each model in turn; nothing is served. */
+/* --plan: each model in turn; nothing is served, but --user can be asked whether that user may. */
 static int plan_models(const struct serve_options *o)
 {
+    struct serve_user user;
+    struct err e;
+    if (o->user && (serve_user_find(&user, o->user, &e) || serve_user_environment(&user, &e) || serve_user_become(&user, &e)))
+        return cli_fail(prog, &e);
+    if (o->user)
+        serve_user_release(&user);
     const char *env = getenv("ZSE_MODEL"), *const *models = o->n_models ? o->models : &env;
     int n = o->n_models ? o->n_models : env && *env ? 1 : 0, rc = CLI_OK;
     if (n == 0)
@@ -171,52 +177,87 @@ static int plan_models(const struct serve_options *o)
     return written ? written : rc;
 }
 
-static int run(struct serve_options *o)
+/* What the server keeps lies there, and belongs to whom it is served as. */
+struct places { char *home, *audit, *token; };          /* owned; audit NULL: there is no log */
+
+static int find_places(const struct serve_options *o, struct places *p, struct err *e)
 {
-    struct err e;
-    char *home = home_folder(NULL, &e), *audit = NULL;
-    if (!home)
-        return cli_fail(prog, &e);
-    char *token = admin_token(home, &e);
-    if (!token)
-        cli_note(prog, "%s: no administration over HTTP", e.msg);
-    if (!o->no_audit && !o->audit_folder && asprintf(&audit, "%s/audit", home) < 0) {
-        free(token);
-        free(home);
-        err_nomem(&e, "the name of a folder");
-        return cli_fail(prog, &e);
+    if (!(p->home = home_folder(NULL, e)))
+        return -1;
+    const char *audit = o->audit_folder;
+    if (!o->no_audit && (audit ? !(p->audit = strdup(audit)) : asprintf(&p->audit, "%s/audit", p->home) < 0)) {
+        p->audit = NULL;
+        return err_nomem(e, "the name of a folder");
     }
-    tame_malloc();
-    signal(SIGPIPE, SIG_IGN);
-    server_block_signals();
-    raise_descriptors();
+    return 0;
+}
+
+static void release_places(struct places *p)
+{
+    free(p->token);
+    free(p->audit);
+    free(p->home);
+}
+
+/* What root is needed for is done. */
+static int become_user(const struct serve_options *o, const struct serve_user *u, const struct places *p, struct err *e)
+{
+    if (serve_user_folder(u, p->home, e) || (o->audit_folder && p->audit && serve_user_folder(u, p->audit, e)) || (o->socket_path && serve_user_socket(u, o->socket_path, e)))
+        return -1;
+    return serve_user_become(u, e);
+}
+
+/* Until it is stopped.  user: whom to become; NULL: nobody else. */
+static int serve(struct serve_options *o, const struct serve_user *user, struct places *p, struct err *e)
+{
     const struct server_options so = {
         .opener = { open_served, close_served, o }, .host = o->host, .port = o->port, .socket_path = o->socket_path, .tls_cert = o->tls_cert, .tls_key = o->tls_key,
-        .home = home, .no_auth = o->no_auth, .query_keys = o->query_keys, .anonymous_limit = o->anonymous_limit,
-        .audit_folder = o->no_audit ? NULL : o->audit_folder ? o->audit_folder : audit, .audit_bytes = o->audit_bytes, .audit_prompts = o->audit_prompts, .trust_proxy = o->trust_proxy, .origins = o->origins, .n_origins = o->n_origins, .hosts = o->hosts, .n_hosts = o->n_hosts,
-        .admin_token = token, .model_dir = o->model_dir, .max_connections = o->max_connections, .max_body = o->max_body, .max_queue = o->max_queue, .timeout_s = o->timeout_s, .drain_s = o->drain_s,
+        .home = p->home, .no_auth = o->no_auth, .query_keys = o->query_keys, .anonymous_limit = o->anonymous_limit,
+        .audit_folder = p->audit, .audit_bytes = o->audit_bytes, .audit_prompts = o->audit_prompts, .trust_proxy = o->trust_proxy, .origins = o->origins, .n_origins = o->n_origins, .hosts = o->hosts, .n_hosts = o->n_hosts,
+        .model_dir = o->model_dir, .max_connections = o->max_connections, .max_body = o->max_body, .max_queue = o->max_queue, .timeout_s = o->timeout_s, .drain_s = o->drain_s,
         .max_memory = o->max_memory, .no_watch = o->no_watch, .sysroot = preflight_root(), .log = say, .user = o,
     };
-    struct server *s = server_open(&so, &e);
-    int rc = s ? 0 : -1;
-    if (s) {
+    struct server *s = server_bind(&so, e);
+    int rc = !s || (user && become_user(o, user, p, e)) ? -1 : 0;
+    if (rc == 0 && !(p->token = admin_token(p->home, e)))
+        cli_note(prog, "%s: no administration over HTTP", e->msg);
+    if (rc == 0)
+        rc = server_start(s, p->token, e);
+    if (rc == 0) {
         print_addresses(o, s);
-        rc = load_models(o, s, &e);
+        rc = load_models(o, s, e);
     }
     if (rc == 0)
-        rc = server_run(s, &e);
+        rc = server_run(s, e);
     if (rc != 0)
-        cli_fail(prog, &e);
+        cli_fail(prog, e);
     if (s && server_is_loading(s)) {            /* a conversion may take minutes, and nobody waits for it any more */
         server_leave(s);
         fflush(stdout);
         _exit(rc ? CLI_FAILED : CLI_OK);
     }
     server_close(s);
-    free(token);
-    free(audit);
-    free(home);
-    return rc ? CLI_FAILED : cli_finish(prog);
+    return rc;
+}
+
+static int run(struct serve_options *o)
+{
+    struct err e;
+    struct serve_user user = { 0 };
+    struct places places = { 0 };
+    int rc = o->user ? serve_user_find(&user, o->user, &e) || serve_user_environment(&user, &e) : 0;
+    if (rc || find_places(o, &places, &e)) {
+        rc = cli_fail(prog, &e);
+    } else {
+        tame_malloc();
+        signal(SIGPIPE, SIG_IGN);
+        server_block_signals();
+        raise_descriptors();
+        rc = serve(o, o->user ? &user : NULL, &places, &e) ? CLI_FAILED : cli_finish(prog);
+    }
+    release_places(&places);
+    serve_user_release(&user);
+    return rc;
 }
 
 int main(int argc, char **argv)

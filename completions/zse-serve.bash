@@ -8,6 +8,7 @@ _zse_serve() {
     --socket) COMPREPLY=($(compgen -f -- "$cur")); return ;;
     --tls-cert) COMPREPLY=($(compgen -f -- "$cur")); return ;;
     --tls-key) COMPREPLY=($(compgen -f -- "$cur")); return ;;
+    --user) COMPREPLY=(); return ;;
     --anonymous-limit) COMPREPLY=(); return ;;
     --audit-folder) COMPREPLY=($(compgen -f -- "$cur")); return ;;
     --audit-size) COMPREPLY=(); return ;;
@@ -33,7 +34,7 @@ _zse_serve() {
     --gpu-layers) COMPREPLY=($(compgen -W "N auto" -- "$cur")); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--config --host --port --socket --tls-cert --tls-key --no-auth --allow-query-key --anonymous-limit --audit-folder --audit-size --audit-prompts --no-audit --trust-proxy --cors-origin --allow-host --name --max-seqs --max-queue --kv-bytes --model-dir --max-memory --no-memory-watch --no-prefix-cache --timeout --drain --max-connections --max-body --quiet --quantize --mode --threads --ctx --kv --exact --kernels --device --gpu-layers --strict --force --verbose --plan --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--config --host --port --socket --tls-cert --tls-key --user --no-auth --allow-query-key --anonymous-limit --audit-folder --audit-size --audit-prompts --no-audit --trust-proxy --cors-origin --allow-host --name --max-seqs --max-queue --kv-bytes --model-dir --max-memory --no-memory-watch --no-prefix-cache --timeout --drain --max-connections --max-body --quiet --quantize --mode --threads --ctx --kv --exact --kernels --device --gpu-layers --strict --force --verbose --plan --help --version" -- "$cur")) ;;
     *) COMPREPLY=($(compgen -f -- "$cur"))
        ;;
   esac

@@ -5,6 +5,7 @@ complete -c zse-serve -l port -x -d 'port, 0 any that is free (default ZSE_PORT,
 complete -c zse-serve -l socket -r -d 'listen on this Unix socket; without --host and --port, only there'
 complete -c zse-serve -l tls-cert -r -d 'certificate chain (PEM) HTTPS'
 complete -c zse-serve -l tls-key -r -d 'its private key (PEM)'
+complete -c zse-serve -l user -x -d 'begun as root go on as this user once the sockets are bound and the key is read'
 complete -c zse-serve -l no-auth -d 'ask nobody for a key, and listen beyond this machine all the same'
 complete -c zse-serve -l allow-query-key -d 'take a key from ?api_key= as well (it ends in logs and histories)'
 complete -c zse-serve -l anonymous-limit -x -d 'requests a minute of an address that shows no key, 0 any number (default 0)'

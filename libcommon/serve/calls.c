@@ -16,7 +16,8 @@ struct preparing {
     pthread_t thread[N_PREPARING]; int n_threads;
     pthread_mutex_t lock;
     pthread_cond_t work;
-    struct call *first, **last; int n;  /* to do */
+    struct call *first; int n;          /* to do, by round: the first of each share, then the second of each ... */
+    uint64_t round;                     /* of the one that was taken last */
     struct call *done, **done_last;
     int stop;
     struct loop *loop;
@@ -293,6 +294,8 @@ static void on_finish(struct call *c, struct choice *ch, const struct events *b,
         return;
     if (ev->finish == FINISH_ERROR && ev->error == ERR_IO) {
         problem_set(&c->problem, 503, NULL, "model_unavailable", "the file of the model %.80s was changed or cannot be read any more; the next request gets what is there now", c->h->id);
+    } else if (ev->finish == FINISH_REFUSED) {
+        problem_set(&c->problem, 503, NULL, "overloaded", "the queue is full: %s", why);
     } else if (ev->refused && ev->finish == FINISH_ERROR) {
         if (ev->error == ERR_LIMIT || ev->error == ERR_MEMORY)
             problem_set(&c->problem, 503, NULL, "overloaded", "the queue is full: %s", why);
@@ -628,8 +631,7 @@ static void submit(struct call *c)
     int embed = c->form->body == BODY_EMBEDDING, n = embed ? 1 : p->n;
     struct request_params rp = { .sampling = p->sampling, .max_tokens = c->max_tokens ? c->max_tokens : c->form->body == BODY_COMPLETION && p->given & GIVEN_MAX_TOKENS ? 1 : 0,
                                  .stop = c->stop, .n_stop = c->n_stop, .ignore_eos = p->ignore_eos, .keep_special = c->raw_text, .n_logprobs = embed ? -1 : c->n_logprobs,
-                                 .prompt_logprobs = p->echo && c->n_logprobs >= 0, .embed = embed ? EMBED_MEAN : EMBED_NONE, .priority = p->priority + guard_share(c->s, call_visit(c)), .n = n };
-    rp.priority = rp.priority < -MAX_PRIORITY ? -MAX_PRIORITY : rp.priority;
+                                 .prompt_logprobs = p->echo && c->n_logprobs >= 0, .embed = embed ? EMBED_MEAN : EMBED_NONE, .priority = p->priority, .share = c->share, .n = n };
     if (c->s->o.timeout_s > 0)
         rp.deadline_ns = c->start_ns + (uint64_t)(c->s->o.timeout_s * 1e9);
     c->n_open = c->n_choices;
@@ -673,22 +675,52 @@ static void work_on(struct call *c)
     }
 }
 
-/* -1 with c->problem: as many wait already as --max-queue lets wait. */
+static void be_done(struct preparing *p, struct call *c)
+{
+    c->next_preparing = NULL;
+    *p->done_last = c;
+    p->done_last = &c->next_preparing;
+}
+
+static int refuse_queued(struct call *c, int most)
+{
+    return problem_set(&c->problem, 503, NULL, "overloaded", "%d requests wait to be prepared, expected at most %d", most, most);
+}
+
+/* -1 with c->problem: as many wait already as --max-queue lets wait, and nobody has more of them than this one's share. */
 static int to_thread(struct call *c)
 {
     struct preparing *p = c->s->preparing;
     const int most = c->s->o.max_queue;
+    struct call **at = &p->first, **last = NULL;
+    int rc = 0;
     pthread_mutex_lock(&p->lock);
-    const int full = most && p->n >= most;
-    if (!full) {
-        c->next_preparing = NULL;
-        *p->last = c;
-        p->last = &c->next_preparing;
+    c->round = p->round;
+    for (struct call **q = &p->first; *q; q = &(*q)->next_preparing) {
+        if ((*q)->share == c->share && (*q)->round >= c->round)
+            c->round = (*q)->round + 1;
+        last = q;
+    }
+    if (most && p->n >= most && last && (*last)->round > c->round) {
+        struct call *out = *last;
+        *last = NULL;
+        p->n--;
+        refuse_queued(out, most);
+        be_done(p, out);
+        loop_wake(p->loop);
+    }
+    if (most && p->n >= most) {
+        rc = refuse_queued(c, most);
+    } else {
+        while (*at && (*at)->round <= c->round)
+            at = &(*at)->next_preparing;
+        c->next_preparing = *at;
+        *at = c;
         p->n++;
         pthread_cond_signal(&p->work);
     }
     pthread_mutex_unlock(&p->lock);
-    return full ? problem_set(&c->problem, 503, NULL, "overloaded", "%d requests wait to be prepared, expected at most %d", most, most) : 0;
+    return rc;
 }
 
 /* Nobody waits for it any more: it is done, if no thread has begun with it. */
@@ -704,12 +736,8 @@ static void forget_preparing(struct call *c)
     const int found = *at != NULL;
     if (found) {
         *at = c->next_preparing;
-        if (!*at)
-            p->last = at;
         p->n--;
-        c->next_preparing = NULL;
-        *p->done_last = c;
-        p->done_last = &c->next_preparing;
+        be_done(p, c);
     }
     pthread_mutex_unlock(&p->lock);
     if (found)
@@ -777,6 +805,7 @@ void call_start(struct server *s, struct conn *conn, struct visit *visit, const 
     server_id(s, form->prefix, c->id);
     snprintf(c->client, sizeof c->client, "%s", visit ? visit->client : client_address(s, conn, address));
     conn_set_exchange(conn, c);
+    c->share = guard_share(call_visit(c));
     visit_prompt(s, call_visit(c), text, size);
     buf_add(&c->body, text, size);
     if (c->body.failed)
@@ -801,8 +830,8 @@ static void *prepare(void *arg)
         struct call *c = stop ? NULL : p->first;
         if (c) {
             p->n--;
-            if (!(p->first = c->next_preparing))
-                p->last = &p->first;
+            p->first = c->next_preparing;
+            p->round = c->round;
         }
         pthread_mutex_unlock(&p->lock);
         if (!c && !stop)
@@ -811,9 +840,7 @@ static void *prepare(void *arg)
             return NULL;
         work_on(c);
         pthread_mutex_lock(&p->lock);
-        c->next_preparing = NULL;
-        *p->done_last = c;
-        p->done_last = &c->next_preparing;
+        be_done(p, c);
         pthread_mutex_unlock(&p->lock);
         loop_wake(p->loop);
     }
@@ -824,7 +851,6 @@ int calls_open(struct server *s, struct err *e)
     struct preparing *p = calloc(1, sizeof *p);
     if (!p)
         return err_nomem(e, "server");
-    p->last = &p->first;
     p->done_last = &p->done;
     p->loop = s->loop;
     pthread_mutex_init(&p->lock, NULL);

@@ -59,6 +59,7 @@ struct call {
     struct exchange exchange;
     struct call *prev, *next;           /* of the model's open calls */
     struct call *next_preparing;
+    uint64_t share, round;              /* of guard_share; before it in the queue of the preparing threads: so many of its share, more or less */
     struct server *s;
     struct conn *conn;                  /* NULL: the client is gone */
     struct visit *visit;                /* owned: of a WebSocket's message, or of a client that is gone; else conn has it */

@@ -45,10 +45,11 @@ void loop_close(struct loop *l);                /* NULL is fine */
 void loop_drop_all(struct loop *l);             /* no listener and no connection any more */
 /* TLS for the TCP listeners that follow: PEM files. */
 int loop_tls(struct loop *l, const char *cert, const char *key, struct err *e);
-/* *port 0: any; it is filled in. host is a name or a number. local_only: refuse an address that other machines reach. */
-int loop_listen(struct loop *l, const char *host, int *port, int local_only, struct err *e);
+/* *port 0: any; it is filled in. host is a name or a number. Nobody can connect before loop_listen. */
+int loop_bind(struct loop *l, const char *host, int *port, struct err *e);
 /* A Unix socket, mode 0600. Replaces a socket that nobody listens on; refuses one that somebody does, and what is no socket. */
-int loop_listen_unix(struct loop *l, const char *path, struct err *e);
+int loop_bind_unix(struct loop *l, const char *path, struct err *e);
+int loop_listen(struct loop *l, struct err *e); /* at all that was bound */
 /* These signals, blocked in every thread before, go to on_signal. */
 int loop_signals(struct loop *l, const int *numbers, int n, struct err *e);
 int loop_is_local(const struct loop *l);        /* every listener is loopback or a Unix socket */

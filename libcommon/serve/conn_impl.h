@@ -14,6 +14,7 @@ struct source { enum source_kind kind; int fd; };       /* what epoll's data poi
 struct listener {
     struct source source;
     int tls, local;
+    char name[80];              /* as a message calls it */
     char *path;                 /* of a Unix socket; owned */
     uint64_t dev, ino;          /* of that path: nobody else's is removed */
 };

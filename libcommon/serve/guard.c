@@ -44,14 +44,18 @@ static int open_keys(struct server *s, struct err *e)
         if (stat(path, &st) == 0 || errno != ENOENT)
             return err_prefix(e, "the keys cannot be read");
         server_log(s, "%s: no keys", e->msg);
-        return 0;
+        if (!(g->keys = keys_open_read(s->o.home, e)))
+            return 0;
     }
     if (keys_refresh(g->keys, e) != 0)
         return err_prefix(e, "the keys cannot be read");
     g->refreshed_ns = clock_ns();
     keys_set_patience(g->keys, 0);              /* the loop waits for nobody: it asks again */
-    if (!(g->usage = usage_open(s->o.home, e)))
-        return -1;
+    if (!(g->usage = usage_open(s->o.home, e))) {
+        server_log(s, "%s: what keys use is counted in this process only, and forgotten with it", e->msg);
+        if (!(g->usage = usage_open_here(s->o.home, e)))
+            return -1;
+    }
     sweep(g);
     return 0;
 }
@@ -63,12 +67,38 @@ int guard_open(struct server *s, struct err *e)
         return -1;
     if (s->o.audit_folder) {
         const struct audit_options ao = { .folder = s->o.audit_folder, .max_bytes = s->o.audit_bytes };
-        if (!(g->audit = audit_open(&ao, e)))
+        if (!(g->audit = audit_open(&ao, e)) || !(g->later = audit_later_open(g->audit, AUDIT_WAITING_BYTES, e)))
             return -1;
     }
     g->anonymous = address_limits_open(ADDRESSES, s->o.anonymous_limit, e);
     g->refused = address_limits_open(ADDRESSES, REFUSALS_MINUTE, e);
     return g->anonymous && g->refused ? 0 : -1;
+}
+
+void guard_tick(struct server *s)
+{
+    struct guard *g = &s->guard;
+    struct audit_stats now;
+    if (!g->audit)
+        return;
+    audit_stats(g->audit, &now);
+    const int lost = now.errors > g->errors, written = now.entries > g->entries;
+    if (lost && !g->losing)
+        server_log(s, "the audit log lacks lines from now on: %s", now.last_error);
+    g->losing = lost || (g->losing && !written);
+    g->errors = now.errors;
+    g->entries = now.entries;
+}
+
+void guard_finish_audit(struct server *s)
+{
+    struct guard *g = &s->guard;
+    const int left = audit_later_close(g->later, AUDIT_PATIENCE_S);
+    g->later = NULL;
+    if (left) {
+        server_log(s, "%s: %d lines of the audit log were not written: its disk, or who holds its lock, does not answer", s->o.audit_folder, left);
+        g->audit = NULL;                    /* the thread is at it still */
+    }
 }
 
 int guard_has_keys(const struct server *s)
@@ -157,7 +187,7 @@ void visit_end(struct server *s, struct visit *v, int status, int prompt_tokens,
                                        .latency_ms = (double)(clock_ns() - v->start_ns) * 1e-6, .key_name = v->has_key ? v->key.name : v->is_admin ? "(admin.token)" : NULL, .client_ip = v->client,
                                        .user_agent = v->agent, .model = v->model, .prompt_tokens = prompt_tokens, .completion_tokens = completion_tokens,
                                        .error = v->error, .prompt = v->prompt };
-        audit_add(g->audit, &x);
+        audit_later_add(g->later, &x);
     }
     if (status == 101)
         v->kept = 1;
@@ -208,8 +238,8 @@ static const char *given_key(const struct server *s, const struct conn *c, char 
 
 static int is_admin_token(const struct server *s, const char *given)
 {
-    const size_t n = s->o.admin_token ? strlen(s->o.admin_token) : 0;
-    return n && given && strlen(given) == n && CRYPTO_memcmp(given, s->o.admin_token, n) == 0;
+    const size_t n = s->admin_token ? strlen(s->admin_token) : 0;
+    return n && given && strlen(given) == n && CRYPTO_memcmp(given, s->admin_token, n) == 0;
 }
 
 static unsigned needs(enum access a)
@@ -416,15 +446,9 @@ int guard_model(struct visit *v, const char *model, struct problem *pr)
     return problem_set(pr, 403, "model", "model_not_allowed", "model: the key '%s' may not use %.200s", v->key.name, model);
 }
 
-int guard_share(const struct server *s, const struct visit *v)
+uint64_t guard_share(const struct visit *v)
 {
-    int n = 0;
     if (!v)
         return 0;
-    for (const struct hosted *h = s->models; h; h = h->next)
-        for (const struct call *c = h->calls; c; c = c->next) {
-            const struct visit *w = c->visit ? c->visit : c->conn ? conn_visit(c->conn) : NULL;
-            n += w && w != v && w->has_key == v->has_key && (v->has_key ? w->key.id == v->key.id : strcmp(w->client, v->client) == 0);
-        }
-    return -n;
+    return v->has_key ? (uint64_t)v->key.id << 1 | 1 : v->is_admin ? 1 : address_number(v->client) << 1;
 }

@@ -5,7 +5,7 @@
 #ifndef ZSE_SERVE_GUARD_H
 #define ZSE_SERVE_GUARD_H
 
-#include "libcommon/access/audit.h"
+#include "libcommon/access/audit_later.h"
 #include "libcommon/access/keys.h"
 #include "libcommon/access/limits.h"
 #include "libcommon/serve/problem.h"
@@ -14,7 +14,7 @@ struct server;
 struct conn;
 struct route;
 
-enum { REFUSALS_MINUTE = 60, ADDRESSES = 4096, SEEN = 1024 };
+enum { REFUSALS_MINUTE = 60, ADDRESSES = 4096, SEEN = 1024, AUDIT_WAITING_BYTES = 8 << 20, AUDIT_PATIENCE_S = 5 };
 
 struct visit {
     char id[40], client[64];            /* UUID; address */
@@ -30,6 +30,9 @@ struct guard {
     struct keys *keys;                  /* NULL: there are none */
     struct usage *usage;
     struct audit *audit;                /* NULL: nothing is logged */
+    struct audit_later *later;          /* writes it */
+    uint64_t errors, entries;           /* of audit_stats, a second ago */
+    int losing;                         /* that lines are lost was said */
     struct address_limits *anonymous, *refused;
     uint64_t refreshed_ns;
     uint64_t locked_ns;                 /* since then another program has the file of keys locked; 0: it has not */
@@ -42,6 +45,9 @@ struct guard {
 /* Reads the keys. Refuses a key file that is there and cannot be read: it must not look like a server without keys. */
 int guard_open(struct server *s, struct err *e);
 void guard_close(struct server *s);
+void guard_tick(struct server *s);                      /* on_second */
+/* Nothing more comes for the audit log: wait until it is written, for some seconds. */
+void guard_finish_audit(struct server *s);
 int guard_has_keys(const struct server *s);             /* a key is needed, and there is one */
 
 /* A request begins. */
@@ -54,8 +60,8 @@ struct visit *guard_message(struct server *s, struct conn *c, struct problem *pr
 int guard_still(struct server *s, struct conn *c);
 /* May the key of this visit use the model? -1 with *pr. */
 int guard_model(struct visit *v, const char *model, struct problem *pr);
-/* Other open requests of the same key (or address) go first: 0, -1, -2 ... to be added to the priority. */
-int guard_share(const struct server *s, const struct visit *v);
+/* Whose request it is, for those who share out what there is too little of: the key's, or the address's. */
+uint64_t guard_share(const struct visit *v);
 void visit_error(struct visit *v, const char *message);
 void visit_prompt(const struct server *s, struct visit *v, const char *text, size_t size);
 /* Tokens count against the key, the line is written, v is freed. Tokens < 0: the request has none. */

@@ -173,6 +173,7 @@ static void add_counters(struct server *s, json_t *o)
     audit_stats(s->guard.audit, &a);
     json_object_set_new(o, "buffer_entries", json_integer(a.recent));
     json_object_set_new(o, "written", json_integer((json_int_t)a.entries));
+    json_object_set_new(o, "waiting", json_integer(audit_later_waiting(s->guard.later)));
     json_object_set_new(o, "errors", json_integer((json_int_t)a.errors));
     json_object_set_new(o, "rotations", json_integer((json_int_t)a.rotations));
     json_object_set_new(o, "last_error", a.last_error[0] ? json_string(a.last_error) : json_null());
@@ -249,6 +250,7 @@ void guard_close(struct server *s)
         json_decref(r->answer);
         free(r);
     }
+    guard_finish_audit(s);
     audit_close(g->audit);
     usage_close(g->usage);
     keys_close(g->keys);

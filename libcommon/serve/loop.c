@@ -122,16 +122,22 @@ static int add_listener(struct loop *l, int fd, const struct listener *what, str
         close(fd);
         return err_set(e, ERR_LIMIT, "more than %d listeners", MAX_LISTENERS);
     }
-    struct listener *at = &l->listener[l->n_listeners];
+    struct listener *at = &l->listener[l->n_listeners++];
     *at = *what;
     at->source = (struct source){ SOURCE_LISTENER, fd };
-    if (listen(fd, 1024) != 0) {
-        err_sys(e, "listen");
-        close(fd);
-        return -1;
+    return 0;
+}
+
+int loop_listen(struct loop *l, struct err *e)
+{
+    for (int i = 0; i < l->n_listeners; i++) {
+        struct listener *at = &l->listener[i];
+        if (listen(at->source.fd, 1024) != 0)
+            return err_sys(e, "%s", at->name);
+        if (watch(l, &at->source, e) != 0)
+            return -1;
     }
-    l->n_listeners++;
-    return watch(l, &at->source, e);
+    return 0;
 }
 
 static int is_loopback(const struct sockaddr *a)
@@ -146,7 +152,7 @@ static int port_of(const struct sockaddr_storage *a)
     return ntohs(a->ss_family == AF_INET ? ((const struct sockaddr_in *)a)->sin_port : ((const struct sockaddr_in6 *)a)->sin6_port);
 }
 
-int loop_listen(struct loop *l, const char *host, int *port, int local_only, struct err *e)
+int loop_bind(struct loop *l, const char *host, int *port, struct err *e)
 {
     struct addrinfo hints = { .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_ADDRCONFIG }, *list;
     struct sockaddr_storage bound;
@@ -159,17 +165,13 @@ int loop_listen(struct loop *l, const char *host, int *port, int local_only, str
     int rc = getaddrinfo(host, service, &hints, &list);
     if (rc != 0)
         return err_set(e, ERR_IO, "--host %s: %s", host, gai_strerror(rc));
-    if (local_only && !is_loopback(list->ai_addr)) {
-        freeaddrinfo(list);
-        return err_set(e, ERR_UNSUPPORTED, "--host %s reaches beyond this machine, and there are no keys: expected 127.0.0.1 or ::1, a key (zse-apikey create NAME), or --no-auth", host);
-    }
     int fd = socket(list->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd >= 0) {
         setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
         if (list->ai_family == AF_INET6)
             setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &zero, sizeof zero);
     }
-    const struct listener what = { .tls = l->tls != NULL, .local = is_loopback(list->ai_addr) };
+    struct listener what = { .tls = l->tls != NULL, .local = is_loopback(list->ai_addr) };
     if (fd < 0 || bind(fd, list->ai_addr, list->ai_addrlen) != 0 || getsockname(fd, (struct sockaddr *)&bound, &size) != 0) {
         err_sys(e, "%s port %d", host, *port);
         close_fd(fd);
@@ -178,6 +180,7 @@ int loop_listen(struct loop *l, const char *host, int *port, int local_only, str
     }
     freeaddrinfo(list);
     *port = port_of(&bound);
+    snprintf(what.name, sizeof what.name, "%s port %d", host, *port);
     return add_listener(l, fd, &what, e);
 }
 
@@ -190,7 +193,7 @@ static int somebody_listens(const struct sockaddr_un *a)
     return answered;
 }
 
-int loop_listen_unix(struct loop *l, const char *path, struct err *e)
+int loop_bind_unix(struct loop *l, const char *path, struct err *e)
 {
     struct sockaddr_un a = { .sun_family = AF_UNIX };
     struct stat st;
@@ -208,16 +211,17 @@ int loop_listen_unix(struct loop *l, const char *path, struct err *e)
     mode_t before = umask(0177);
     int rc = fd < 0 ? -1 : bind(fd, (const struct sockaddr *)&a, sizeof a);
     umask(before);
-    if (rc != 0 || stat(path, &st) != 0) {
+    if (rc != 0 || stat(path, &st) != 0 || listen(fd, 1024) != 0) {         /* at once: another server shall see that the name is taken */
         err_sys(e, "--socket %s", path);
         close_fd(fd);
         return -1;
     }
-    const struct listener what = { .local = 1, .path = strdup(path), .dev = st.st_dev, .ino = st.st_ino };
+    struct listener what = { .local = 1, .path = strdup(path), .dev = st.st_dev, .ino = st.st_ino };
     if (!what.path) {
         close(fd);
         return err_nomem(e, "path");
     }
+    snprintf(what.name, sizeof what.name, "--socket %s", path);
     return add_listener(l, fd, &what, e);
 }
 

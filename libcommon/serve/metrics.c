@@ -188,6 +188,7 @@ static void histograms(const struct server *s, struct buf *out, const char *name
 #define VALUE(name, expression) static double name(const struct hosted *h, const struct engine_stats *e) { (void)h; (void)e; return (double)(expression); }
 VALUE(running, e->n_running)
 VALUE(waiting, e->n_waiting)
+VALUE(shares, e->n_shares)
 VALUE(kv_use, e->n_blocks ? (double)(e->n_blocks - e->n_free_blocks - e->n_cached_blocks) / e->n_blocks : 0)
 VALUE(kv_blocks, e->n_blocks)
 VALUE(kv_free, e->n_free_blocks)
@@ -221,6 +222,8 @@ void handle_metrics(struct server *s, struct conn *c, const char *rest)
         audit_stats(s->guard.audit, &a);
         about(out, "zse_audit_entries_total", "counter", "Lines written to the audit log.");
         buf_printf(out, "zse_audit_entries_total %llu\n", (unsigned long long)a.entries);
+        about(out, "zse_audit_waiting", "gauge", "Lines that wait for the disk.");
+        buf_printf(out, "zse_audit_waiting %d\n", audit_later_waiting(s->guard.later));
         about(out, "zse_audit_errors_total", "counter", "Lines that the disk did not take, and files that could not be compressed.");
         buf_printf(out, "zse_audit_errors_total %llu\n", (unsigned long long)a.errors);
     }
@@ -232,6 +235,7 @@ void handle_metrics(struct server *s, struct conn *c, const char *rest)
     of_models(s, out, "zse_requests_cancelled_total", "counter", "Answers that were cancelled, or ran out of time.", cancelled);
     of_models(s, out, "zse_requests_running", "gauge", "Answers in the making.", running);
     of_models(s, out, "zse_requests_waiting", "gauge", "Answers that wait for their turn.", waiting);
+    of_models(s, out, "zse_shares", "gauge", "Keys and addresses whose answers these are.", shares);
     of_models(s, out, "zse_prompt_tokens_total", "counter", "Tokens of prompts.", prompt_tokens);
     of_models(s, out, "zse_prefix_hit_tokens_total", "counter", "Tokens of prompts that the prefix cache had.", cached_tokens);
     of_models(s, out, "zse_generated_tokens_total", "counter", "Tokens of answers.", generated_tokens);
@@ -239,7 +243,7 @@ void handle_metrics(struct server *s, struct conn *c, const char *rest)
     of_models(s, out, "zse_kv_blocks", "gauge", "KV blocks.", kv_blocks);
     of_models(s, out, "zse_kv_blocks_free", "gauge", "KV blocks that hold nothing.", kv_free);
     of_models(s, out, "zse_kv_blocks_prefix", "gauge", "KV blocks that hold only prefixes for later.", kv_prefixes);
-    of_models(s, out, "zse_preemptions_total", "counter", "Requests sent back to wait for KV blocks.", preemptions);
+    of_models(s, out, "zse_preemptions_total", "counter", "Answers sent back to wait, for KV blocks or so that another key has its share.", preemptions);
     of_models(s, out, "zse_engine_steps_total", "counter", "Steps of the engine.", steps);
     of_models(s, out, "zse_engine_step_seconds_total", "counter", "Time in them.", step_seconds);
     of_models(s, out, "zse_model_memory_bytes", "gauge", "Weights and private memory.", memory);

@@ -205,6 +205,7 @@ static void on_second(void *user)
     struct server *s = user;
     models_check(s);
     models_tick(s);
+    guard_tick(s);
     ws_stats_tick(s);
     watch_tick(s);
     if (s->draining && clock_ns() > s->drain_by_ns)
@@ -259,20 +260,26 @@ void server_block_signals(void)
     pthread_sigmask(SIG_BLOCK, &set, NULL);
 }
 
-static int listen_everywhere(struct server *s, struct err *e)
+static int bind_everywhere(struct server *s, struct err *e)
 {
     const struct server_options *o = &s->o;
     if (o->tls_cert && loop_tls(s->loop, o->tls_cert, o->tls_key, e) != 0)
         return -1;
-    if (o->host) {
-        s->port = o->port;
-        if (loop_listen(s->loop, o->host, &s->port, !o->no_auth && !guard_has_keys(s), e) != 0)
-            return -1;
-    }
-    return o->socket_path ? loop_listen_unix(s->loop, o->socket_path, e) : 0;
+    s->port = o->port;
+    if (o->host && loop_bind(s->loop, o->host, &s->port, e) != 0)
+        return -1;
+    return o->socket_path ? loop_bind_unix(s->loop, o->socket_path, e) : 0;
 }
 
-struct server *server_open(const struct server_options *o, struct err *e)
+/* Deny by default. */
+static int listen_if_guarded(struct server *s, struct err *e)
+{
+    if (s->o.no_auth || loop_is_local(s->loop) || guard_has_keys(s))
+        return loop_listen(s->loop, e);
+    return err_set(e, ERR_UNSUPPORTED, "--host %s reaches beyond this machine, and there are no keys: expected 127.0.0.1 or ::1, a key (zse-apikey create NAME), or --no-auth", s->o.host);
+}
+
+struct server *server_bind(const struct server_options *o, struct err *e)
 {
     struct server *s = calloc(1, sizeof *s);
     if (!s) {
@@ -288,11 +295,16 @@ struct server *server_open(const struct server_options *o, struct err *e)
     s->started = (int64_t)time(NULL);
     if (getrandom(&s->ids.state, sizeof s->ids.state, 0) != (ssize_t)sizeof s->ids.state)
         err_sys(e, "random numbers");
-    else if ((s->loop = loop_open(&lo, e)) && loop_signals(s->loop, signals, N_SIGNALS, e) == 0 && guard_open(s, e) == 0 && listen_everywhere(s, e) == 0 &&
-             models_start(s, e) == 0 && calls_open(s, e) == 0)
+    else if ((s->loop = loop_open(&lo, e)) && loop_signals(s->loop, signals, N_SIGNALS, e) == 0 && bind_everywhere(s, e) == 0)
         return s;
     server_close(s);
     return NULL;
+}
+
+int server_start(struct server *s, const char *admin_token, struct err *e)
+{
+    s->admin_token = admin_token;
+    return guard_open(s, e) || listen_if_guarded(s, e) || models_start(s, e) || calls_open(s, e) ? -1 : 0;
 }
 
 void server_leave(struct server *s)
@@ -300,6 +312,7 @@ void server_leave(struct server *s)
     loop_drop_all(s->loop);
     calls_close(s);
     models_leave(s);
+    guard_finish_audit(s);
 }
 
 void server_close(struct server *s)
@@ -318,7 +331,7 @@ void server_close(struct server *s)
 }
 
 int server_is_loading(const struct server *s) { return models_n(s, HOSTED_LOADING) > 0; }
-int server_port(const struct server *s) { return s->port; }
+int server_port(const struct server *s) { return s->o.host ? s->port : 0; }
 
 int server_load(struct server *s, const char *path, const char *name, struct err *e)
 {

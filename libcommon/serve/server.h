@@ -52,7 +52,6 @@ struct server_options {
     int trust_proxy;                    /* X-Forwarded-For names the client */
     const char *const *origins; int n_origins;      /* browsers' pages that may use the API; "*": all */
     const char *const *hosts; int n_hosts;          /* names besides localhost that a loopback listener answers to */
-    const char *admin_token;            /* NULL: no administration over HTTP */
     const char *model_dir;              /* models loaded over HTTP lie below it; NULL: anywhere, if the request comes from this machine and through no proxy */
     int max_connections; size_t max_body;
     int max_queue;                      /* requests that wait to be prepared; 0: any number */
@@ -66,8 +65,10 @@ struct server_options {
 };
 
 struct server;
-/* Listens on return. */
-struct server *server_open(const struct server_options *o, struct err *e);
+/* Reads the certificate and its key and binds the sockets, for which it may take privileges that nothing else needs. */
+struct server *server_bind(const struct server_options *o, struct err *e);
+/* Opens all else, as who the process is by then, and listens on return.  admin_token: borrowed; NULL: no administration over HTTP. */
+int server_start(struct server *s, const char *admin_token, struct err *e);
 void server_close(struct server *s);                    /* NULL is fine */
 /* Instead, before the process ends at once: clients are let go, and their requests have their lines in the audit log. */
 void server_leave(struct server *s);

@@ -96,6 +96,7 @@ struct evicted {
 
 struct server {
     struct server_options o;
+    const char *admin_token;            /* borrowed; NULL: there is none */
     struct loop *loop;
     int port, draining, failed;
     uint64_t start_ns, drain_by_ns;
