@@ -108,9 +108,10 @@ $(B)/tests/gpu/t-gpu-%: $(B)/tests/unit/t-gpu-%.o $(B)/libzse.a
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $^ $(PKG_LIBS) -lcmocka $(GPU_LIBS) -lm
 
-$(B)/tests/unit/t-guard: $(B)/cmd/guard.o
+$(B)/tests/unit/t-guard: $(B)/cmd/guard.o $(B)/cmd/cli.o
+$(B)/tests/unit/t-cli: $(B)/cmd/cli.o
 $(B)/tests/unit/t-%: $(B)/tests/unit/t-%.o $(B)/libzse.a
-	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $^ $(PKG_LIBS) $(EXTRA) -lcmocka $(GPU_LIBS) -lm
+	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $(filter %.o,$^) $(filter %.a,$^) $(PKG_LIBS) $(EXTRA) -lcmocka $(GPU_LIBS) -lm
 
 $(B)/tests/bench/%: $(B)/tests/bench/%.o $(B)/libzse.a
 	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $^ $(PKG_LIBS) $(GPU_LIBS) -lm

@@ -208,7 +208,7 @@ int bench_perplexity(const struct bench_options *o, const char *model, const cha
             sum += mean(nll, (size_t)n);
         }
     }
-    cli_progress_clear(&progress);
+    cli_progress_clear();
     if (rc == 0) {
         json_t *j = json_pack("{s:O, s:f, s:I, s:i, s:i, s:I, s:b}", "mean_nll", windows, "perplexity", exp(sum / t.n_windows), "n_tokens", (json_int_t)t.n_ids,
                               "windows", t.n_windows, "window", o->window, "scored_tokens", (json_int_t)t.n_windows * n, "exact", o->run.exact);
@@ -282,7 +282,7 @@ static int compare(const struct bench_options *o, struct side *reference, struct
             (rc = engine_logits(model->g, ids, o->window - 1, from, model->logits, e)) == 0)
             pool_run(pool, n, score_row, &rows);
     }
-    cli_progress_clear(&progress);
+    cli_progress_clear();
     return rc;
 }
 

@@ -3,6 +3,7 @@
 #include <ctype.h>
 #include <errno.h>
 #include <math.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -27,6 +28,21 @@ int cli_version(const char *prog)
     printf("%s %s\n", prog, ZSE_VERSION);
     return fflush(stdout) ? CLI_FAILED : CLI_OK;
 }
+
+/* The last line of the terminal belongs to a bar or to a message; two threads may want it. */
+static pthread_mutex_t terminal = PTHREAD_MUTEX_INITIALIZER;
+static atomic_int bar_drawn;
+
+const char *cli_progress_wipe(void) { return bar_drawn ? "\r\033[K" : ""; }
+
+static void begin_message(void)
+{
+    pthread_mutex_lock(&terminal);
+    fputs(cli_progress_wipe(), stderr);
+    bar_drawn = 0;
+}
+
+static void end_message(void) { pthread_mutex_unlock(&terminal); }
 
 int cli_usage(const char *usage)
 {
@@ -61,7 +77,9 @@ void cli_note(const char *prog, const char *fmt, ...)
     if (vasprintf(&text, fmt, ap) < 0)
         text = NULL;
     va_end(ap);
+    begin_message();
     fprintf(stderr, "%s: %s\n", prog, text ? cli_plain(text, strlen(text) + 1, text) : "out of memory");
+    end_message();
     free(text);
 }
 
@@ -69,9 +87,11 @@ int cli_wrong(const char *prog, const char *fmt, ...)
 {
     va_list ap;
     va_start(ap, fmt);
+    begin_message();
     fprintf(stderr, "%s: ", prog);
     vfprintf(stderr, fmt, ap);
     fprintf(stderr, "\n%s --help shows the usage\n", prog);
+    end_message();
     va_end(ap);
     return CLI_USAGE;
 }
@@ -315,9 +335,11 @@ static void draw(struct cli_progress *p, uint64_t done, uint64_t total, const ch
         n = width;
     if (n > (int)sizeof line - 1)
         n = (int)sizeof line - 1;
+    pthread_mutex_lock(&terminal);
     fprintf(stderr, "\r%.*s\033[K", n, line);
     fflush(stderr);
-    p->shown = 1;
+    bar_drawn = 1;
+    pthread_mutex_unlock(&terminal);
 }
 
 static int report(void *user, const char *what, uint64_t done, uint64_t total, const char *unit)
@@ -325,7 +347,7 @@ static int report(void *user, const char *what, uint64_t done, uint64_t total, c
     struct cli_progress *p = user;
     uint64_t now = clock_ns();
     if (interrupted) {
-        cli_progress_clear(p);
+        cli_progress_clear();
         return 1;
     }
     if (!p->on)
@@ -350,9 +372,8 @@ void cli_progress_init(struct cli_progress *p)
     p->on = isatty(STDERR_FILENO);
 }
 
-void cli_progress_clear(struct cli_progress *p)
+void cli_progress_clear(void)
 {
-    if (p->shown)
-        fputs("\r\033[K", stderr);
-    p->shown = 0;
+    begin_message();
+    end_message();
 }

@@ -58,15 +58,18 @@ void cli_restore_pipe(const struct sigaction *before);
 /* After ERR_CANCELLED: end by the signal that asked for it, so that the shell sees why. Does not return if there was one. */
 void cli_die_of_interrupt(void);
 
-/* A progress bar on stderr: only if that is a terminal, and only after one second of work. */
+/* A progress bar on stderr: only if that is a terminal, and only after one second of work.  Messages (cli_note, cli_fail ...) wipe it first, from
+ * whatever thread they come; it is drawn anew with the next report. */
 struct cli_progress {
     struct progress progress;       /* hand &p.progress to the library */
-    int on, shown;
+    int on;
     uint64_t start_ns, drawn_ns;    /* of the current step */
     uint64_t first;                 /* `done` of the step's first report: work from before does not count in the rate */
     char what[64];
 };
 void cli_progress_init(struct cli_progress *p);
-void cli_progress_clear(struct cli_progress *p);    /* wipe the line, before other output */
+void cli_progress_clear(void);      /* at the end of the work, or before output on stdout */
+/* For a handler of signals, which may not wait: what to write to stderr before a message, "" if no bar is there. */
+const char *cli_progress_wipe(void);
 
 #endif

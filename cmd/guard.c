@@ -79,6 +79,15 @@ static void say(const char *text)
         return;
 }
 
+static void say_who(void)
+{
+    const char *wipe = cli_progress_wipe();
+    if (*wipe && write(STDERR_FILENO, wipe, strlen(wipe)) < 0)
+        return;
+    say(program);
+    say(": ");
+}
+
 /* Zeros from this page to the end: whatever comes after it is not looked at one by one. */
 static int give_zeros(struct map *m, uintptr_t address)
 {
@@ -115,8 +124,7 @@ static void on_bus(int number, siginfo_t *info, void *context)
         raise(number);
         return;
     }
-    say(program);
-    say(": ");
+    say_who();
     say(path);
     say(": " MAP_LOST "\n");
     _exit(CLI_FAILED);
@@ -151,8 +159,7 @@ void guard_add(struct map *m)
             if (atomic_compare_exchange_strong(&p->map[i], &none, m))
                 return;
         }
-    say(program);
-    say(": ");
+    say_who();
     say(m->path);
     say(": no memory to guard it: if it is cut while it is in use, the program ends\n");
 }

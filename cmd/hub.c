@@ -91,7 +91,6 @@ static char *find_token(const char *home)
 static void note(void *user, const char *text)
 {
     struct hub_setup *s = user;
-    cli_progress_clear(&s->progress);
     cli_note(s->prog, "%s", text);
 }
 
@@ -191,7 +190,7 @@ json_t *hub_config(const struct hub_name *name, struct err *e)
     json_t *config = NULL;
     cli_ignore_pipe(&pipe_before);
     char *text = hub_setup(&s, "", e) == 0 ? (s.o.note = NULL, hub_small_file(&s.o, name, "config.json", MOST, &size, e)) : NULL;
-    cli_progress_clear(&s.progress);
+    cli_progress_clear();
     cli_restore_pipe(&pipe_before);
     if (text && !(config = js_parse_python("config.json", text, size, e)))
         err_prefix(e, "%s", name->repo);
@@ -218,7 +217,7 @@ int hub_has_safetensors(const struct hub_name *name, struct err *e)
         rc = 1;
     else if (rc == 0 && !(info = hub_model_info(&s.o, name, e)))
         rc = -1;
-    cli_progress_clear(&s.progress);
+    cli_progress_clear();
     cli_restore_pipe(&pipe_before);
     json_array_foreach(json_object_get(info, "siblings"), i, file) {
         const char *path = json_string_value(json_object_get(file, "rfilename")), *ending = path ? strrchr(path, '.') : NULL;
@@ -262,7 +261,7 @@ int hub_model_path(const char *prog, const char *arg, int refresh, const struct 
     cli_catch_interrupt();              /* Ctrl-C writes down how far it came */
     if (rc == 0)
         rc = hub_fetch(&s.o, &name, path, e);
-    cli_progress_clear(&s.progress);
+    cli_progress_clear();
     cli_die_of_interrupt();
     cli_restore_pipe(&pipe_before);
     sigaction(SIGINT, &before[0], NULL);

@@ -42,13 +42,11 @@ int hub_model_path(const char *prog, const char *arg, int refresh, const struct 
  * The model's files come in a thread of their own.  Where its weights are several safetensors, hub_stream_open() returns as soon as their heads are known:
  * source_open_with() reads them as they arrive. */
 struct hub_stream;
-/* As hub_model_path; *s is set, and to be closed, if shards are still on their way to *path. */
-int hub_stream_open(struct hub_stream **s, const char *prog, const char *arg, const struct hub_check *check, char **path, struct err *e);
+/* As hub_model_path; *s is set, and to be closed, if shards are still on their way to *path.  Until then Ctrl-C is caught (cli_catch_interrupt). */
+int hub_stream_open(struct hub_stream **s, const char *prog, const char *arg, int refresh, const struct hub_check *check, char **path, struct err *e);
 const struct source_arriving *hub_stream_arriving(const struct hub_stream *s);
 /* Between reports of `to`: quiet while files come, which have the bar then; asks to stop when the download has failed. */
 const struct progress *hub_stream_progress(struct hub_stream *s, const struct progress *to);
-/* A note beside that bar; user is the stream. */
-void hub_stream_note(void *user, const char *text);
 /* After the conversion, which ended with rc and *e (when it failed): the download ends, too.  Returns rc and the error that was first.  *path becomes another one where an
  * older commit of the cache is to be used instead (then 1). */
 int hub_stream_close(struct hub_stream *s, int rc, char **path, struct err *e);

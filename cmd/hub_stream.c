@@ -13,9 +13,10 @@ struct hub_stream {
     struct hub_name name;
     struct hub_before before;
     struct progress shown, quiet;       /* of the download; of the conversion */
+    struct sigaction signals[2];        /* as they were for SIGINT and SIGTERM */
     const struct progress *to;          /* the conversion's own */
     pthread_t thread;
-    pthread_mutex_t lock;               /* of all below, and of the bar */
+    pthread_mutex_t lock;               /* of all below */
     pthread_cond_t moved;
     enum state state;
     int stop, known, wanted;            /* wanted: the shard that the conversion waits for, -1: none */
@@ -31,19 +32,11 @@ struct hub_stream {
 static int report_download(void *user, const char *what, uint64_t done, uint64_t total, const char *unit)
 {
     struct hub_stream *s = user;
+    const int stop = progress_report(&s->setup.progress.progress, what, done, total, unit);
     pthread_mutex_lock(&s->lock);
-    const int stop = progress_report(&s->setup.progress.progress, what, done, total, unit) || s->stop;
+    const int stopped = s->stop;
     pthread_mutex_unlock(&s->lock);
-    return stop;
-}
-
-void hub_stream_note(void *user, const char *text)
-{
-    struct hub_stream *s = user;
-    pthread_mutex_lock(&s->lock);
-    cli_progress_clear(&s->setup.progress);
-    cli_note(s->setup.prog, "%s", text);
-    pthread_mutex_unlock(&s->lock);
+    return stop || stopped;
 }
 
 static int copy_shard(struct source_shard *to, const struct hub_shard *from)
@@ -108,8 +101,8 @@ static void *run(void *user)
     sigaddset(&pipe, SIGPIPE);
     pthread_sigmask(SIG_BLOCK, &pipe, NULL);        /* of connections that are closed; one that the model is written to still ends the program */
     const int rc = hub_fetch(&s->setup.o, &s->name, &path, &e);
+    cli_progress_clear();
     pthread_mutex_lock(&s->lock);
-    cli_progress_clear(&s->setup.progress);
     s->rc = rc;
     s->e = e;
     s->path = path;
@@ -169,7 +162,7 @@ static void release(struct hub_stream *s)
     free(s);
 }
 
-static int start(struct hub_stream *s, const char *prog, const char *arg, const struct hub_check *check, struct err *e)
+static int start(struct hub_stream *s, const char *prog, const char *arg, int refresh, const struct hub_check *check, struct err *e)
 {
     if (hub_setup(&s->setup, prog, e) != 0)
         return -1;
@@ -180,15 +173,15 @@ static int start(struct hub_stream *s, const char *prog, const char *arg, const 
     s->arriving.user = s;
     s->before = (struct hub_before){ check, arg, s->setup.o.cache };
     hub_check_before(&s->setup.o, &s->before);
-    s->setup.o.refresh = 1;
+    s->setup.o.refresh = refresh;
     s->setup.o.known = &s->known;
     s->setup.o.progress = &s->shown;
-    s->setup.o.note = hub_stream_note;
-    s->setup.o.note_user = s;
     s->setup.o.announce = announce;
     s->setup.o.arrived = arrived;
     s->setup.o.wanted = wanted;
     s->setup.o.announce_user = s;
+    sigaction(SIGINT, NULL, &s->signals[0]);
+    sigaction(SIGTERM, NULL, &s->signals[1]);
     cli_catch_interrupt();
     return pthread_create(&s->thread, NULL, run, s) == 0 ? 0 : err_set(e, ERR_MEMORY, "no thread for the download");
 }
@@ -197,6 +190,8 @@ static int start(struct hub_stream *s, const char *prog, const char *arg, const 
 static int finish(struct hub_stream *s, char **path, struct err *e)
 {
     pthread_join(s->thread, NULL);
+    sigaction(SIGINT, &s->signals[0], NULL);
+    sigaction(SIGTERM, &s->signals[1], NULL);
     const int rc = s->rc;
     if (rc != 0)
         *e = s->e;
@@ -210,7 +205,7 @@ static int finish(struct hub_stream *s, char **path, struct err *e)
     return rc;
 }
 
-int hub_stream_open(struct hub_stream **out, const char *prog, const char *arg, const struct hub_check *check, char **path, struct err *e)
+int hub_stream_open(struct hub_stream **out, const char *prog, const char *arg, int refresh, const struct hub_check *check, char **path, struct err *e)
 {
     struct hub_stream *s = calloc(1, sizeof *s);
     *out = NULL;
@@ -220,7 +215,7 @@ int hub_stream_open(struct hub_stream **out, const char *prog, const char *arg, 
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->moved, NULL);
     int rc = hub_is_name(arg, &s->name, path, e);
-    if (rc == 1 && (rc = start(s, prog, arg, check, e)) == 0) {
+    if (rc == 1 && (rc = start(s, prog, arg, refresh, check, e)) == 0) {
         pthread_mutex_lock(&s->lock);
         while (s->state == ASKING)
             pthread_cond_wait(&s->moved, &s->lock);

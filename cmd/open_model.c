@@ -1,19 +1,11 @@
 #include "cmd/open_model.h"
 
-#include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <inttypes.h>
-#include <limits.h>
-#include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "cmd/cli.h"
+#include "cmd/converted.h"
 #include "cmd/guard.h"
 #include "cmd/hub.h"
 #include "cmd/memory_note.h"
@@ -131,192 +123,6 @@ int run_options_check(const char *prog, struct run_options *r)
     return rc;
 }
 
-/* ---- the cache of automatic conversions ---- */
-
-/* Make every folder of path up to its last '/'. */
-static int make_folders(char *path, struct err *e)
-{
-    for (char *p = strchr(path + 1, '/'); p; p = strchr(p + 1, '/')) {
-        *p = '\0';
-        int rc = mkdir(path, 0777);
-        if (rc != 0 && errno != EEXIST)
-            err_sys(e, "%s", path);
-        *p = '/';
-        if (rc != 0 && errno != EEXIST)
-            return -1;
-    }
-    return 0;
-}
-
-/* FNV-1a over a file's name, size and time of change. */
-static uint64_t file_stamp(const char *name, const struct stat *st)
-{
-    uint64_t facts[3] = { (uint64_t)st->st_size, (uint64_t)st->st_mtim.tv_sec, (uint64_t)st->st_mtim.tv_nsec }, h = 0xcbf29ce484222325u;
-    const unsigned char *parts[2] = { (const unsigned char *)name, (const unsigned char *)facts };
-    size_t sizes[2] = { strlen(name), sizeof facts };
-    for (int k = 0; k < 2; k++)
-        for (size_t i = 0; i < sizes[k]; i++)
-            h = (h ^ parts[k][i]) * 0x100000001b3u;
-    return h;
-}
-
-/* When the weights at path (a file, or a folder's safetensors) last changed, as one number.  source_key reads samples of large tensors;
- * this notices an edit between the samples. */
-static uint64_t weights_stamp(const char *path)
-{
-    struct stat st;
-    DIR *dir = opendir(path);
-    uint64_t sum = 0;
-    if (!dir)
-        return stat(path, &st) == 0 ? file_stamp("", &st) : 0;
-    for (struct dirent *d; (d = readdir(dir));) {
-        const char *end = strrchr(d->d_name, '.');
-        if (end && strcmp(end, ".safetensors") == 0 && fstatat(dirfd(dir), d->d_name, &st, 0) == 0)
-            sum += file_stamp(d->d_name, &st);
-    }
-    closedir(dir);
-    return sum;
-}
-
-/* CACHE/zse/KEY-STAMP-TYPE-VERSION.zse, its folders made.  Caller frees. */
-static char *cache_path(const char *source, const char *type, struct err *e)
-{
-    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    char key[33], *path = NULL;
-    struct source *s;
-    int in_home = !cache || !*cache;
-    if (in_home && (!home || !*home)) {
-        err_set(e, ERR_IO, "neither XDG_CACHE_HOME nor HOME is set: no place to keep %s converted; use zse-convert", source);
-        return NULL;
-    }
-    if (!(s = source_open(source, e)))
-        return NULL;
-    int rc = s->n_tensors ? source_key(s, key, e) : err_set(e, ERR_UNSUPPORTED, "%s has no weights, only a vocabulary", source);
-    source_close(s);
-    if (rc != 0)
-        return NULL;
-    if (asprintf(&path, "%s%s/zse/%s-%016" PRIx64 "-%s-%s.zse", in_home ? home : cache, in_home ? "/.cache" : "", key, weights_stamp(source), type,
-                 ZSE_VERSION) < 0) {
-        err_nomem(e, "path");
-        return NULL;
-    }
-    if (make_folders(path, e) == 0)
-        return path;
-    err_prefix(e, "no place to keep %s converted (zse-convert makes a .zse where you like)", source);
-    free(path);
-    return NULL;
-}
-
-/* ---- what lies in the cache: beside each conversion, NAME.zse.source holds the path of its source ---- */
-
-static char *beside(const char *path, const char *end, struct err *e)
-{
-    char *name;
-    if (asprintf(&name, "%s%s", path, end) >= 0)
-        return name;
-    err_nomem(e, "path");
-    return NULL;
-}
-
-/* The conversion's type, between the third last '-' and the version: names are KEY-STAMP-TYPE-VERSION.zse. */
-static int same_type(const char *a, const char *b)
-{
-    enum { PREFIX = 32 + 1 + 16 + 1 };
-    return strlen(a) > PREFIX && strlen(b) > PREFIX && strcspn(a + PREFIX, "-") == strcspn(b + PREFIX, "-") &&
-           strncmp(a + PREFIX, b + PREFIX, strcspn(a + PREFIX, "-")) == 0;
-}
-
-/* Conversions of sources that are gone, and older ones of this source to this type, are of no more use. */
-static void drop_useless(const char *made, const char *source)
-{
-    const char *slash = strrchr(made, '/'), *name = slash + 1;
-    char *folder = strndup(made, (size_t)(slash - made));
-    DIR *dir = folder ? opendir(folder) : NULL;
-    struct err ignored;
-    for (struct dirent *d; dir && (d = readdir(dir));) {
-        const char *end = strstr(d->d_name, ".zse.source");
-        size_t size;
-        char *path = NULL, *from;
-        if (!end || end[11] || strncmp(d->d_name, name, (size_t)(end + 4 - d->d_name)) == 0 || asprintf(&path, "%s/%s", folder, d->d_name) < 0)
-            continue;
-        from = file_read(path, PATH_MAX, &size, &ignored);
-        int gone = from && *from && access(from, F_OK) != 0 && errno == ENOENT;
-        if (gone || (from && strcmp(from, source) == 0 && same_type(d->d_name, name))) {
-            unlink(path);
-            path[strlen(path) - strlen(".source")] = '\0';
-            unlink(path);
-        }
-        free(from);
-        free(path);
-    }
-    if (dir)
-        closedir(dir);
-    free(folder);
-}
-
-/* Write down where a conversion came from, tidy up, and say once how large it is and how to get along without; asked: MODEL as it was given. */
-static void keep_books(const char *prog, const char *made, const char *source, const char *asked)
-{
-    struct err ignored;
-    struct stat st;
-    char size[CLI_BYTES], *real = realpath(source, NULL), *name = beside(made, ".source", &ignored);
-    FILE *f = real && name ? fopen(name, "w") : NULL;
-    if (f) {
-        fputs(real, f);
-        fclose(f);
-        drop_useless(made, real);
-    }
-    cli_note(prog, "kept as %s (%s); for the fastest start convert it yourself: zse-convert %s -o NAME.zse", made,
-             cli_bytes(size, stat(made, &st) == 0 ? (uint64_t)st.st_size : 0), asked);
-    free(real);
-    free(name);
-}
-
-struct notes { struct cli_progress progress; const char *prog; };
-
-static void note(void *user, const char *text)
-{
-    struct notes *to = user;
-    cli_progress_clear(&to->progress);
-    cli_note(to->prog, "%s", text);
-}
-
-static int convert(const char *prog, const char *source, const char *asked, const char *type, const char *output, const struct run_options *r, struct err *e)
-{
-    struct convert_options o;
-    struct notes to = { .prog = prog };
-    struct sigaction before[2];
-    static const struct map_guard guard = { guard_add, guard_remove };
-    const struct source_options open = { .guard = &guard };
-    convert_defaults(&o);
-    o.open = &open;
-    if (convert_parse_type(&o.type, type, e) != 0)
-        return -1;
-    o.keep_grid = 0;                    /* TYPE says so, or not */
-    cli_note(prog, "converting %s once, to %s (%s)", asked, output, type);
-    cli_progress_init(&to.progress);
-    o.source = source;
-    o.output = output;
-    o.n_threads = r->threads;
-    o.kernels = r->kernels;
-    o.overwrite = 1;                    /* what is there could not be read */
-    o.progress = &to.progress.progress;
-    o.note = note;
-    o.note_user = &to;
-    struct preflight_convert pre = { .prog = prog, .name = asked, .output = output, .force = r->force };
-    o.before = preflight_convert;
-    o.before_user = &pre;
-    sigaction(SIGINT, NULL, &before[0]);
-    sigaction(SIGTERM, NULL, &before[1]);
-    cli_catch_interrupt();              /* Ctrl-C leaves no half-written file behind */
-    int rc = convert_run(&o, NULL, e);
-    cli_progress_clear(&to.progress);
-    cli_die_of_interrupt();
-    sigaction(SIGINT, &before[0], NULL);
-    sigaction(SIGTERM, &before[1], NULL);
-    return rc;
-}
-
 /* ---- models ---- */
 
 /* Bytes of weights that may be read into memory before they are used: more would drive out what is used first. */
@@ -350,47 +156,6 @@ static void unload(struct opened_model *o)
         model_close(o->model);
     o->tokenizer = NULL;
     o->model = NULL;
-}
-
-/* One process converts a source, others wait for it: a lock on NAME.zse.lock.  The descriptor, or -1. */
-static int lock_conversion(const char *prog, const char *path, const char *source, struct err *e)
-{
-    char *name = beside(path, ".lock", e);
-    if (!name)
-        return -1;
-    struct stat mine, there;
-    int fd, rc, waited = 0;
-    while ((fd = open(name, O_RDWR | O_CREAT | O_CLOEXEC, 0666)) >= 0) {
-        if ((rc = flock(fd, LOCK_EX | LOCK_NB)) != 0 && errno == EWOULDBLOCK) {
-            if (!waited++)
-                cli_note(prog, "another process is converting %s; waiting for it", source);
-            while ((rc = flock(fd, LOCK_EX)) != 0 && errno == EINTR)
-                ;
-        }
-        if (rc != 0)
-            break;
-        if (fstat(fd, &mine) == 0 && stat(name, &there) == 0 && mine.st_ino == there.st_ino && mine.st_dev == there.st_dev) {
-            free(name);
-            return fd;
-        }
-        close(fd);                      /* whoever had it has removed the name: once more */
-    }
-    err_sys(e, "%s", name);
-    if (fd >= 0)
-        close(fd);
-    free(name);
-    return -1;
-}
-
-/* Removed while it is held: who waits for it finds the result, or converts. */
-static void unlock_conversion(int fd, const char *path)
-{
-    struct err ignored;
-    char *name = beside(path, ".lock", &ignored);
-    if (name)
-        unlink(name);
-    free(name);
-    close(fd);
 }
 
 /* What this device has free. */
@@ -456,35 +221,55 @@ const char *open_model_type(const char *prog, const char *path, const struct run
     return type ? type : "keep";
 }
 
-/* A GGUF or folder: its converted file, made if it is not there or not readable. */
-static int load_converted(const char *prog, const char *path, const struct run_options *r, struct opened_model *o, struct err *e)
+/* The file at o->path, made if it is not there or not readable. */
+static int load_made(const struct converted_ask *ask, const char *source, struct opened_model *o, struct err *e)
 {
-    const char *type = open_model_type(prog, path, r, o->name, e);
     struct err ignored;
-    if (!type || !(o->path = cache_path(path, type, e)))
+    if (load(o, &ignored) == 0)
+        return 0;
+    unload(o);
+    return converted_make(ask, source, o->path, e) == 0 ? load(o, e) : -1;
+}
+
+/* A GGUF or folder: its converted file. */
+static int load_converted(const struct converted_ask *ask, const char *source, struct opened_model *o, struct err *e)
+{
+    struct converted_lock lock;
+    struct err ignored;
+    if (!ask->type || !(o->path = converted_path(source, ask->type, e)))
         return -1;
     if (load(o, &ignored) == 0)
         return 0;
     unload(o);
-    int lock = lock_conversion(prog, o->path, path, e), rc = -1;
-    if (lock < 0)
+    if (converted_lock(&lock, ask, source, e) != 0)
         return -1;
-    if (load(o, &ignored) == 0) {                       /* somebody else has made it meanwhile */
-        rc = 0;
-    } else {
-        unload(o);
-        if (convert(prog, path, o->name, type, o->path, r, e) == 0) {
-            keep_books(prog, o->path, path, o->name);
-            rc = load(o, e);
-        }
-    }
-    unlock_conversion(lock, o->path);
+    const int rc = load_made(ask, source, o, e);        /* somebody else may have made it meanwhile */
+    converted_unlock(&lock);
     return rc;
 }
 
-static int find_and_load(const char *prog, const char *path, const struct run_options *r, struct opened_model *o, struct err *e)
+/* A folder whose shards are still coming; the stream is closed. */
+static int load_arriving(const struct converted_ask *ask, struct hub_stream *stream, char **source, struct opened_model *o, struct err *e)
 {
-    switch (source_detect(path, e)) {
+    struct converted_lock lock;
+    if (!ask->type || converted_lock(&lock, ask, *source, e) != 0) {
+        hub_stream_close(stream, -1, source, e);
+        cli_die_of_interrupt();
+        return -1;
+    }
+    int rc;
+    if (!lock.waited)
+        rc = converted_arriving(ask, stream, source, &o->path, e) == 0 ? load(o, e) : -1;
+    else                                                /* somebody else had the same shards, and has made it or failed */
+        rc = hub_stream_close(stream, 0, source, e) == 0 && (o->path = converted_path(*source, ask->type, e)) ? load_made(ask, *source, o, e) : -1;
+    converted_unlock(&lock);
+    return rc;
+}
+
+static int find_and_load(const char *prog, char **found, struct hub_stream *stream, const struct run_options *r, struct opened_model *o, struct err *e)
+{
+    const char *path = *found;
+    switch (stream ? SOURCE_FOLDER : source_detect(path, e)) {
     case SOURCE_NONE: return -1;
     case SOURCE_ZSE:
         if (r->type)
@@ -499,7 +284,9 @@ static int find_and_load(const char *prog, const char *path, const struct run_op
     case SOURCE_GGUF: case SOURCE_FOLDER:
         break;
     }
-    return load_converted(prog, path, r, o, e);
+    const struct converted_ask ask = { .prog = prog, .asked = o->name, .type = open_model_type(prog, path, r, o->name, e), .n_threads = r->threads, .kernels = r->kernels,
+                                       .force = r->force };
+    return stream ? load_arriving(&ask, stream, found, o, e) : load_converted(&ask, path, o, e);
 }
 
 static void *warm_up(void *r)
@@ -529,17 +316,18 @@ int open_model(const char *prog, const char *path, const struct run_options *r, 
         return err_set(e, ERR_IO, "no MODEL given, and ZSE_MODEL is not set");
     o->name = path;
     char *found;
+    struct hub_stream *stream = NULL;
     const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
     struct preflight_convert pre = { .prog = prog, .name = path, .output = cache && *cache ? cache : home && *home ? home : "/", .type = r->type, .force = r->force,
                                      .runs = !r->gpu, .max_memory = r->max_memory };
     const struct hub_check check = { preflight_fetch, &pre };
     if (r->mode.given)
         pre.type = "nl4";               /* the smallest that it may choose */
-    if (hub_model_path(prog, path, 0, &check, &found, e) != 0)
+    if (r->mode.given ? hub_model_path(prog, path, 0, &check, &found, e) != 0 : hub_stream_open(&stream, prog, path, 0, &check, &found, e) != 0)
         return -1;
     /* A context takes longer to make than a file to map. */
     o->warming = r->gpu && pthread_create(&o->warmer, NULL, warm_up, (void *)r) == 0;
-    int rc = find_and_load(prog, found, r, o, e);
+    int rc = find_and_load(prog, &found, stream, r, o, e);
     free(found);
     end_warm_up(o);
     if (rc == 0 && r->ctx && o->model->config.max_len > 0 && r->ctx > o->model->config.max_len)

@@ -84,7 +84,7 @@ struct heads {
     struct pool *pool;
     int n_heads, group, head_dim;
     int n_chunks, chunk;            /* chunks of so many tokens, the last ends at the last position */
-    size_t block, scratch_each;
+    size_t block, scratch_each, queries_each;       /* of a thread: floats of a chunk's queries, and as many of what comes out */
     uint8_t *kv, *scratch;
     float *q, *out;
     int32_t table[POSITIONS / KV_BLOCK];
@@ -94,7 +94,7 @@ static void attend(void *arg, int i, int thread)
 {
     const struct heads *h = arg;
     const int head = i % h->n_heads, last = h->n_chunks - 1 - i / h->n_heads;           /* the last sees most: first */
-    const size_t row = (size_t)h->group * (size_t)h->head_dim, at = (size_t)i * (size_t)h->chunk * row;
+    const size_t row = (size_t)h->group * (size_t)h->head_dim, at = (size_t)thread * h->queries_each;
     struct attn a = { .q = h->q + at, .q_token_stride = row, .q_head_stride = (size_t)h->head_dim, .out = h->out + at, .out_token_stride = row,
                       .out_head_stride = (size_t)h->head_dim, .n_tokens = h->chunk, .n_q_heads = h->group, .head_dim = h->head_dim,
                       .pos = POSITIONS - (h->n_chunks - last) * h->chunk, .base = h->kv, .table = h->table, .stride = (size_t)h->n_heads * 2 * h->block,
@@ -121,7 +121,7 @@ static void fill_heads(struct heads *h, float *row)
         }
     for (int i = 0; i < POSITIONS / KV_BLOCK; i++)
         h->table[i] = i;
-    for (size_t i = 0; i < (size_t)h->n_heads * POSITIONS * (size_t)h->group * (size_t)h->head_dim; i++)
+    for (size_t i = 0; i < h->queries_each * (size_t)pool_size(h->pool); i++)
         h->q[i] = (float)(i % 11) / 11;
 }
 
@@ -136,12 +136,14 @@ static int attention_rates(struct plan_rates *out, const struct plan_shape *s, c
     h.group = h.group < 1 ? 1 : h.group;
     h.block = kv_block_bytes(KV_F16, h.head_dim);
     h.scratch_each = (k->attention_scratch(h.head_dim) + 63) / 64 * 64;
-    const size_t queries = (size_t)h.n_heads * POSITIONS * (size_t)h.group * (size_t)h.head_dim;
+    const int most = h.group >= QUERIES ? 1 : QUERIES / h.group;
+    h.queries_each = (size_t)most * (size_t)h.group * (size_t)h.head_dim;
+    const size_t queries = h.queries_each * (size_t)pool_size(pool);
     float *row = malloc((size_t)h.head_dim * sizeof *row);
     h.kv = aligned_alloc(64, (size_t)h.n_heads * 2 * h.block * (POSITIONS / KV_BLOCK));
     h.scratch = aligned_alloc(64, h.scratch_each * (size_t)pool_size(pool) + 64);
     h.q = malloc(2 * queries * sizeof *h.q);
-    const int ok = row && h.kv && h.scratch && h.q, most = h.group >= QUERIES ? 1 : QUERIES / h.group;
+    const int ok = row && h.kv && h.scratch && h.q;
     for (int many = 0; ok && many < 2; many++) {
         h.out = h.q + queries;
         if (!many)

@@ -7,9 +7,9 @@
 #include <unistd.h>
 
 #include "cmd/cli.h"
-#include "cmd/guard.h"
+#include "cmd/conversion.h"
 #include "cmd/convert.h"
-#include "cmd/hub.h"
+#include "cmd/guard.h"
 #include "cmd/memory_note.h"
 #include "cmd/planning.h"
 #include "cmd/preflight_convert.h"
@@ -236,15 +236,19 @@ static int copy_out(const char *path, const char *dir, struct err *e)
     return bad ? -1 : 0;
 }
 
-static int convert_to_stdout(struct arguments *a, struct convert_report *r, struct err *e)
+static int convert_to_stdout(struct arguments *a, struct hub_stream *stream, struct convert_report *r, struct err *e)
 {
     const char *tmp = getenv("TMPDIR");
     char dir[4096], path[4096 + 16];
-    if ((size_t)snprintf(dir, sizeof dir, "%s/zse-convert-XXXXXX", tmp && *tmp ? tmp : "/tmp") >= sizeof dir || !mkdtemp(dir))
-        return err_sys(e, "%s", dir);
+    if ((size_t)snprintf(dir, sizeof dir, "%s/zse-convert-XXXXXX", tmp && *tmp ? tmp : "/tmp") >= sizeof dir || !mkdtemp(dir)) {
+        err_sys(e, "%s", dir);
+        if (stream)
+            hub_stream_close(stream, -1, &a->found, e);
+        return -1;
+    }
     snprintf(path, sizeof path, "%s/model.zse", dir);
     a->o.output = path;
-    int rc = convert_run(&a->o, r, e);
+    int rc = conversion_run(prog, &a->o, stream, &a->found, r, e);
     if (rc == 0)
         rc = copy_out(path, dir, e);
     unlink(path);
@@ -256,12 +260,6 @@ static int convert_to_stdout(struct arguments *a, struct convert_report *r, stru
 /* ---- running ---- */
 
 static int writes_to_stdout(const struct arguments *a) { return a->o.output && strcmp(a->o.output, "-") == 0; }
-
-static void note(void *user, const char *text)
-{
-    cli_progress_clear(user);
-    cli_note(prog, "%s", text);
-}
 
 /* --mode: the type that this machine runs best. */
 static int choose_type(struct arguments *a, struct err *e)
@@ -290,46 +288,21 @@ static void say_memory(void *user, int layer)
     char what[40];
     if (layer % 5)
         return;
+    (void)user;
     snprintf(what, sizeof what, "layer %d", layer);
-    cli_progress_clear(user);
     memory_note(prog, what);
 }
 
 /* Convert a->o.source; its shards may still be coming. */
 static int convert(struct arguments *a, struct hub_stream *stream, struct convert_report *r, struct err *e)
 {
-    static const struct map_guard guard = { guard_add, guard_remove };
-    const struct source_options open = { .arriving = stream ? hub_stream_arriving(stream) : NULL, .guard = &guard };
-    struct cli_progress progress;
-    cli_progress_init(&progress);
-    cli_catch_interrupt();
-    a->o.open = &open;
-    a->o.progress = stream ? hub_stream_progress(stream, &progress.progress) : &progress.progress;
-    a->o.note = stream ? hub_stream_note : note;
-    a->o.note_user = stream ? (void *)stream : &progress;
     if (a->verbose) {
         a->o.layer = say_memory;
-        a->o.layer_user = &progress;
         memory_note(prog, "start");
     }
-    int rc = writes_to_stdout(a) ? convert_to_stdout(a, r, e) : convert_run(&a->o, r, e);
-    cli_progress_clear(&progress);
+    const int rc = writes_to_stdout(a) ? convert_to_stdout(a, stream, r, e) : conversion_run(prog, &a->o, stream, &a->found, r, e);
     if (a->verbose && rc == 0)
         memory_note(prog, "end");
-    return rc;
-}
-
-/* The same, with the end of the download; where that fell back to an older commit in the cache, from there. */
-static int convert_stream(struct arguments *a, struct hub_stream *stream, struct convert_report *r, struct err *e)
-{
-    const int rc = convert(a, stream, r, e), end = hub_stream_close(stream, rc, &a->found, e);
-    a->o.source = a->found;
-    if (end == 1) {
-        convert_report_release(r);
-        return convert(a, NULL, r, e);
-    }
-    if (rc == 0 && end != 0)
-        cli_note(prog, "%s", e->msg);       /* the file is there, the cache is not as it should be */
     return rc;
 }
 
@@ -339,7 +312,7 @@ static int find_source(struct arguments *a, const struct hub_check *check, struc
     *stream = NULL;
     if (a->o.synthetic)
         return 0;
-    const int rc = a->o.output && !a->mode.given ? hub_stream_open(stream, prog, a->o.source, check, &a->found, e)
+    const int rc = a->o.output && !a->mode.given ? hub_stream_open(stream, prog, a->o.source, 1, check, &a->found, e)
                                                  : hub_model_path(prog, a->o.source, 1, a->o.output ? check : NULL, &a->found, e);
     if (rc == 0)
         a->o.source = a->found;
@@ -360,7 +333,7 @@ static int run(struct arguments *a)
         return cli_fail(prog, &e);
     a->o.before = preflight_convert;
     a->o.before_user = &pre;
-    if ((stream ? convert_stream : convert)(a, stream, &r, &e) != 0) {
+    if (convert(a, stream, &r, &e) != 0) {
         convert_report_release(&r);
         if (e.code == ERR_CANCELLED)
             cli_die_of_interrupt();

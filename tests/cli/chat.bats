@@ -43,8 +43,12 @@ print(v if isinstance(v,str) else json.dumps(v))' "$1"; }
   made=$(echo "$XDG_CACHE_HOME"/zse/*.zse)
   mv "$made" "$BATS_TEST_TMPDIR/made"
   mkfifo "$BATS_TEST_TMPDIR/go"
-  flock "$made.lock" -c "read -r _ <'$BATS_TEST_TMPDIR/go'" 3>&- &
-  taken() { [ -e "$made.lock" ] && ! flock -n "$made.lock" true; }
+  lock=$XDG_CACHE_HOME/zse/$(python3 -c 'import os
+h = 0xcbf29ce484222325
+for b in os.path.realpath("models/tiny").encode(): h = (h ^ b) * 0x100000001b3 % 2**64          # FNV-1a
+print(f"{h:016x}-int8.lock")')
+  flock "$lock" -c "read -r _ <'$BATS_TEST_TMPDIR/go'" 3>&- &
+  taken() { [ -e "$lock" ] && ! flock -n "$lock" true; }
   await taken
   zse-chat models/tiny -q int8 -p "What is 2+2?" --temp 0 >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err" 3>&- &
   chat=$!
@@ -54,7 +58,7 @@ print(v if isinstance(v,str) else json.dumps(v))' "$1"; }
   wait $chat
   [ "$(cat "$BATS_TEST_TMPDIR/out")" = "2 + 2 = 4" ]
   run ! grep -q 'once, to' "$BATS_TEST_TMPDIR/err"
-  [ ! -e "$made.lock" ]
+  [ ! -e "$lock" ]
 }
 
 @test "conversions that are replaced, or whose source is gone, do not stay; top_k -1 in generation_config.json means off" {

@@ -447,6 +447,44 @@ nothing_left() { [ -z "$(find "$BATS_TEST_TMPDIR" -name '*m.zse*')" ]; }
   cmp "$BATS_TEST_TMPDIR/want.zse" "$BATS_TEST_TMPDIR/m.zse"
 }
 
+# Of a conversion without a place of its own.
+kept_half() { [ -n "$(find "$XDG_CACHE_HOME" -name '.*.part.zse-*' -size +100k)" ]; }
+
+@test "zse-chat, too, converts what is there; a second one waits for that, and nobody converts twice" {
+  fault '{"file":"model-00003-of-00003.safetensors","kind":"hold","at":"cdn","if_range":"bytes=524288-"}'
+  zse-chat test/layers --temp 0 -p 'What is 2+2?' >"$BATS_TEST_TMPDIR/a" 2>"$BATS_TEST_TMPDIR/a.err" 3>&- &
+  local a=$! b
+  await kept_half || { cat "$BATS_TEST_TMPDIR/a.err"; return 1; }
+  zse-chat test/layers --temp 0 -p 'What is 2+2?' >"$BATS_TEST_TMPDIR/b" 2>"$BATS_TEST_TMPDIR/b.err" 3>&- &
+  b=$!
+  await grep -q 'another process is converting test/layers; waiting for it' "$BATS_TEST_TMPDIR/b.err" || { cat "$BATS_TEST_TMPDIR/b.err"; return 1; }
+  curl -s "$HUB/_release" -d ''
+  wait $a || { cat "$BATS_TEST_TMPDIR/a.err"; return 1; }
+  wait $b || { cat "$BATS_TEST_TMPDIR/b.err"; return 1; }
+  [ "$(cat "$BATS_TEST_TMPDIR/a" "$BATS_TEST_TMPDIR/b")" = $'2 + 2 = 4\n2 + 2 = 4' ]
+  grep -q 'converting test/layers once, as it comes (keep)' "$BATS_TEST_TMPDIR/a.err"
+  run ! grep -q ' once, ' "$BATS_TEST_TMPDIR/b.err"
+  [ "$(find "$XDG_CACHE_HOME/zse" -type f | sed 's/.*[0-9]\.zse/zse/' | sort | xargs)" = "zse zse.source" ]
+  answers test/layers                                             # from the cache, with the same name
+  run ! grep -q ' once, ' "$BATS_TEST_TMPDIR/notes"
+}
+
+@test "zse-chat, ended while a model comes: nothing is left but what has come" {
+  local rc=0
+  fault '{"file":"model-00003-of-00003.safetensors","kind":"hold","at":"cdn","if_range":"bytes=524288-"}'
+  zse-chat test/layers --temp 0 -p 'What is 2+2?' >"$BATS_TEST_TMPDIR/a" 2>&1 3>&- &
+  local a=$!
+  await kept_half || { cat "$BATS_TEST_TMPDIR/a"; return 1; }
+  kill -TERM $a
+  wait $a || rc=$?
+  [ $rc = 143 ] || { echo "$rc"; cat "$BATS_TEST_TMPDIR/a"; return 1; }
+  curl -s "$HUB/_release" -d ''
+  [ -z "$(find "$XDG_CACHE_HOME/zse" -name '*.zse*')" ]
+  curl -s "$HUB/_reset" -d ''
+  answers test/layers
+  never_asked 'model-0000[12]-of-00003.safetensors bytes'
+}
+
 @test "a shard of which nothing is used, with a header of 33 MB: it is waited for, and the file is the same" {
   ln -s "$T/unused" "$BATS_TEST_TMPDIR/$COMMIT"
   zse-convert "$BATS_TEST_TMPDIR/$COMMIT" -o "$BATS_TEST_TMPDIR/want.zse" --quality fast >/dev/null
