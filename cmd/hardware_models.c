@@ -9,6 +9,8 @@
 
 static const char prog[] = "zse-hardware";
 enum { CONTEXT = 4096, PROMPT = 512 };
+/* Bytes to plan for; what else there is for layers that do not fit in there, 0: nothing. */
+struct room { uint64_t memory, beside; };
 
 /* The memory to plan for: given, or what this process can have. */
 static int find_memory(const struct hardware_options *o, struct machine *m, uint64_t *memory, const char **what, struct err *e)
@@ -20,8 +22,19 @@ static int find_memory(const struct hardware_options *o, struct machine *m, uint
     return 0;
 }
 
-/* One model: its choice, or NULL if nothing fits (or it does not run here); *failed: a sentence is in *e. */
-static json_t *choose(const json_t *m, const struct hardware_options *o, uint64_t memory, const struct plan_rates *rates, int *failed, struct err *e)
+/* Layers that a device takes, with their keys and values, beside its workspace, where the rest lies in the machine's memory; 0: that does not fit. */
+static int device_layers(const struct planned *p, const struct plan_weights *w, int context, const struct room *r)
+{
+    const int n = p->shape.n_layers;
+    const uint64_t all = planned_bytes(p, w, context), workspace = planned_workspace(p), outside = w->bytes - w->layer_bytes * (uint64_t)n;
+    const uint64_t each = (all - workspace - outside) / (uint64_t)n, usable = plan_usable(r->memory);
+    int layers = usable > workspace ? plan_times((double)(usable - workspace), (double)each) : 0;
+    layers = layers < n ? layers : n - 1;
+    return all + workspace - (uint64_t)layers * each <= plan_usable(r->beside) ? layers : 0;
+}
+
+/* One model: its choice, or NULL if nothing fits (or it does not run here); *failed: a sentence is in *e.  With r->beside also what fits only there together. */
+static json_t *choose(const json_t *m, const struct hardware_options *o, const struct room *r, const struct plan_rates *rates, int *failed, struct err *e)
 {
     const json_t *config = json_object_get(m, "config");
     const char *id = json_string_value(json_object_get(m, "id"));
@@ -36,16 +49,26 @@ static json_t *choose(const json_t *m, const struct hardware_options *o, uint64_
         c[i] = (struct plan_choice){ .type = planned_types[i], .bytes = planned_bytes(&p, &w[i], context) };
         c[i].decode = rates ? plan_decode(&p.shape, &w[i], rates, KV_F16, PROMPT) : 0;
     }
-    const int best = *failed || (!p.supported && !o->all) ? -1 : plan_choose(c, PLANNED_TYPES, (enum plan_mode)o->mode, memory);
+    int best = *failed || (!p.supported && !o->all) ? -1 : plan_choose(c, PLANNED_TYPES, (enum plan_mode)o->mode, r->memory), layers = 0;
+    const int whole = best >= 0;
+    for (int i = 0; i < PLANNED_TYPES && !whole && !*failed && r->beside; i++)
+        c[i].decode = 0;                /* of a machine whose GPU takes part nothing is known */
+    if (!*failed && !whole && r->beside && (p.supported || o->all)) {
+        best = plan_choose(c, PLANNED_TYPES, (enum plan_mode)o->mode, r->memory + r->beside);
+        if (best >= 0 && !(layers = device_layers(&p, &w[best], context, r)))
+            best = -1;
+    }
     if (best < 0) {
         planned_close(&p);
         return NULL;
     }
-    const double prefill = rates ? plan_prefill(&p.shape, &w[best], rates, PROMPT) : 0;
+    const double prefill = rates && whole ? plan_prefill(&p.shape, &w[best], rates, PROMPT) : 0;
     json_t *j = json_pack("{s:s, s:O, s:I, s:s, s:I, s:I, s:o, s:o, s:O, s:b}", "model_id", id, "name", json_object_get(m, "name"), "parameters", (json_int_t)p.params.total, "type",
                           c[best].type, "weight_bytes", (json_int_t)w[best].bytes, "bytes", (json_int_t)c[best].bytes, "prefill_tokens_per_s",
                           prefill > 0 ? json_real(prefill) : json_null(), "decode_tokens_per_s", c[best].decode > 0 ? json_real(c[best].decode) : json_null(), "recommended",
                           json_object_get(m, "recommended"), "supported", p.supported);
+    if (!whole)
+        json_object_update_new(j, json_pack("{s:i, s:i}", "gpu_layers", layers, "layers", p.shape.n_layers));
     planned_close(&p);
     return j;
 }
@@ -56,51 +79,64 @@ static void print_choice(const json_t *c)
            json_string_value(json_object_get(c, "type")), json_number_value(json_object_get(c, "bytes")) / 1e9);
     if (json_is_real(json_object_get(c, "decode_tokens_per_s")))
         printf(" %9.0f %9.1f", json_real_value(json_object_get(c, "prefill_tokens_per_s")), json_real_value(json_object_get(c, "decode_tokens_per_s")));
+    if (json_object_get(c, "gpu_layers"))
+        printf("  %lld of %lld layers on the GPU", (long long)json_integer_value(json_object_get(c, "gpu_layers")), (long long)json_integer_value(json_object_get(c, "layers")));
     printf("%s%s\n", json_is_true(json_object_get(c, "recommended")) ? "  *" : "", json_is_true(json_object_get(c, "supported")) ? "" : "  (does not run here)");
+}
+
+static void print_choices(const struct hardware_options *o, const json_t *all, const json_t *hybrid, const struct room *r, const char *what, int speed, int one_only)
+{
+    char size[CLI_BYTES];
+    size_t i;
+    const json_t *one;
+    printf("%s (%s), a tenth of it left free; mode %s, context %d\n", cli_bytes_both(size, r->memory), what, plan_mode_name((enum plan_mode)o->mode),
+           o->context ? o->context : CONTEXT);
+    printf("%-30s %7s  %-5s %9s%s\n", "name", "params", "type", "GB", speed ? "  prefill    decode tokens/s" : "");
+    json_array_foreach(all, i, one)
+        print_choice(one);
+    if (json_array_size(all) == 0)
+        printf("%s\n", one_only ? "does not fit" : "nothing fits");
+    if (json_array_size(hybrid) == 0)
+        return;
+    printf("hybrid, with %s of this machine's memory beside it:\n", cli_bytes_both(size, r->beside));
+    json_array_foreach(hybrid, i, one)
+        print_choice(one);
 }
 
 static int recommend(const struct hardware_options *o, json_t *registry, struct err *e)
 {
     struct machine m;
     struct plan_rates rates = { 0 };
-    uint64_t memory;
+    struct room r = { 0 };
     const char *what;
-    json_t *all = json_array(), *one;
+    json_t *all = json_array(), *hybrid = json_array(), *one;
     const json_t *only = NULL;
     size_t i;
     const int speed = !o->no_speed && !o->root;
-    char size[CLI_BYTES];
-    if (!registry || find_memory(o, &m, &memory, &what, e) != 0 || (o->model && !(only = registry_find(registry, o->model, e))) ||
+    if (!registry || find_memory(o, &m, &r.memory, &what, e) != 0 || (o->model && !(only = registry_find(registry, o->model, e))) ||
         (speed && planned_rates(&rates, NULL, NULL, o->threads, NULL, e) != 0)) {
         json_decref(all);
+        json_decref(hybrid);
         return -1;
     }
+    r.beside = o->vram ? memory_now(&m.memory) : 0;
+    int failed = 0;
     json_array_foreach(registry, i, one) {
-        int failed = 0;
-        json_t *c = only && only != one ? NULL : choose(one, o, memory, speed ? &rates : NULL, &failed, e);
-        if (failed) {
-            json_decref(all);
-            return -1;
-        }
+        json_t *c = failed || (only && only != one) ? NULL : choose(one, o, &r, speed ? &rates : NULL, &failed, e);
         if (c)
-            json_array_append_new(all, c);
+            json_array_append_new(json_object_get(c, "gpu_layers") ? hybrid : all, c);
     }
-    if (o->json) {
-        json_t *j = json_pack("{s:I, s:s, s:s, s:i, s:O}", "memory_bytes", (json_int_t)memory, "memory_is", what, "mode", plan_mode_name((enum plan_mode)o->mode), "context",
-                              o->context ? o->context : CONTEXT, "models", all);
+    if (!failed && o->json) {
+        json_t *j = json_pack("{s:I, s:s, s:s, s:i, s:O, s:O}", "memory_bytes", (json_int_t)r.memory, "memory_is", what, "mode", plan_mode_name((enum plan_mode)o->mode), "context",
+                              o->context ? o->context : CONTEXT, "models", all, "hybrid", hybrid);
         cli_json(j);
         json_decref(j);
-    } else {
-        printf("%s (%s), a tenth of it left free; mode %s, context %d\n", cli_bytes_both(size, memory), what, plan_mode_name((enum plan_mode)o->mode),
-               o->context ? o->context : CONTEXT);
-        printf("%-30s %7s  %-5s %9s%s\n", "name", "params", "type", "GB", speed ? "  prefill    decode tokens/s" : "");
-        json_array_foreach(all, i, one)
-            print_choice(one);
-        if (json_array_size(all) == 0)
-            printf("%s\n", only ? "does not fit" : "nothing fits");
+    } else if (!failed) {
+        print_choices(o, all, hybrid, &r, what, speed, only != NULL);
     }
     json_decref(all);
-    return 0;
+    json_decref(hybrid);
+    return failed ? -1 : 0;
 }
 
 int hardware_recommend(const struct hardware_options *o)

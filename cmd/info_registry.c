@@ -84,7 +84,8 @@ static json_t *describe(const json_t *m, struct err *e)
     json_object_set_new(j, "parameters", json_integer((json_int_t)p.params.total));
     json_object_set_new(j, "active_parameters", json_integer((json_int_t)p.params.active));
     json_object_set_new(j, "size", json_string(registry_size((double)p.params.total)));
-    json_object_set_new(j, "context_length", json_integer(p.shape.max_len));
+    const json_t *trained = json_object_get(m, "context");
+    json_object_set_new(j, "context_length", json_integer(trained ? json_integer_value(trained) : p.shape.max_len));
     json_object_set_new(j, "kv_bytes_per_token", json_integer((json_int_t)plan_kv_token(&p.shape, KV_F16)));
     json_object_set_new(j, "weight_bytes", weights);
     json_object_set_new(j, "exact", json_boolean(exact));

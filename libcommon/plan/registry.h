@@ -5,6 +5,7 @@
  *   name, description, license, provider, categories (chat, instruct, code, reasoning), tags
  *   recommended   a good first choice of its size
  *   zse12         one of the 19 models of ZSE 1.2's list;  zse_optimized: marked there as converted and verified
+ *   context       tokens that it was trained for, by its model card, where config.json allows more; else absent
  *   config        as config.json has them
  * Facts: the config.json and model card of each on huggingface.co. */
 #ifndef ZSE_PLAN_REGISTRY_H

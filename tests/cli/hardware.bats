@@ -145,6 +145,27 @@ C
   [ "$status" = 0 ] && [[ "$output" == *"does not fit"* ]]
 }
 
+@test "recommend: what fits only with layers in the machine's memory" {
+  canned 16000000 9000000                 # kB
+  zse-hardware recommend --root "$T/root" --vram 3 --json >"$T/j"
+  # each alone is too large, on the GPU at most 90 % of 3 GB, beside it at most 90 % of 9.2; what fits alone is not named twice
+  jq -e '(.hybrid | length) > 2 and all(.hybrid[]; .bytes > 2.7e9 and .bytes <= 2.7e9 + 8.3e9 and .gpu_layers >= 1 and .gpu_layers < .layers and .decode_tokens_per_s == null) and
+    ([.models[].model_id] - ([.models[].model_id] - [.hybrid[].model_id]) == []) and all(.models[]; has("gpu_layers") | not)' "$T/j" || { cat "$T/j"; return 1; }
+  # more of the GPU, more layers; all of them, and it is no longer a hybrid
+  layers() { zse-hardware recommend --root "$T/root" --vram "$1" --model 7B --json | jq -r '[(.models | length), (.hybrid[0].gpu_layers // 0)] | join(" ")'; }
+  read -r few_alone few < <(layers 2)
+  read -r more_alone more < <(layers 4)
+  [ "$few_alone" = 0 ]
+  [ "$more_alone" = 0 ]
+  [ "$few" -ge 1 ]
+  [ "$more" -gt "$few" ]
+  [ "$(layers 8)" = "1 0" ]
+  zse-hardware recommend --root "$T/root" --vram 4 --model 7B | grep -q "^Qwen2.5-7B .*  $more of 28 layers on the GPU"
+  canned 16000000 300000                  # nothing beside it
+  zse-hardware recommend --root "$T/root" --vram 4 --model 7B --json | jq -e '.models == [] and .hybrid == []'
+  zse-hardware recommend --root "$T/root" --json | jq -e '.hybrid == []'
+}
+
 @test "recommend keeps to a control group: 2 GB" {
   canned 16000000 9000000
   group 2000000000 100000000
