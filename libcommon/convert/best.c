@@ -2,7 +2,9 @@
  * the quantized layers before it produce.
  *
  * best: the inputs of o, of gate and up, and of down depend on what was quantized just before within the layer, so the layer runs four times up to
- * the matrix in question, and a fifth time to its end. */
+ * the matrix in question, and a fifth time to its end.
+ *
+ * Experts are quantized one after the other as they are written, each on the tokens that the router sends there: one expert's bytes are in memory at a time. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -49,11 +51,14 @@ static int place(struct job *j, struct calibration *c, struct plan *p, struct er
     return 0;
 }
 
-static int encode_rest(struct job *j, struct calibration *c, int layer, struct err *e)
+static int is_fed_back(const struct plan *p) { return p->make == MAKE_QUANT && (p->input >= 0 || p->spec->role == ROLE_EXPERT_DOWN); }
+
+/* expert -1: what belongs to none. */
+static int encode_rest(struct job *j, struct calibration *c, int layer, int expert, struct err *e)
 {
     for (int i = 0; i < j->n_plans; i++) {
         struct plan *p = &j->plans[i];
-        if (p->spec->layer != layer || (p->make == MAKE_QUANT && p->input >= 0))
+        if (p->spec->layer != layer || p->spec->expert != expert || is_fed_back(p))
             continue;
         struct memory m = { .data = big_alloc(p->m.size) };
         uint64_t done = j->done;
@@ -78,12 +83,18 @@ struct watch {
     const float *scale;                 /* channels of x~ are the float model's divided by this, or NULL */
     float *h, *cross;                   /* [N][N] */
     float *x, *diff, *px, *pd;          /* [window_len][N], and packed */
+    float *mlp;                         /* [window_len][hidden_size] what a shared MLP beside experts reads, or NULL */
 };
 
 static int watch_input(void *user, int layer, int role, const float *x, size_t ldx, int n_tokens, int cols)
 {
     struct watch *w = user;
     (void)layer;
+    if (w->mlp && calibrate_input(role) == INPUT_MLP) {
+        for (int t = 0; t < n_tokens; t++)
+            memcpy(w->mlp + (size_t)t * (size_t)cols, x + (size_t)t * ldx, (size_t)cols * sizeof *x);
+        return 1;
+    }
     if ((int)calibrate_input(role) != w->input)
         return 0;
     size_t N = (size_t)w->kept->ld;
@@ -102,13 +113,28 @@ static int watch_input(void *user, int layer, int role, const float *x, size_t l
     return 1;                           /* the rest of the layer is of no interest now */
 }
 
+/* Up to w->input; behind a shared MLP no expert need be there. */
+static int run_window(struct job *j, struct calibration *c, int layer, struct watch *w, float *x, struct err *e)
+{
+    const struct cpu_tap tap = { .input = watch_input, .user = w };
+    struct cpu_choice ignored;
+    if (cpu_layers_run(c->run, layer, &c->q.layers[layer], 0, x, &tap, e))
+        return -1;
+    if (w->mlp && cpu_layers_choose(c->run, layer, &c->q.layers[layer], w->mlp, (size_t)j->config.hidden_size, x, c->window_len, &ignored, &(struct cpu_tap){ .input = watch_input, .user = w }, e))
+        return -1;
+    if (w->mlp)
+        cpu_choice_release(&ignored);
+    return calibrate_progress(j, c, "Quantizing", layer, c->n_windows, e);
+}
+
 /* H and C of one input of the layer, from all windows; both malloc'd. */
 static int measure(struct job *j, struct calibration *c, int layer, int input, const struct inputs *kept, float **h, float **cross, struct err *e)
 {
     size_t N = (size_t)kept->ld, hidden = (size_t)j->config.hidden_size, window = (size_t)c->window_len * hidden;
     struct watch w = { .j = j, .c = c, .input = input, .kept = kept, .scale = j->calib[layer].scale[input] };
-    struct cpu_tap tap = { .input = watch_input, .user = &w };
-    float *x = malloc(window * sizeof *x);
+    const int behind_experts = input == INPUT_DOWN && j->config.ff[layer] == FF_MOE;
+    float *x = malloc(2 * window * sizeof *x);
+    w.mlp = x && behind_experts ? x + window : NULL;
     w.h = calloc(N * N, sizeof *w.h);
     w.cross = calloc(N * N, sizeof *w.cross);
     size_t floats = linalg_packed((int)N, c->window_len);
@@ -119,9 +145,7 @@ static int measure(struct job *j, struct calibration *c, int layer, int input, c
     int rc = x && w.h && w.cross && w.x ? 0 : err_nomem(e, "the covariance of inputs");
     for (w.window = 0; w.window < c->n_windows && rc == 0; w.window++) {
         memcpy(x, c->xq + (size_t)w.window * window, window * sizeof *x);
-        rc = cpu_layers_run(c->run, layer, &c->q.layers[layer], 0, x, &tap, e);
-        if (rc == 0)
-            rc = calibrate_progress(j, c, "Quantizing", layer, c->n_windows, e);
+        rc = run_window(j, c, layer, &w, x, e);
     }
     free(x);
     free(w.x);
@@ -270,13 +294,35 @@ static int quantize_input(struct job *j, struct calibration *c, int layer, int i
 
 /* ---- a layer ---- */
 
+struct collector { struct inputs *to; size_t at; };
+
+/* What experts read, and no further. */
+static int collect(void *user, int layer, int role, const float *x, size_t ldx, int n_tokens, int cols)
+{
+    struct collector *w = user;
+    (void)layer;
+    if (calibrate_input(role) != INPUT_MLP)
+        return 0;
+    for (int t = 0; t < n_tokens; t++, w->at += (size_t)w->to->ld)
+        memcpy(w->to->x + w->at, x + (size_t)t * ldx, (size_t)cols * sizeof *x);
+    return 1;
+}
+
+/* xq through the layer; its experts are still to come where it has some. */
 static int advance(struct job *j, struct calibration *c, int layer, struct err *e)
 {
-    size_t window = (size_t)c->window_len * (size_t)j->config.hidden_size;
+    const int hidden = j->config.hidden_size, n = c->n_windows * c->window_len, moe = j->config.ff[layer] == FF_MOE;
+    struct collector w = { &c->h, 0 };
+    const struct cpu_tap tap = { .input = collect, .user = &w };
+    if (moe)
+        c->h = (struct inputs){ big_alloc((size_t)n * (size_t)linalg_pad(hidden) * sizeof(float)), hidden, linalg_pad(hidden) };
+    if (moe && !c->h.x)
+        return err_nomem(e, "the inputs of experts");
     for (int i = 0; i < c->n_windows; i++)
-        if (cpu_layers_run(c->run, layer, &c->q.layers[layer], 0, c->xq + (size_t)i * window, NULL, e))
+        if (cpu_layers_run(c->run, layer, &c->q.layers[layer], 0, c->xq + (size_t)i * (size_t)c->window_len * (size_t)hidden, moe ? &tap : NULL, e))
             return -1;
-    return 0;
+    cpu_choice_release(&c->choice);
+    return moe ? cpu_layers_choose(c->run, layer, &c->q.layers[layer], c->h.x, (size_t)c->h.ld, c->xq, n, &c->choice, NULL, e) : 0;
 }
 
 /* Run the float model's layer, keeping its inputs: kept, to be freed with big_free in any case.  Its weights stay loaded. */
@@ -298,19 +344,23 @@ static int run_layer(struct job *j, struct calibration *c, int layer, struct inp
     return calibrate_layer(j, c, layer, kept, e);
 }
 
-/* All matrices that read one input, whose channels are divided by their scales here. */
+/* Channels as the scaled matrices see them. */
+static void scale_inputs(const struct inputs *kept, const float *s, int n_tokens)
+{
+    for (int t = 0; s && kept->x && t < n_tokens; t++)
+        for (int k = 0; k < kept->n; k++)
+            kept->x[(size_t)t * (size_t)kept->ld + (size_t)k] /= s[k];
+}
+
+/* All matrices that read one input. */
 static int quantize_low(struct job *j, struct calibration *c, int layer, int input, const struct inputs *kept, struct err *e)
 {
-    const float *s = j->calib[layer].scale[input];
     int n_tokens = c->n_windows * c->window_len, any = 0, rc = 0;
     struct gptq g;
     for (int i = 0; i < j->n_plans; i++)
         any |= wants(&j->plans[i], layer, input);
     if (!any)
         return 0;
-    for (int t = 0; s && t < n_tokens; t++)
-        for (int k = 0; k < kept->n; k++)
-            kept->x[(size_t)t * (size_t)kept->ld + (size_t)k] /= s[k];
     if (gptq_init_low(&g, c->ops, j->pool, kept->n, kept->x, (size_t)kept->ld, n_tokens, GOOD_RANK, e))
         return -1;
     for (int i = 0; i < j->n_plans && rc == 0; i++)
@@ -323,6 +373,7 @@ static int quantize_low(struct job *j, struct calibration *c, int layer, int inp
 int good_layer(struct job *j, struct calibration *c, int layer, struct err *e)
 {
     struct inputs kept[N_INPUTS] = { { 0 } };
+    calibrate_end_experts(c);
     int rc = run_layer(j, c, layer, kept, e);
     calibrate_unload(c);
     if (rc == 0)
@@ -330,16 +381,126 @@ int good_layer(struct job *j, struct calibration *c, int layer, struct err *e)
     if (rc == 0)
         rc = plan_activations(j, e);
     for (int i = 0; i < N_INPUTS; i++) {
-        if (rc == 0)
+        if (rc == 0) {
+            scale_inputs(&kept[i], j->calib[layer].scale[i], c->n_windows * c->window_len);
             rc = quantize_low(j, c, layer, i, &kept[i], e);
-        big_free(kept[i].x);
+        }
+        if (rc == 0 && i == INPUT_MLP && j->config.ff[layer] == FF_MOE)
+            c->h = kept[i];
+        else
+            big_free(kept[i].x);
     }
+    c->q.layers[layer].experts = c->m.layers[layer].experts;            /* the quantized ones, from now on */
     return rc;
 }
+
+/* ---- an expert ---- */
+
+/* Tokens that go there, and some of all tokens with the weight of a few: where hardly any came, those count. */
+enum { SOME = 64 };
+static const float some_weight = 0.5f;          /* squared: 16 tokens */
+
+static int rows_of(const struct calibration *c, int expert, int *n_there)
+{
+    const int all = c->n_windows * c->window_len;
+    *n_there = c->choice.first[expert + 1] - c->choice.first[expert];
+    return *n_there + (all < SOME ? all : SOME);
+}
+
+static void gather_rows(const struct job *j, const struct calibration *c, int expert, const struct inputs *to, int n, int n_there)
+{
+    const int all = c->n_windows * c->window_len, first = c->choice.first[expert];
+    for (int r = 0; r < n; r++) {
+        const int t = r < n_there ? c->choice.token[first + r] : (int)((int64_t)(r - n_there) * all / (n - n_there));
+        const float by = r < n_there && j->config.moe.weigh_input ? c->choice.share[first + r] : 1;
+        for (int k = 0; k < to->n; k++)
+            to->x[(size_t)r * (size_t)to->ld + (size_t)k] = by * c->h.x[(size_t)t * (size_t)c->h.ld + (size_t)k];
+    }
+}
+
+static void weigh_rows(const struct inputs *x, int from, int n, float by)
+{
+    for (size_t i = (size_t)from * (size_t)x->ld; i < (size_t)n * (size_t)x->ld; i++)
+        x->x[i] *= by;
+}
+
+/* H of these rows: good in few directions, best whole. */
+static int gptq_of_rows(struct job *j, struct calibration *c, struct gptq *g, const struct inputs *x, int n, struct err *e)
+{
+    if (j->effort != CONVERT_BEST)
+        return gptq_init_low(g, c->ops, j->pool, x->n, x->x, (size_t)x->ld, n, GOOD_RANK, e);
+    const size_t N = (size_t)x->ld;
+    float *h = calloc(N * N, sizeof *h), *packed = malloc(linalg_packed(x->ld, c->window_len) * sizeof *packed);
+    const int ok = h && packed;
+    for (int t = 0; ok && t < n; t += c->window_len) {
+        const int count = n - t < c->window_len ? n - t : c->window_len;
+        linalg_pack(j->pool, packed, x->x + (size_t)t * N, N, x->ld, count);
+        linalg_gram(c->ops, j->pool, h, x->ld, packed, count);
+    }
+    free(packed);
+    if (ok)
+        return gptq_init(g, c->ops, j->pool, x->n, h, NULL, e);
+    free(h);
+    return err_nomem(e, "the covariance of inputs");
+}
+
+/* The matrices of one expert that read these rows. */
+static int quantize_rows(struct job *j, struct calibration *c, int layer, int expert, int down, const struct inputs *x, int n, struct err *e)
+{
+    struct gptq g;
+    int any = 0, rc = 0;
+    for (int i = 0; i < j->n_plans; i++) {
+        const struct plan *p = &j->plans[i];
+        any |= p->spec->layer == layer && p->spec->expert == expert && is_fed_back(p) && (p->spec->role == ROLE_EXPERT_DOWN) == down;
+    }
+    if (!any)
+        return 0;
+    if (gptq_of_rows(j, c, &g, x, n, e))
+        return -1;
+    for (int i = 0; i < j->n_plans && rc == 0; i++) {
+        struct plan *p = &j->plans[i];
+        if (p->spec->layer != layer || p->spec->expert != expert || !is_fed_back(p) || (p->spec->role == ROLE_EXPERT_DOWN) != down)
+            continue;
+        rc = quantize_matrix(j, c, &g, p, e);
+        if (rc == 0)
+            rc = place(j, c, p, e);
+    }
+    gptq_release(&g);
+    return rc;
+}
+
+int quantize_expert(struct job *j, struct calibration *c, int layer, int expert, struct err *e)
+{
+    const int hidden = j->config.hidden_size, size = j->config.moe.intermediate_size;
+    const struct layer *l = &c->q.layers[layer];
+    int n_there, n = rows_of(c, expert, &n_there);
+    struct inputs in = { big_alloc((size_t)n * (size_t)linalg_pad(hidden) * sizeof(float)), hidden, linalg_pad(hidden) };
+    struct inputs mid = { big_alloc((size_t)n * (size_t)linalg_pad(size) * sizeof(float)), size, linalg_pad(size) };
+    int rc = in.x && mid.x ? encode_rest(j, c, layer, expert, e) : err_nomem(e, "the inputs of an expert");
+    if (rc == 0) {
+        gather_rows(j, c, expert, &in, n, n_there);
+        weigh_rows(&in, n_there, n, some_weight);
+        rc = quantize_rows(j, c, layer, expert, 0, &in, n, e);
+    }
+    if (rc == 0) {
+        weigh_rows(&in, n_there, n, 1 / some_weight);
+        cpu_layers_expert_mid(c->run, &l->experts[expert], in.x, (size_t)in.ld, n, mid.x, (size_t)mid.ld);
+        weigh_rows(&mid, n_there, n, some_weight);
+        rc = quantize_rows(j, c, layer, expert, 1, &mid, n, e);
+    }
+    if (rc == 0 && j->effort == CONVERT_BEST)
+        cpu_layers_expert(c->run, layer, l, expert, c->h.x, (size_t)c->h.ld, c->xq, &c->choice, NULL);
+    big_free(in.x);
+    big_free(mid.x);
+    return rc;
+}
+
+/* ---- best ---- */
 
 int best_layer(struct job *j, struct calibration *c, int layer, struct err *e)
 {
     struct inputs kept[N_INPUTS] = { { 0 } };
+    calibrate_end_experts(c);
     int rc = run_layer(j, c, layer, kept, e);
     if (rc == 0)
         rc = fold_layer(j, layer, alpha_best, e);
@@ -347,7 +508,7 @@ int best_layer(struct job *j, struct calibration *c, int layer, struct err *e)
         rc = plan_activations(j, e);
     c->q.layers[layer] = c->m.layers[layer];            /* what is not quantized yet */
     if (rc == 0)
-        rc = encode_rest(j, c, layer, e);
+        rc = encode_rest(j, c, layer, -1, e);
     for (int i = 0; i < N_INPUTS && rc == 0; i++)
         rc = quantize_input(j, c, layer, i, &kept[i], e);
     if (rc == 0)

@@ -277,7 +277,7 @@ done:
 
 enum input calibrate_input(int role)
 {
-    return role == ROLE_Q ? INPUT_QKV : role == ROLE_Q_A ? INPUT_Q_A : role == ROLE_O ? INPUT_O : role == ROLE_DOWN ? INPUT_DOWN : INPUT_MLP;
+    return role == ROLE_Q || role == ROLE_IN ? INPUT_QKV : role == ROLE_Q_A ? INPUT_Q_A : role == ROLE_O ? INPUT_O : role == ROLE_DOWN ? INPUT_DOWN : INPUT_MLP;
 }
 
 int calibrate_progress(const struct job *j, const struct calibration *c, const char *what, int layer, int window, struct err *e)
@@ -328,12 +328,13 @@ static void watch_expert(void *user, int layer, int expert, int role, const floa
 
 int calibrate_width(const struct config *c, int layer, int input)
 {
-    const int mla = c->mixer[layer] == MIXER_MLA;
+    const int mixer = c->mixer[layer], mla = mixer == MIXER_MLA;
     switch (input) {
+    case INPUT_QKV:  return mixer == MIXER_NONE ? 0 : c->hidden_size;
     case INPUT_Q_A:  return mla ? c->mla.q_rank : 0;
-    case INPUT_O:    return mla ? c->n_heads * c->mla.v_dim : c->n_heads * c->head_dim;
-    case INPUT_DOWN: return config_mlp_size(c, layer);
-    default:         return c->hidden_size;
+    case INPUT_O:    return mixer == MIXER_NONE ? 0 : mixer_has_state(mixer) ? recurrent_width(c, layer) : mla ? c->n_heads * c->mla.v_dim : c->n_heads * c->head_dim;
+    case INPUT_MLP:  return c->ff[layer] == FF_NONE ? 0 : c->hidden_size;
+    default:         return config_mlp_size(c, layer);
     }
 }
 
@@ -353,18 +354,23 @@ void calibrate_forget_experts(struct job *j, int layer)
     }
 }
 
+void calibrate_end_experts(struct calibration *c)
+{
+    cpu_choice_release(&c->choice);
+    big_free(c->h.x);
+    c->h = (struct inputs){ 0 };
+}
+
 /* ---- experts, one in memory at a time ---- */
 
-struct expert_loader { struct job *j; struct calibration *c; int layer, kept; };        /* kept: blocks of the layer's other weights */
-
-static int load_expert(void *user, int expert, struct err *e)
+/* kept: blocks of the layer's other weights. */
+static int load_expert(struct job *j, struct calibration *c, int layer, int expert, int kept, struct err *e)
 {
-    const struct expert_loader *l = user;
-    while (l->c->n_blocks > l->kept)
-        big_free(l->c->blocks[--l->c->n_blocks]);
-    for (int i = 0; i < l->j->n_plans; i++) {
-        const struct plan *p = &l->j->plans[i];
-        if (p->spec->layer == l->layer && p->spec->expert == expert && load_weight(l->j, l->c, p, e))
+    while (c->n_blocks > kept)
+        big_free(c->blocks[--c->n_blocks]);
+    for (int i = 0; i < j->n_plans; i++) {
+        const struct plan *p = &j->plans[i];
+        if (p->spec->layer == layer && p->spec->expert == expert && load_weight(j, c, p, e))
             return -1;
     }
     return 0;
@@ -386,19 +392,26 @@ static int remember_experts(struct job *j, int index, struct err *e)
     return l->experts && l->down_strength ? 0 : err_nomem(e, "calibration of experts");
 }
 
-/* The experts of a layer whose attention all windows have been through; h: what enters them. */
+/* The experts of a layer whose attention all windows have been through; h: what enters them.  Their choice stays in c->choice. */
 static int run_experts(struct job *j, struct calibration *c, int index, struct watch *w, const struct inputs *h, struct err *e)
 {
     struct layer_calib *l = &j->calib[index];
-    struct expert_loader loader = { j, c, index, c->n_blocks };
+    const struct layer *weights = &c->m.layers[index];
     const struct cpu_tap tap = { .input = watch_input, .user = w, .expert = watch_expert };
-    const int n = c->n_windows * c->window_len, size = j->config.moe.intermediate_size;
+    const int n = c->n_windows * c->window_len, size = j->config.moe.intermediate_size, kept = c->n_blocks;
     w->window = 0;
-    if (cpu_layers_experts(c->run, index, &c->m.layers[index], h->x, (size_t)h->ld, c->x, n, load_expert, &loader, &tap, e))
+    cpu_choice_release(&c->choice);
+    if (cpu_layers_choose(c->run, index, weights, h->x, (size_t)h->ld, c->x, n, &c->choice, &tap, e))
         return -1;
-    for (int i = 0; i < j->config.moe.n_experts; i++)
+    for (int i = 0; i < j->config.moe.n_experts; i++) {
+        if (c->choice.first[i] == c->choice.first[i + 1])
+            continue;
+        if (load_expert(j, c, index, i, kept, e))
+            return -1;
+        cpu_layers_expert(c->run, index, weights, i, h->x, (size_t)h->ld, c->x, &c->choice, &tap);
         for (int k = 0; k < size; k++)
             l->down_strength[k] += l->experts[i].down[k] / ((float)n * (float)j->config.moe.top_k);
+    }
     return 0;
 }
 
@@ -442,7 +455,7 @@ int calibrate_layer(struct job *j, struct calibration *c, int index, struct inpu
             l->strength[i][k] = (float)(w.sum[i][k] / (double)n_tokens);
         free(w.sum[i]);
     }
-    if (rc == 0 && !l->strength[INPUT_MLP]) {
+    if (rc == 0 && config->block == BLOCK_PARALLEL && !l->strength[INPUT_MLP]) {
         size_t bytes = (size_t)config->hidden_size * sizeof(float);
         l->strength[INPUT_MLP] = malloc(bytes);
         if (!l->strength[INPUT_MLP])
@@ -525,18 +538,23 @@ static int widest(const struct config *c, int input)
 static uint64_t memory_needed(const struct job *j, const struct calibration *c)
 {
     const struct config *f = &j->config;
-    uint64_t tokens = (uint64_t)c->n_windows * (uint64_t)c->window_len, layer = 0, most = 0, width = 0;
+    uint64_t tokens = (uint64_t)c->n_windows * (uint64_t)c->window_len, layer = 0, one = 0, most = 0, width = 0, rows = 0;
     for (int i = 0; i < j->n_plans; i++) {
-        const struct plan *p = &j->plans[i];
-        if (p->spec->layer == 0 && p->spec->expert < 0)
-            layer += (uint64_t)p->spec->rows * (uint64_t)p->spec->cols * (p->source->type == GGML_BF16 || p->source->type == GGML_F16 ? 2 : 4);
+        const struct weight_spec *s = j->plans[i].spec;
+        const int source = j->plans[i].source->type;
+        if (s->layer < 0 || (s->expert > 0 && s->layer >= 0))
+            continue;
+        one = i && s->layer != j->plans[i - 1].spec->layer ? 0 : one;
+        one += (uint64_t)s->rows * (uint64_t)s->cols * (source == GGML_BF16 || source == GGML_F16 ? 2 : 4);
+        layer = one > layer ? one : layer;
+        rows = s->role == ROLE_IN && (uint64_t)s->rows > rows ? (uint64_t)s->rows : rows;
     }
     for (int i = 0; i < N_INPUTS; i++) {
         uint64_t n = (uint64_t)linalg_pad(widest(f, i));
         most = n > most ? n : most;
         width += n;
     }
-    uint64_t window = (uint64_t)c->window_len * (2 * (uint64_t)f->hidden_size + 2 * most + (uint64_t)f->n_heads * (uint64_t)f->head_dim * 3) * 4;
+    uint64_t window = (uint64_t)c->window_len * (2 * (uint64_t)f->hidden_size + 2 * most + (uint64_t)f->n_heads * (uint64_t)f->head_dim * 3 + 3 * rows) * 4;
     if (j->effort != CONVERT_BEST)
         return layer + tokens * ((uint64_t)f->hidden_size + width + GOOD_RANK) * 4 + window + most * GOOD_RANK * 24;
     return 2 * layer + 2 * tokens * (uint64_t)f->hidden_size * 4 + window + tokens * width * 4 + 3 * most * most * 4;
@@ -574,6 +592,7 @@ void calibrate_close(struct calibration *c)
     if (!c)
         return;
     calibrate_unload(c);
+    calibrate_end_experts(c);
     cpu_layers_close(c->run);
     free(c->blocks);
     for (int i = 0; c->m.layers && i < c->m.config.n_layers; i++)

@@ -19,16 +19,21 @@ struct calibration {
     struct model m;             /* the source's weights: ends, and the layer that is loaded */
     struct model q;             /* its quantized twin (best) */
     void **blocks; int n_blocks, room;      /* memory of the loaded weights */
+    /* Of the layer whose experts are being quantized: what enters them, channels scaled (best: behind the quantized layers), and who goes where. */
+    struct inputs h;
+    struct cpu_choice choice;
 };
 
 /* Weights of layer `index` (-1: what comes before the first) from the source as floats into c->m. */
 int calibrate_load(struct job *j, struct calibration *c, int index, struct err *e);
 /* Forget them. */
 void calibrate_unload(struct calibration *c);
+/* Forget what experts read. */
+void calibrate_end_experts(struct calibration *c);
 /* Memory that lives until calibrate_unload, 64-byte aligned. */
 void *calibrate_alloc(struct calibration *c, size_t size, struct err *e);
 
-/* Run layer `index` of c->m over c->x in place: strengths of its inputs into the job, and, if keep is not NULL, the inputs themselves. */
+/* Run layer `index` of c->m over c->x in place: strengths of its inputs into the job, the choice of experts into c, and, if keep is not NULL, the inputs themselves. */
 int calibrate_layer(struct job *j, struct calibration *c, int index, struct inputs keep[N_INPUTS], struct err *e);
 
 enum input calibrate_input(int role);

@@ -253,7 +253,7 @@ static int begin_tensor(struct zwriter *w, const struct plan *p, struct err *e)
 
 static int write_tensors(struct job *j, struct zwriter *w, struct calibration *c, struct err *e)
 {
-    int group = -2, seen_layers = 0;                    /* layer of the group that is open */
+    int group = -2, expert = -1, seen_layers = 0;       /* layer of the group that is open; expert that is written */
     for (int i = 0; i < j->n_plans; i++) {
         struct plan *p = &j->plans[i];
         int layer = p->spec->layer;
@@ -269,8 +269,12 @@ static int write_tensors(struct job *j, struct zwriter *w, struct calibration *c
             if (layer >= 0 && j->o->layer)
                 j->o->layer(j->o->layer_user, layer);
             group = layer;
+            expert = -1;
             seen_layers |= layer >= 0;
         }
+        if (p->spec->expert != expert && p->spec->expert >= 0 && j->effort != CONVERT_FAST && quantize_expert(j, c, layer, p->spec->expert, e))
+            return -1;
+        expert = p->spec->expert;
         const int rc = begin_tensor(w, p, e) || (j->o->synthetic ? synthetic_tensor : encode_tensor)(j, p, sink, w, e);
         if (source_check(j->source, p->source, e) || rc)        /* a file that was cut is the cause, whatever else went wrong */
             return -1;
@@ -305,12 +309,9 @@ done:
 
 /* ---- the whole ---- */
 
-/* Calibration runs layers of attention and MLPs only. */
-static int cannot_calibrate(const struct config *c) { return config_state_bytes(c) || config_has_mixer(c, MIXER_NONE); }
-
 static int wants_calibration(const struct job *j)
 {
-    if (cannot_calibrate(&j->config) || j->o->synthetic || (j->o->effort == CONVERT_FAST && j->report->type.kind != CONVERT_MIXED))
+    if (j->o->synthetic || (j->o->effort == CONVERT_FAST && j->report->type.kind != CONVERT_MIXED))
         return 0;
     for (int i = 0; i < j->n_plans; i++)
         if (j->plans[i].make == MAKE_QUANT && (j->plans[i].input >= 0 || j->plans[i].spec->expert >= 0))
@@ -346,17 +347,8 @@ static int run(struct job *j, struct err *e)
     struct calibration *c = NULL;
     int rc = -1;
     j->effort = wants_calibration(j) ? j->o->effort : CONVERT_FAST;
-    if (j->effort == CONVERT_BEST && config_beyond_dense(&j->config)) {
-        job_note(j, "%s: quality best is not for this architecture (%s): good is what is done", j->source->path, config_beyond_dense(&j->config));
-        j->effort = CONVERT_GOOD;
-    }
-    const int blind = cannot_calibrate(&j->config);
-    if (blind && j->o->effort != CONVERT_FAST && !j->o->synthetic)
-        job_note(j, "%s: quality %s is not for this architecture (recurrent layers): fast is what is done", j->source->path,
-                 j->o->effort == CONVERT_BEST ? "best" : "good");
-    if ((!j->o->output || blind) && j->report->type.kind == CONVERT_MIXED) {
-        if (!blind)
-            job_note(j, "which tensors get how many bits is an estimate here: a conversion runs the model to find out");
+    if (!j->o->output && j->report->type.kind == CONVERT_MIXED) {
+        job_note(j, "which tensors get how many bits is an estimate here: a conversion runs the model to find out");
         if (source_wait(j->source, NULL, e) || mixed_assign(j, e))
             return -1;
     }

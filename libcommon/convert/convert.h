@@ -10,7 +10,8 @@
  *          the 64 directions that hold most of its inputs; channels are scaled into the layer before (alpha 0.5), scales are searched for the
  *          least error weighted by those strengths, codes chosen with error feedback (GPTQ) along those directions, then coordinate descent
  *   best   the same over about 16000 tokens with alpha 0.25; then layer by layer, on the inputs that the already quantized layers produce:
- *          a half-way correction towards the float model's outputs, error feedback (GPTQ) in order of falling strength, coordinate descent */
+ *          a half-way correction towards the float model's outputs, error feedback (GPTQ) in order of falling strength, coordinate descent
+ *   Layers with a state are run and scaled as attention is; every expert has the inputs of the tokens that go there, and no correction. */
 #ifndef ZSE_CONVERT_CONVERT_H
 #define ZSE_CONVERT_CONVERT_H
 

@@ -240,7 +240,7 @@ static int encode_plain(struct job *j, struct plan *p, const struct encoder *c, 
     int rc = x ? 0 : err_nomem(e, p->source->name);
     for (int64_t row = 0; row < p->spec->rows && rc == 0; row++) {
         rc = rows_read(&c->rows, row, 1, x, e);
-        if (rc == 0 && p->spec->rows == 1)
+        if (rc == 0)
             fold_vector(&c->fold, x, cols);
         if (rc == 0)
             rc = sink(user, x, bytes, e);

@@ -3,6 +3,7 @@
  * There is an exact place for 1/s in
  *   the weights (and biases) of the norm before q, k, v or gate, up, if it has weights and nobody else reads its output;
  *   the rows of v, for the columns of o: attention is linear in v.  Heads that share a KV head share their s.  Not behind clip_qkv;
+ *   the gated norm of mamba2 and delta net, and the filters of a short convolution, for the columns of their o;
  *   the rows of up, for the columns of down: down(act(gate) * up) is linear in up; without a gate relu is homogeneous (and relu^2 takes s^(1/2)). */
 #include <math.h>
 #include <stdlib.h>
@@ -93,6 +94,24 @@ static int fold_o(struct job *j, struct layer_calib *l, float alpha, struct err 
     return 0;
 }
 
+/* o of a layer with a state: by element of what norms it, which delta net's heads share; or by channel of the convolution. */
+static int fold_state_o(struct job *j, struct layer_calib *l, int layer, float alpha, struct err *e)
+{
+    const struct config *c = &j->config;
+    const int width = recurrent_width(c, layer), n = c->mixer[layer] == MIXER_DELTA ? c->recurrent.head_dim : width, share = width / n;
+    float *d = calloc((size_t)n, sizeof *d);
+    for (int i = 0; d && i < width; i++)
+        d[i % n] += l->strength[INPUT_O][i] / (float)share;
+    l->v_scale = d ? scales_from(d, n, alpha) : NULL;
+    l->scale[INPUT_O] = malloc((size_t)width * sizeof(float));
+    free(d);
+    if (!l->v_scale || !l->scale[INPUT_O])
+        return err_nomem(e, "channel scales");
+    for (int i = 0; i < width; i++)
+        l->scale[INPUT_O][i] = l->v_scale[i % n];
+    return 0;
+}
+
 static int fold_input(struct layer_calib *l, int input, int n, float alpha, struct err *e)
 {
     l->scale[input] = scales_from(l->strength[input], n, alpha);
@@ -124,7 +143,8 @@ int fold_layer(struct job *j, int layer, float alpha, struct err *e)
     const struct config *c = &j->config;
     struct layer_calib *l = &j->calib[layer];
     const int mla = c->mixer[layer] == MIXER_MLA, q_a = mla && c->mla.q_rank, moe = c->ff[layer] == FF_MOE;
-    const unsigned qkv = q_a ? 1u << ROLE_Q_A | 1u << ROLE_KV_A : mla ? 1u << ROLE_Q | 1u << ROLE_KV_A : 1u << ROLE_Q | 1u << ROLE_K | 1u << ROLE_V;
+    const int state = mixer_has_state(c->mixer[layer]);
+    const unsigned qkv = state ? 1u << ROLE_IN | 1u << ROLE_IN_Z : q_a ? 1u << ROLE_Q_A | 1u << ROLE_KV_A : mla ? 1u << ROLE_Q | 1u << ROLE_KV_A : 1u << ROLE_Q | 1u << ROLE_K | 1u << ROLE_V | 1u << ROLE_Q_GATE;
     const unsigned mlp = 1u << ROLE_GATE | 1u << ROLE_UP | (moe ? 1u << ROLE_EXPERT_GATE | 1u << ROLE_EXPERT_UP : 0);
     int parallel = c->block == BLOCK_PARALLEL;
     for (int i = 0; i < N_INPUTS; i++) {
@@ -150,7 +170,9 @@ int fold_layer(struct job *j, int layer, float alpha, struct err *e)
         return -1;
     if (moe && c->moe.act_limit == 0 && all_rounded(j, layer, 1u << ROLE_EXPERT_UP | 1u << ROLE_EXPERT_DOWN) && fold_experts(j, l, alpha, e))
         return -1;
-    if (!mla && l->strength[INPUT_O] && c->clip_qkv == 0 && !has(j, layer, ".attn_sub_norm.weight") && all_rounded(j, layer, 1u << ROLE_V | 1u << ROLE_O) && fold_o(j, l, alpha, e))
+    if (state && l->strength[INPUT_O] && all_rounded(j, layer, 1u << ROLE_O) && fold_state_o(j, l, layer, alpha, e))
+        return -1;
+    if (!mla && !state && l->strength[INPUT_O] && c->clip_qkv == 0 && !has(j, layer, ".attn_sub_norm.weight") && all_rounded(j, layer, 1u << ROLE_V | 1u << ROLE_O) && fold_o(j, l, alpha, e))
         return -1;
     int homogeneous = !has(j, layer, ".mlp_sub_norm.weight") && (c->gated || c->act == ACT_RELU || c->act == ACT_RELU2);
     if (l->strength[INPUT_DOWN] && homogeneous && all_rounded(j, layer, 1u << ROLE_UP | 1u << ROLE_DOWN))
@@ -168,7 +190,8 @@ struct fold fold_of(const struct job *j, const struct plan *p)
     if (s->is_vector) {
         int weight = ends_in(s->name, ".weight");
         f.is_norm = 1;
-        f.offset = weight && !ends_in(s->name, ".q_a_norm.weight") ? j->config.norm_offset : 0;
+        const int normed = !ends_in(s->name, ".q_a_norm.weight") && !ends_in(s->name, ".gate_norm.weight") && !ends_in(s->name, ".conv.weight");
+        f.offset = weight && normed ? j->config.norm_offset : 0;
         if (ends_in(s->name, ".attn_norm.weight") || ends_in(s->name, ".attn_norm.bias"))
             f.col = l->scale[INPUT_QKV];
         else if (ends_in(s->name, ".mlp_norm.weight") || ends_in(s->name, ".mlp_norm.bias"))
@@ -177,7 +200,9 @@ struct fold fold_of(const struct job *j, const struct plan *p)
             f.col = l->scale[INPUT_Q_A];
         else if (s->expert >= 0)
             f.col = ends_in(s->name, ".up_proj.bias") && l->experts ? l->experts[s->expert].scale : NULL;
-        else if (ends_in(s->name, ".v_proj.bias"))
+        else if (ends_in(s->name, ".v_proj.bias") || ends_in(s->name, ".gate_norm.weight"))
+            f.col = l->v_scale;
+        else if (j->config.mixer[s->layer] == MIXER_CONV && (ends_in(s->name, ".conv.weight") || ends_in(s->name, ".conv.bias")))
             f.col = l->v_scale;
         else if (ends_in(s->name, ".up_proj.bias")) {
             f.col = l->scale[INPUT_DOWN];
@@ -187,6 +212,8 @@ struct fold fold_of(const struct job *j, const struct plan *p)
     }
     if (p->input >= 0)
         f.col = l->scale[p->input];
+    if (s->role == ROLE_IN_BA)
+        f.col = l->scale[INPUT_QKV];
     if (s->role == ROLE_ROUTER || s->role == ROLE_SHARED_ROUTER)
         f.col = l->scale[INPUT_MLP];
     if (s->role == ROLE_EXPERT_UP && l->experts)

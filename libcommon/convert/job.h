@@ -20,8 +20,8 @@ enum make {
     MAKE_ABSMEAN,           /* ternary, one scale for the tensor: the mean of its magnitudes, as BitNet was trained */
 };
 
-/* Inputs of linear layers within a layer, in forward order; q, k, v share one (latent attention: q_a and kv_a; then q reads another), gate and up another,
- * which experts read too.  What an expert's down reads is the expert's own. */
+/* Inputs of linear layers within a layer, in forward order; q, k, v share one (latent attention: q_a and kv_a; then q reads another; layers with a state: all
+ * ways in), gate and up another, which experts read too.  What an expert's down reads is the expert's own. */
 enum input { INPUT_QKV, INPUT_Q_A, INPUT_O, INPUT_MLP, INPUT_DOWN, N_INPUTS };
 
 struct plan {
@@ -44,7 +44,9 @@ struct expert_calib { int n_tokens; float *up, *down; float *scale; /* of down's
 struct layer_calib {
     float *strength[N_INPUTS];      /* mean of the square of each input channel, before scaling */
     float *scale[N_INPUTS];         /* columns that read it are multiplied by this, what makes it is divided */
-    float *v_scale;                 /* scale[INPUT_O] by row of v: shared by the heads of a group */
+    /* scale[INPUT_O] as it divides what makes o's input: by row of v, shared by the heads of a group; by element of a gated norm (delta net: of a head, shared
+     * by all); by channel of a short convolution */
+    float *v_scale;
     struct expert_calib *experts;   /* [n_experts] */
     float *down_strength;           /* of what experts' downs read, over all of them */
 };
@@ -119,6 +121,8 @@ int calibrate_head(struct job *j, struct calibration *c, struct err *e);
  * directions; best: on those behind the quantized layers, in full. */
 int good_layer(struct job *j, struct calibration *c, int index, struct err *e);
 int best_layer(struct job *j, struct calibration *c, int index, struct err *e);
+/* The same of one expert of the layer that was last quantized so; in order, and best: all of them, as the next layer reads what they make. */
+int quantize_expert(struct job *j, struct calibration *c, int layer, int expert, struct err *e);
 
 /* ---- mixed.c ---- */
 int mixed_assign(struct job *j, struct err *e);

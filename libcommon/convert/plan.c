@@ -66,7 +66,7 @@ static int input_of(const struct config *c, const struct weight_spec *s)
 {
     switch (s->role) {
     case ROLE_Q:                           return c->mixer[s->layer] == MIXER_MLA && c->mla.q_rank ? INPUT_Q_A : INPUT_QKV;
-    case ROLE_K: case ROLE_V: case ROLE_Q_A: case ROLE_KV_A: return INPUT_QKV;
+    case ROLE_K: case ROLE_V: case ROLE_Q_A: case ROLE_KV_A: case ROLE_Q_GATE: case ROLE_IN: case ROLE_IN_Z: return INPUT_QKV;
     case ROLE_O:                           return INPUT_O;
     case ROLE_GATE: case ROLE_UP: case ROLE_EXPERT_GATE: case ROLE_EXPERT_UP: return INPUT_MLP;
     case ROLE_DOWN:                        return INPUT_DOWN;

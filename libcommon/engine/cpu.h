@@ -53,10 +53,19 @@ struct cpu_layers *cpu_layers_open(const struct config *c, int n_windows, int wi
 void cpu_layers_close(struct cpu_layers *l);
 /* x = block(x) with these weights, f32 activations if exact. tap may be NULL (its layer argument is `index`). */
 int cpu_layers_run(struct cpu_layers *l, int index, const struct layer *w, int exact, float *x, const struct cpu_tap *tap, struct err *e);
-/* The feed-forward part of a layer with experts, whose weights come one expert at a time: load fills w->experts[expert], which is not used after the next
- * call.  h [n][ldh]: what enters router and experts; x [n][hidden_size] += the result.  f32 activations. */
-int cpu_layers_experts(struct cpu_layers *l, int index, const struct layer *w, const float *h, size_t ldh, float *x, int n,
-                       int (*load)(void *user, int expert, struct err *e), void *user, const struct cpu_tap *tap, struct err *e);
+/* The feed-forward part of a layer with experts, whose weights need be there one at a time only.  f32 activations.
+ * h [n][ldh]: what enters router and experts; x [n][hidden_size] += what the shared MLP makes of it.  *c says which experts the tokens go to: released by
+ * cpu_choice_release() if it succeeds. */
+struct cpu_choice {
+    int *first;                         /* [n_experts + 1] those of expert i are first[i] to first[i + 1] - 1 of */
+    int *token; float *share;           /* the rows of h, ascending, and the weights of what the expert makes of them */
+};
+int cpu_layers_choose(struct cpu_layers *l, int index, const struct layer *w, const float *h, size_t ldh, float *x, int n, struct cpu_choice *c, const struct cpu_tap *tap, struct err *e);
+void cpu_choice_release(struct cpu_choice *c);
+/* x += what w->experts[expert] makes of the tokens that go there. */
+void cpu_layers_expert(struct cpu_layers *l, int index, const struct layer *w, int expert, const float *h, size_t ldh, float *x, const struct cpu_choice *c, const struct cpu_tap *tap);
+/* What an expert's down reads for rows h [n][ldh]: mid [n][ldm], of which intermediate_size columns are written. */
+void cpu_layers_expert_mid(struct cpu_layers *l, const struct expert *x, const float *h, size_t ldh, int n, float *mid, size_t ldm);
 /* x = embedding rows (and what follows before layer 0) of ids [n_windows * window_len]. Needs embed, pos_embed, embed_norm of m. */
 int cpu_layers_embed(struct cpu_layers *l, const struct model *m, const int32_t *ids, float *x, struct err *e);
 /* The final norm and the head for rows x [n][hidden_size], n at most window_len: logits [n][vocab_size]. */

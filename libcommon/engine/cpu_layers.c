@@ -93,14 +93,37 @@ int cpu_layers_run(struct cpu_layers *l, int index, const struct layer *w, int e
     return 0;
 }
 
-int cpu_layers_experts(struct cpu_layers *l, int index, const struct layer *w, const float *h, size_t ldh, float *x, int n,
-                       int (*load)(void *user, int expert, struct err *e), void *user, const struct cpu_tap *tap, struct err *e)
+int cpu_layers_choose(struct cpu_layers *l, int index, const struct layer *w, const float *h, size_t ldh, float *x, int n, struct cpu_choice *c, const struct cpu_tap *tap, struct err *e)
 {
     l->core.exact = 1;
     l->core.tap = tap;
-    const int rc = moe_run_streamed(&l->core, w, index, h, ldh, x, n, load, user, e);
+    const int rc = moe_choose(&l->core, w, index, h, ldh, x, n, c, e);
     l->core.tap = NULL;
     return rc;
+}
+
+void cpu_choice_release(struct cpu_choice *c)
+{
+    free(c->first);
+    free(c->share);
+    *c = (struct cpu_choice){ 0 };
+}
+
+void cpu_layers_expert(struct cpu_layers *l, int index, const struct layer *w, int expert, const float *h, size_t ldh, float *x, const struct cpu_choice *c, const struct cpu_tap *tap)
+{
+    l->core.exact = 1;
+    l->core.tap = tap;
+    moe_one(&l->core, w, index, expert, h, ldh, x, c);
+    l->core.tap = NULL;
+}
+
+void cpu_layers_expert_mid(struct cpu_layers *l, const struct expert *x, const float *h, size_t ldh, int n, float *mid, size_t ldm)
+{
+    l->core.exact = 1;
+    for (int t = 0, count; t < n; t += count) {
+        count = n - t < l->core.max_tokens ? n - t : l->core.max_tokens;
+        moe_mid(&l->core, x, h + (size_t)t * ldh, ldh, count, mid + (size_t)t * ldm, ldm);
+    }
 }
 
 int cpu_layers_embed(struct cpu_layers *l, const struct model *m, const int32_t *ids, float *x, struct err *e)

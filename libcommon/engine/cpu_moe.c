@@ -459,29 +459,15 @@ int moe_run(struct core *k, const struct layer *l, int index, const struct input
     return 0;
 }
 
-/* One expert's tokens, max_tokens at a time. */
-static void run_expert(struct core *k, const struct layer *l, int index, const struct input *in, int expert, const int *token, const float *share, int n, float *x)
-{
-    struct moe_work *w = &k->moe;
-    const int hidden = k->c->hidden_size, size = k->c->moe.intermediate_size;
-    for (int at = 0, count; at < n; at += count) {
-        count = n - at < k->max_tokens ? n - at : k->max_tokens;
-        w->batch[0] = (struct batch_expert){ .expert = expert, .n = count, .x = &l->experts[expert], .token = token + at, .weight = share + at,
-                                             .in = { .x = w->in, .ldx = (size_t)hidden, .cols = hidden }, .down = { .x = w->mid, .ldx = (size_t)size, .cols = size } };
-        run_round(k, l, index, in, w->batch, 1, x, count, 0);
-    }
-}
-
-int moe_run_streamed(struct core *k, const struct layer *l, int index, const float *h, size_t ldh, float *x, int n,
-                     int (*load)(void *user, int expert, struct err *e), void *user, struct err *e)
+int moe_choose(struct core *k, const struct layer *l, int index, const float *h, size_t ldh, float *x, int n, struct cpu_choice *c, struct err *e)
 {
     const struct moe *m = &k->c->moe;
     const size_t chosen = (size_t)n * (size_t)m->top_k;
-    int *id = malloc((2 * chosen + (size_t)m->n_experts + 1) * sizeof *id), *token = id + chosen, *first = token + chosen, rc = 0;
-    float *weight = malloc(2 * chosen * sizeof *weight), *share = weight + chosen;
-    if (!id || !weight)
-        rc = err_nomem(e, "the choice of experts");
-    for (int t = 0, count; t < n && rc == 0; t += count) {
+    int *id = malloc(chosen * sizeof *id);
+    float *weight = malloc(chosen * sizeof *weight);
+    *c = (struct cpu_choice){ .first = malloc((chosen + (size_t)m->n_experts + 1) * sizeof *c->first), .share = malloc(chosen * sizeof *c->share) };
+    const int ok = id && weight && c->first && c->share;
+    for (int t = 0, count; t < n && ok; t += count) {
         count = n - t < k->max_tokens ? n - t : k->max_tokens;
         const struct input in = { .x = h + (size_t)t * ldh, .ldx = ldh, .cols = k->c->hidden_size };
         route(k, l, &in, count);
@@ -492,17 +478,34 @@ int moe_run_streamed(struct core *k, const struct layer *l, int index, const flo
             run_round(k, l, index, &in, k->moe.batch, 1, x + (size_t)t * (size_t)k->c->hidden_size, count, 0);
         }
     }
-    if (rc == 0)
-        sort_by_expert(m, id, weight, n, first, token, share);
-    const struct input all = { .x = h, .ldx = ldh, .cols = k->c->hidden_size };
-    for (int i = 0; i < m->n_experts && rc == 0; i++) {
-        if (first[i] == first[i + 1])
-            continue;
-        rc = load(user, i, e);
-        if (rc == 0)
-            run_expert(k, l, index, &all, i, token + first[i], share + first[i], first[i + 1] - first[i], x);
+    if (ok) {
+        c->token = c->first + m->n_experts + 1;
+        sort_by_expert(m, id, weight, n, c->first, c->token, c->share);
+    } else {
+        cpu_choice_release(c);
+        err_nomem(e, "the choice of experts");
     }
     free(id);
     free(weight);
-    return rc;
+    return ok ? 0 : -1;
+}
+
+/* max_tokens at a time. */
+void moe_one(struct core *k, const struct layer *l, int index, int expert, const float *h, size_t ldh, float *x, const struct cpu_choice *c)
+{
+    struct moe_work *w = &k->moe;
+    const int hidden = k->c->hidden_size, size = k->c->moe.intermediate_size;
+    const struct input all = { .x = h, .ldx = ldh, .cols = hidden };
+    for (int at = c->first[expert], count; at < c->first[expert + 1]; at += count) {
+        count = c->first[expert + 1] - at < k->max_tokens ? c->first[expert + 1] - at : k->max_tokens;
+        w->batch[0] = (struct batch_expert){ .expert = expert, .n = count, .x = &l->experts[expert], .token = c->token + at, .weight = c->share + at,
+                                             .in = { .x = w->in, .ldx = (size_t)hidden, .cols = hidden }, .down = { .x = w->mid, .ldx = (size_t)size, .cols = size } };
+        run_round(k, l, index, &all, w->batch, 1, x, count, 0);
+    }
+}
+
+void moe_mid(struct core *k, const struct expert *x, const float *h, size_t ldh, int n, float *mid, size_t ldm)
+{
+    const struct input in = { .x = h, .ldx = ldh, .cols = k->c->hidden_size };
+    core_linear(k, &(struct op){ .l = &x->gate, .up = &x->up, .in = &in, .out = mid, .ldo = ldm, .kind = OP_MLP, .expert = 1 }, 1, n, NULL);
 }

@@ -51,9 +51,10 @@ int core_tapped(const struct core *k, int layer, int role, const struct input *i
 /* ---- kinds of feed-forward: x += ... of in, whose rows are in->x ---- */
 /* cpu_moe.c */
 int moe_run(struct core *k, const struct layer *l, int index, const struct input *in, float *x, int n);
-/* The same for any number of tokens, in f32, expert by expert: see cpu_layers_experts. */
-int moe_run_streamed(struct core *k, const struct layer *l, int index, const float *h, size_t ldh, float *x, int n,
-                     int (*load)(void *user, int expert, struct err *e), void *user, struct err *e);
+/* The same for any number of tokens, expert by expert: see cpu_layers_choose, cpu_layers_expert; at most max_tokens: cpu_layers_expert_mid. */
+int moe_choose(struct core *k, const struct layer *l, int index, const float *h, size_t ldh, float *x, int n, struct cpu_choice *c, struct err *e);
+void moe_one(struct core *k, const struct layer *l, int index, int expert, const float *h, size_t ldh, float *x, const struct cpu_choice *c);
+void moe_mid(struct core *k, const struct expert *x, const float *h, size_t ldh, int n, float *mid, size_t ldm);
 size_t moe_floats(const struct config *c);              /* of a token, beside what every model has */
 int moe_open(struct core *k, struct err *e);
 void moe_close(struct core *k);

@@ -379,16 +379,20 @@ END
   rm -r "$T/moe" "$T/moe.zse"
 }
 
-@test "a quality that an architecture does not have: what is done instead is said, and stands in the file" {
-  models=${ZSE_ORACLES:-../shared/oracles}/models/hf
+@test "experts and layers with a state: good is nearer to the model than fast, best than good" {
+  local models=${ZSE_ORACLES:-../shared/oracles}/models/hf name level text
   [ -d "$models/qwen3_moe" ] || skip "$models is not here"
-  printf 'A text to calibrate with, of some length. %.0s' {1..80} >"$T/text"
-  run --separate-stderr zse-convert "$models/qwen3_moe" -o "$T/m.zse" --quality best --calibration "$T/text" --json
-  [ "$status" = 0 ]
-  [[ "$stderr" == *"quality best is not for this architecture"*"good is what is done"* ]]
-  [ "$(zse-info --json "$T/m.zse" | field quantization.quality)" = good ]
-  run --separate-stderr zse-convert "$models/lfm2" -o "$T/m.zse" --quality best
-  [ "$status" = 0 ]
-  [[ "$stderr" == *"quality best is not for this architecture (recurrent layers): fast is what is done"* ]]
-  [ "$(zse-info --json "$T/m.zse" | field quantization.quality)" = fast ]
+  head -c 8000 LICENSE >"$T/text"
+  for name in qwen3_moe mamba2; do
+    zse-convert "$models/$name" -o "$T/f32.zse" -q f32 >/dev/null
+    for level in fast good best; do
+      text=(--calibration "$T/text")
+      [ $level != fast ] || text=()
+      zse-convert "$models/$name" -o "$T/$level.zse" -q nl4 --quality $level "${text[@]}" >/dev/null
+      [ "$(zse-info --json "$T/$level.zse" | field quantization.quality)" = $level ]
+      zse-bench quality "$T/f32.zse" "$T/$level.zse" "$T/text" --window 128 --windows 6 --exact | field kl_mean >>"$T/$name"
+    done
+    cat "$T/$name"
+    sort -g -r -c "$T/$name"
+  done
 }

@@ -253,11 +253,16 @@ static int same_content(const char *a, const char *b)
 static void threads(void **state)
 {
     (void)state;
-    static const struct { const char *type; enum convert_effort effort; } runs[] = {
-        { "nl4", CONVERT_FAST }, { "nl4", CONVERT_GOOD }, { "nl4", CONVERT_BEST }, { "int8", CONVERT_GOOD }, { "mixed", CONVERT_GOOD },
+    static const struct { const char *type; enum convert_effort effort; const char *folder; } runs[] = {
+        { "nl4", CONVERT_FAST, NULL }, { "nl4", CONVERT_GOOD, NULL }, { "nl4", CONVERT_BEST, NULL }, { "int8", CONVERT_GOOD, NULL }, { "mixed", CONVERT_GOOD, NULL },
+        { "nl4", CONVERT_GOOD, "hf/qwen3_next" }, { "nl4", CONVERT_BEST, "hf/qwen3_next" },       /* a state, gated attention, experts and a shared one */
     };
-    for (size_t i = 0; i < sizeof runs / sizeof *runs; i += getenv("ZSE_SANITIZED") ? 2 : 1) {      /* fast, best, mixed: good is a part of each */
-        struct convert_options o = options(tiny, at("one.zse"), runs[i].type, runs[i].effort);
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i += getenv("ZSE_SANITIZED") ? 2 : 1) {      /* fast, best, mixed, best: good is a part of each */
+        if (runs[i].folder && access(oracle(runs[i].folder), F_OK) != 0) {
+            print_message("# not %s: no oracles\n", runs[i].folder);
+            continue;
+        }
+        struct convert_options o = options(runs[i].folder ? oracle(runs[i].folder) : tiny, at("one.zse"), runs[i].type, runs[i].effort);
         struct convert_report r;
         o.calibration = runs[i].effort == CONVERT_FAST ? NULL : at("text");
         o.target_bytes = o.type.kind == CONVERT_MIXED ? 900000 : 0;
@@ -326,12 +331,12 @@ static void build(struct job *j, struct model *m, int scaled)
         if (s->layer < 0)
             continue;
         float *x = malloc((size_t)s->rows * (size_t)s->cols * 4);
-        assert_int_equal(rows_open(&rows, j->source, p->source, &s->map, s->rows, s->cols, s->is_vector, &e), 0);
+        assert_int_equal(rows_open(&rows, j->source, p->source, &s->map, s->rows, s->cols, s->is_vector && s->rows == 1, &e), 0);
         assert_int_equal(rows_read(&rows, 0, s->rows, x, &e), 0);
         rows_close(&rows);
         if (s->is_vector) {
-            if (scaled)
-                fold_vector(&fold, x, s->cols);
+            for (int64_t r = 0; scaled && r < s->rows; r++)
+                fold_vector(&fold, x + r * s->cols, s->cols);
             if (place.norm && place.plain == &place.norm->w && j->config.norm == NORM_LAYER && s->cols == j->config.hidden_size)
                 for (int64_t k = 0; k < s->cols; k++)
                     x[k] += j->config.norm_offset;
@@ -372,7 +377,7 @@ static int n_scaled(const struct job *j)
     return n;
 }
 
-/* Largest difference of what the layers make of the same input, relative to its size; -1: this architecture does not run. */
+/* Largest difference of what the layers make of the same input, relative to its size; -1: it does not open. */
 static double scaling_error(const char *path, int *scaled)
 {
     enum { T = 40 };
@@ -382,7 +387,7 @@ static double scaling_error(const char *path, int *scaled)
     struct err e = { 0 };
     memset(&r, 0, sizeof r);
     double worst = -1;
-    if (job_open(&j, &o, &r, &e) == 0 && !config_state_bytes(&j.config)) {
+    if (job_open(&j, &o, &r, &e) == 0) {
         struct rng rng = { 77 };
         struct model plain = { 0 }, folded = { 0 };
         size_t n = T * (size_t)j.config.hidden_size;
@@ -433,15 +438,13 @@ static void channel_scaling(void **state)
         snprintf(name, sizeof name, "hf/%s", entry->d_name);
         scaled = 0;
         worst = scaling_error(oracle(name), &scaled);
-        if (worst < 0)
-            continue;                   /* recurrent layers are not calibrated */
         print_message("# %-18s %.1e, %d inputs scaled\n", entry->d_name, worst, scaled);
-        assert_true(worst < 1e-5);
+        assert_true(worst >= 0 && worst < 5e-5);        /* gated delta net gives keys length 1, however short they are */
         n += scaled > 0;
     }
     if (d) {
         closedir(d);
-        assert_true(n >= 45);
+        assert_true(n >= 50);
     } else {
         print_message("# only models/tiny: no oracles (set ZSE_ORACLES)\n");
     }
