@@ -16,6 +16,7 @@
 
 #include "libcommon/kernels/vec_avx512.inc"
 
+#include "libcommon/kernels/asking.inc"
 #include "libcommon/kernels/results.inc"
 
 /* Tiles of weights that share a conversion, and k of a block: of half as many, sums would come and go as often again (1.2 instead of 1.4 of the
@@ -81,10 +82,11 @@ static void begin(int T)
 }
 
 /* One or two panels of T tokens with n_k of a tile at w: c [T][32] of each += x * w.  FIRST: c has nothing yet. */
-INLINE void multiply(const int two, int first, const uint8_t *parts, int T, const uint8_t *w, int n_k, float *c, int ahead)
+INLINE void multiply(const int two, int first, const uint8_t *parts, int T, const uint8_t *w, int n_k, float *c, struct asking asks)
 {
     const size_t part = (size_t)T * 2 * 64;
     float *d = c + T * TILE_ROWS;
+    uintptr_t next = ask_from(asks, w);
 #define SUMS(op, x, y, p) __asm__ volatile(op(x, 0) op(y, 64) : : "r"(p), "r"(128l) : "memory")
 #define TAKE(x, at) "tileloadd " #at "(%0,%1), %%tmm" #x "\n"
 #define GIVE(x, at) "tilestored %%tmm" #x ", " #at "(%0,%1)\n"
@@ -96,8 +98,7 @@ INLINE void multiply(const int two, int first, const uint8_t *parts, int T, cons
             SUMS(TAKE, 2, 3, d);
     }
     for (int k = 0; k < n_k; k += 32, w += 32 * TILE_ROWS * 2, parts += 3 * part) {
-        for (int i = 0; ahead && i < 32 * TILE_ROWS * 2; i += 64)
-            _mm_prefetch((const char *)w + ahead + i, _MM_HINT_T0);
+        next = ask(asks, next, w);
         SUMS(TAKE, 6, 7, w);
         for (int i = 2; i >= 0; i--) {
             const uint8_t *a = parts + (size_t)i * part;
@@ -123,13 +124,14 @@ static void multiply_block(const struct mat *m, int tile0, int n, int k0, int n_
         for (int i = 0; i < n; i++) {
             const uint8_t *w = m->data + (size_t)(tile0 + i) * m->tile_bytes + (size_t)k0 * TILE_ROWS * 2, *a = parts + (size_t)(p * T) * BF16_K * 3 * 2;
             float *to = c + ((size_t)i * all + (size_t)(p * T)) * TILE_ROWS;
-            const int t0 = p * T, more = n_tokens - t0 < 2 * T ? n_tokens - t0 : 2 * T, ahead = panels == 1 ? 12288 : p == 0 ? BF16_K * TILE_ROWS * 2 : 0;
+            const int t0 = p * T, more = n_tokens - t0 < 2 * T ? n_tokens - t0 : 2 * T;
+            const struct asking asks = panels == 1 ? asking() : (struct asking){ p == 0 ? BF16_K * TILE_ROWS * 2 : 0, 0 };
             if (last)
                 expect_rows(&rows[i], t0, more);
             if (panels - p > 1)
-                multiply(1, k0 == 0, a, T, w, n_k, to, ahead);
+                multiply(1, k0 == 0, a, T, w, n_k, to, asks);
             else
-                multiply(0, k0 == 0, a, T, w, n_k, to, ahead);
+                multiply(0, k0 == 0, a, T, w, n_k, to, asks);
             if (last)
                 write_rows(&rows[i], t0, to, more);
         }

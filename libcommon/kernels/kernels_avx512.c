@@ -186,6 +186,7 @@ INLINE void dot_stream(const int T, const int bits, const int more, const struct
     const int8_t *code = a.code;
     int steps_left = w->n_steps, group = k0 / m->group_size;
     const uint8_t *line = unit_at(m, tile, group);
+    uintptr_t next = ask_from(w->ask, line);
     for (const int end = (k0 + n_k) / m->group_size; group < end; ) {
         const int n = skip > 1 ? skip : unit_n(m, group);
         const uint8_t *p = line;
@@ -206,9 +207,7 @@ INLINE void dot_stream(const int T, const int bits, const int more, const struct
                 a.seed += T;
                 for (int l = 0; l < n_lines; l += lines) {
                     const uint8_t *high = line + 128 * lines;       /* with more bits a step is one group */
-                    UNROLL for (int j = 0; j < 128 * (lines + more); j += 64)
-                        if (w->ahead)
-                            prefetch(line + w->ahead + j);
+                    next = ask(w->ask, next, line);
                     UNROLL for (int j = 0; j < lines; j++) {
                         const __m512i w0 = vi_load(line), w1 = vi_load(line + 64);
                         UNROLL for (int u = 0; u < 8 / bits; u++) {
