@@ -14,7 +14,7 @@ enum which { BY_TURN, BY_DEADLINE };
 
 enum {
     PROMPT_ROWS = 32,                   /* logits of prompt tokens that a step makes for prompt_logprobs */
-    PACE_STEPS = 32,
+    PACE_STEPS = 64,
     FORCED_AT_ONCE = 64,                /* tokens that a constraint is asked for */
     FORCED = 16,                        /* an answer may go on by so many given tokens and still be decoding */
 };
@@ -66,6 +66,7 @@ struct pace {
     float *alone_ns;                    /* [max_seqs + 1] of a step in which so many requests decode and nothing else happens; 0: not known */
     float ratio[PACE_STEPS], sorted[PACE_STEPS]; int at;    /* how many times as long the last steps were as without prompts; by size; the oldest */
     float token_ns;                     /* what a token of a prompt adds to a step; 0: not known */
+    float stretch;                      /* a step with prompts lasts so many times as long as without */
     int chunk;                          /* tokens of prompts that this step might have */
     int n_decoding, n_prompt;           /* of this step */
 };

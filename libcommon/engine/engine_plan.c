@@ -6,10 +6,12 @@
  * is no longer in the tree: its sampler and its ids stay, so its answer is the same.  The pool holds at least one sequence of full length: the first in turn
  * of all always gets on.
  *
- * Pace: beside decoding requests a step takes so many prompt tokens that it lasts about STRETCH times as long as steps did in the median of the last PACE_STEPS.  While
- * prompts come now and then, that is the time without them; while they come all the time the median grows, up to MOST_STRETCH times the time without
- * them: a larger share for prompts then makes everybody faster, and gaps between tokens are long, but alike.  (Single steps of 100 ms, fewer than one of a
- * hundred, were tried: the first token of prompts of 512 that follow each other did not come earlier, and one gap in a hundred was three times the median.) */
+ * Pace: beside decoding requests a step takes so many prompt tokens that it lasts about STRETCH times as long as usual: as the share USUAL of the last PACE_STEPS
+ * steps at most.  While prompts come now and then, that is the time without them; while they are in most steps it grows, up to MOST_STRETCH
+ * times the time without them: a larger share for prompts then makes everybody faster, and gaps between tokens are long, but alike.  Longer steps are fewer steps with
+ * prompts: where that would turn most steps into short ones again, the stretch stays at what is just not too much, because it moves by a PACE_STEPSth at a time.  (At
+ * once, and by the median, it swung between both: one gap in a hundred was up to 3.4 times the median.  Single steps of 100 ms, fewer than one of a hundred, were
+ * tried: the first token of prompts of 512 that follow each other did not come earlier, and one gap in a hundred was three times the median.) */
 #include <assert.h>
 #include <string.h>
 
@@ -17,7 +19,7 @@
 #include "libcommon/engine/engine_core.h"
 
 enum { LEAST_CHUNK = 8, FIRST_CHUNK = 32 };
-static const float STRETCH = 1.8f, MOST_STRETCH = 4;           /* noise has room below 2 */
+static const float STRETCH = 1.8f, MOST_STRETCH = 4, USUAL = 0.4f;     /* noise has room below 2; less than half, so that the median is among the long ones */
 
 /* ---- pace ---- */
 
@@ -47,8 +49,7 @@ static int chunk_tokens(const struct engine *g, int n_decoding)
         return g->max_tokens;
     if (g->limits.chunk)
         return g->limits.chunk;
-    const float usual = STRETCH * g->pace.sorted[PACE_STEPS / 2];
-    return stretched(g, alone_ns(g, n_decoding), usual < MOST_STRETCH ? usual : MOST_STRETCH);
+    return stretched(g, alone_ns(g, n_decoding), g->pace.stretch);
 }
 
 /* Towards what was measured; a step that somebody else held up counts little. */
@@ -74,6 +75,7 @@ void pace_init(struct pace *p)
 {
     for (int i = 0; i < PACE_STEPS; i++)
         p->ratio[i] = p->sorted[i] = 1;
+    p->stretch = STRETCH;
 }
 
 void pace_learn(struct engine *g, uint64_t step_ns)
@@ -89,6 +91,8 @@ void pace_learn(struct engine *g, uint64_t step_ns)
     }
     const float alone = alone_ns(g, p->n_decoding), ratio = alone > 0 ? ns / alone : 1;
     note_ratio(p, ratio > 1 ? ratio : 1);
+    const float wanted = STRETCH * p->sorted[(int)(USUAL * PACE_STEPS)];
+    p->stretch += ((wanted < MOST_STRETCH ? wanted : MOST_STRETCH) - p->stretch) / PACE_STEPS;
     if (p->n_prompt == 0)
         follow(&p->alone_ns[p->n_decoding], ns, 1 / 8.0f);
     else if (alone > 0 && p->n_prompt >= p->chunk / 2)        /* fewer tokens cost more each */
