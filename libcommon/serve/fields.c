@@ -173,6 +173,7 @@ const struct field fields[] = {
     TEXT("scopes", BODY_KEY, AT(scopes), "chat, embeddings, models, admin, with commas between (default: chat,embeddings)"),
     TEXT("models", BODY_KEY, AT(models), "globs of the models it may use, with commas between; \"\": all"),
     { "enabled", BODY_KEYS_REQUIRED, FIELD_USED, FIELD_BOOL, 0, 0, AT(enabled), 0, NULL, "does a request need a key?", NULL },
+    WHOLE("chunk", BODY_BATCHING, 0, INT_MAX, AT(chunk), 0, "tokens of prompts in a step in which answers run; 0: as many as keep their pace"),
     WHOLE("max_queue", BODY_BATCHING, 0, INT_MAX, AT(max_waiting), 0, "requests that may wait; 0: any number"),
 };
 const int n_fields = sizeof fields / sizeof *fields;

@@ -44,7 +44,7 @@ struct params {
     int max_tokens, max_completion_tokens, n, best_of, top_logprobs, logprobs_count, logprobs, stream, echo, ignore_eos, priority;
     int parallel_calls;
     int add_special, parse_special, with_pieces, add_generation_prompt, dimensions;
-    int max_running, max_waiting;
+    int max_running, max_waiting, chunk;
     int rate_limit, enabled, token_limit_minute, token_limit_day;
     double expires_at;
     const char *name, *scopes, *models;     /* borrowed from the body */

@@ -122,6 +122,8 @@ double metrics_rate(struct metrics *m)
     return (double)sum / 5;
 }
 
+double kv_use(const struct engine_stats *e) { return e->n_blocks ? (double)(e->n_blocks - e->n_free_blocks - e->n_cached_blocks) / e->n_blocks : 0; }
+
 /* ---- /metrics ---- */
 
 static void label(struct buf *out, const char *text)
@@ -189,7 +191,7 @@ static void histograms(const struct server *s, struct buf *out, const char *name
 VALUE(running, e->n_running)
 VALUE(waiting, e->n_waiting)
 VALUE(shares, e->n_shares)
-VALUE(kv_use, e->n_blocks ? (double)(e->n_blocks - e->n_free_blocks - e->n_cached_blocks) / e->n_blocks : 0)
+VALUE(kv_share, kv_use(e))
 VALUE(kv_blocks, e->n_blocks)
 VALUE(kv_free, e->n_free_blocks)
 VALUE(kv_prefixes, e->n_cached_blocks)
@@ -199,6 +201,8 @@ VALUE(generated_tokens, e->generated_tokens)
 VALUE(engine_requests, e->requests)
 VALUE(cancelled, e->cancelled)
 VALUE(preemptions, e->preemptions)
+VALUE(evictions, e->evictions)
+VALUE(copies, e->copies)
 VALUE(steps, e->steps)
 VALUE(step_seconds, (double)e->step_ns * 1e-9)
 VALUE(memory, h->memory_bytes)
@@ -239,10 +243,12 @@ void handle_metrics(struct server *s, struct conn *c, const char *rest)
     of_models(s, out, "zse_prompt_tokens_total", "counter", "Tokens of prompts.", prompt_tokens);
     of_models(s, out, "zse_prefix_hit_tokens_total", "counter", "Tokens of prompts that the prefix cache had.", cached_tokens);
     of_models(s, out, "zse_generated_tokens_total", "counter", "Tokens of answers.", generated_tokens);
-    of_models(s, out, "zse_kv_use_ratio", "gauge", "Share of KV blocks that running requests hold.", kv_use);
+    of_models(s, out, "zse_kv_use_ratio", "gauge", "Share of KV blocks that running requests hold.", kv_share);
     of_models(s, out, "zse_kv_blocks", "gauge", "KV blocks.", kv_blocks);
     of_models(s, out, "zse_kv_blocks_free", "gauge", "KV blocks that hold nothing.", kv_free);
     of_models(s, out, "zse_kv_blocks_prefix", "gauge", "KV blocks that hold only prefixes for later.", kv_prefixes);
+    of_models(s, out, "zse_kv_evictions_total", "counter", "KV blocks of prefixes that were given up.", evictions);
+    of_models(s, out, "zse_kv_copies_total", "counter", "KV blocks that were copied before something was written to them.", copies);
     of_models(s, out, "zse_preemptions_total", "counter", "Answers sent back to wait, for KV blocks or so that another key has its share.", preemptions);
     of_models(s, out, "zse_engine_steps_total", "counter", "Steps of the engine.", steps);
     of_models(s, out, "zse_engine_step_seconds_total", "counter", "Time in them.", step_seconds);
@@ -250,7 +256,11 @@ void handle_metrics(struct server *s, struct conn *c, const char *rest)
     histograms(s, out, "zse_time_to_first_token_seconds", "From request to first token.", offsetof(struct model_metrics, first_token));
     histograms(s, out, "zse_time_between_tokens_seconds", "Between the tokens of an answer.", offsetof(struct model_metrics, between_tokens));
     histograms(s, out, "zse_request_duration_seconds", "From request to the end of the answer.", offsetof(struct model_metrics, duration));
-    metrics_count(&s->metrics, conn_route(c), 200);
-    conn_reply(c, 200, "text/plain; version=0.0.4; charset=utf-8", out->data, out->size);
+    if (out->failed) {
+        reply_refusal(s, c, 503, NULL, "out of memory");
+    } else {
+        metrics_count(&s->metrics, conn_route(c), 200);
+        conn_reply(c, 200, "text/plain; version=0.0.4; charset=utf-8", out->data, out->size);
+    }
     buf_release(out);
 }

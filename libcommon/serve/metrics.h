@@ -47,5 +47,7 @@ void metrics_record(struct metrics *m, const struct record *r, double decode_s);
 void metrics_tokens(struct metrics *m, int n);          /* generated just now */
 double metrics_rate(struct metrics *m);                 /* tokens a second over the last 5 whole seconds */
 uint64_t memory_resident(void);                         /* bytes of this process */
+struct engine_stats;
+double kv_use(const struct engine_stats *e);            /* share of the blocks that running requests hold */
 
 #endif
