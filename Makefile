@@ -116,7 +116,12 @@ $(B)/tests/unit/t-%: $(B)/tests/unit/t-%.o $(B)/libzse.a
 $(B)/tests/bench/%: $(B)/tests/bench/%.o $(B)/libzse.a
 	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $^ $(PKG_LIBS) $(GPU_LIBS) -lm
 
-unit: $(UNIT)
+# Before a program (LD_PRELOAD), in a test: never built with a sanitizer.
+$(B)/tests/lib/nomem.so: tests/lib/nomem.c
+	@mkdir -p $(@D)
+	$(CC) -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Werror -shared -fPIC -o $@ $<
+
+unit: $(UNIT) $(B)/tests/lib/nomem.so
 
 EMULATED_BINS := $(addprefix $(B)/emulated/,zse-chat zse-bench zse-serve)
 emulated: $(EMULATED_BINS)

@@ -49,7 +49,9 @@ json_t *js_parse(const char *name, const void *text, size_t size, struct err *e)
         v = reals ? json_loadb(reals, size, JSON_REJECT_DUPLICATES, &again) : NULL;
         free(reals);
     }
-    if (!v)
+    if (!v && json_error_code(&j) == json_error_out_of_memory)
+        err_nomem(e, name);
+    else if (!v)
         err_set(e, ERR_FORMAT, "%s: line %d, column %d: %s", name, j.line, j.column, j.text);
     return v;
 }

@@ -51,6 +51,7 @@ void buf_printf(struct buf *b, const char *fmt, ...)
     int n = vsnprintf(NULL, 0, fmt, ap);
     va_end(ap);
     char *to = n >= 0 ? buf_reserve(b, (size_t)n + 1) : NULL;
+    b->failed |= n < 0;
     if (!to)
         return;
     va_start(ap, fmt);

@@ -160,7 +160,11 @@ const char *call_finish_name(enum finish f) { return f == FINISH_LENGTH ? "lengt
 
 void call_send_event(struct call *c)
 {
-    if (c->conn && !c->line.failed)
+    if (c->conn && (c->line.failed || c->head.failed)) {
+        conn_break(c->conn);
+        buf_release(&c->line);
+    }
+    if (c->conn)
         conn_write(c->conn, c->line.data, c->line.size);
     c->line.size = 0;
 }
@@ -326,36 +330,64 @@ static void on_token(struct call *c, struct choice *ch, uint64_t now)
     metrics_tokens(&c->s->metrics, 1);
 }
 
+static void end_if_over(struct call *c)
+{
+    if (c->n_open == 0 && is_over(c))
+        conclude(c);
+}
+
 static void on_event(struct events *b, const struct event *ev, uint64_t now)
 {
     struct choice *ch = ev->job->user;
     struct call *c = ch->call;
-    if (ev->cancel_heard) {
-        ch->cancel_heard = 1;
-    } else {
-        if (ev->id >= 0 && !ev->is_prompt)
-            on_token(c, ch, now);
-        if (ev->last)
-            on_finish(c, ch, b, ev);
-        if (c->conn && !c->problem.status) {
-            if (call_is_stream(c) && !c->begun) {       /* not before: a refusal still finds its status unsent */
-                c->begun = 1;
-                c->form->begin(c);
-            }
-            c->form->event(c, ch, b, ev);
+    if (ev->id >= 0 && !ev->is_prompt)
+        on_token(c, ch, now);
+    if (ev->last)
+        on_finish(c, ch, b, ev);
+    if (c->conn && !c->problem.status) {
+        if (call_is_stream(c) && !c->begun) {           /* not before: a refusal still finds its status unsent */
+            c->begun = 1;
+            c->form->begin(c);
         }
+        c->form->event(c, ch, b, ev);
     }
-    if (c->n_open == 0 && is_over(c))
-        conclude(c);
+    end_if_over(c);
+}
+
+/* Its end was lost for want of memory. */
+static void on_lost(struct choice *ch)
+{
+    struct call *c = ch->call;
+    ch->ended = 1;
+    c->n_open--;
+    if (!c->problem.status)
+        problem_nomem(&c->problem);
+    call_cancel(c);
+    end_if_over(c);
+}
+
+static void on_heard(struct choice *ch)
+{
+    ch->cancel_heard = 1;
+    end_if_over(ch->call);
 }
 
 static void events_of(struct hosted *h)
 {
     struct events *list = h->worker ? worker_take(h->worker) : NULL;
     uint64_t now = clock_ns();
-    for (struct events *b = list; b; b = b->next)
+    for (struct events *b = list; b; b = b->next) {
         for (int i = 0; i < b->n_events; i++)
             on_event(b, &b->event[i], now);
+        for (struct job *j = b->lost, *next; j; j = next) {     /* with its call it may go */
+            next = j->next_lost;
+            on_lost(j->user);
+        }
+        for (struct job *j = b->heard, *next; j; j = next) {
+            next = j->next_heard;
+            on_heard(j->user);
+        }
+    }
     if (list)
         worker_give_back(h->worker, list);
 }
@@ -392,7 +424,7 @@ int call_tokenize(struct call *c, int i, const char *text, size_t size, int spec
     struct err e;
     size_t n;
     if (tokenizer_encode(t, text, size, (special ? TOKENIZE_PARSE_SPECIAL : 0) | (bos ? TOKENIZE_ADD_SPECIAL : 0), &p->ids, &n, &e) != 0)
-        return problem_set(pr, 400, field, NULL, "%s: %s", field, e.msg);
+        return problem_err(pr, field, NULL, &e);
     p->n_ids = n > INT32_MAX ? INT32_MAX : (int)n;
     if (bos && c->form->body != BODY_EMBEDDING) {       /* a tokenizer that closes every text with EOS would end the answer before it begins */
         int n_eos;
@@ -440,7 +472,7 @@ static int one_prompt(struct call *c, int i, const json_t *v, const char *field,
         if (ids_prompt(c, i, v, field, pr) != 0)
             return -1;
         if (c->params.echo && tokenizer_decode(c->h->m.tokenizer, p->ids, (size_t)p->n_ids, 0, &p->text, &p->text_size, &e) != 0)
-            return problem_set(pr, 400, field, NULL, "%s: %s", field, e.msg);
+            return problem_err(pr, field, NULL, &e);
         return 0;
     }
     if (!json_is_string(v))
@@ -671,7 +703,7 @@ static void work_on(struct call *c)
         c->json = js_parse("body", c->body.data ? c->body.data : "", c->body.size, &e);
         buf_release(&c->body);
         if (!c->json)
-            problem_set(pr, 400, NULL, "invalid_json", "%s", e.msg);
+            problem_err(pr, NULL, "invalid_json", &e);
     }
 }
 

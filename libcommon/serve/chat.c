@@ -19,6 +19,7 @@ static void token_entry(const struct tokenizer *t, int32_t id, float logprob, st
     for (size_t i = 0; i < bytes.size; i++)
         buf_printf(out, i ? ",%d" : "%d", (unsigned char)bytes.data[i]);
     buf_str(out, "]");
+    out->failed |= bytes.failed;
     buf_release(&bytes);
 }
 
@@ -70,6 +71,7 @@ static void end_delta(struct call *c, struct choice *ch, const char *finish)
     } else {
         buf_str(&c->line, "null");
     }
+    c->line.failed |= ch->logprobs.failed;
     ch->logprobs.size = 0;
     call_end_event(c, finish);
 }

@@ -42,6 +42,7 @@ static void add_logprobs(const struct call *c, struct choice *ch, const struct e
         }
         buf_str(&ch->tops, "}");
     }
+    ch->logprobs.failed |= bytes.failed;
     buf_release(&bytes);
 }
 
@@ -84,6 +85,7 @@ static void send_piece(struct call *c, struct choice *ch, const char *text, size
         logprobs_json(c, ch, out);
     else
         buf_str(out, "null");
+    out->failed |= ch->text.failed | ch->logprobs.failed;
     ch->logprobs.size = ch->values.size = ch->tops.size = ch->offsets.size = 0;
     call_end_event(c, last ? call_finish_name(ch->finish) : NULL);
 }

@@ -118,11 +118,11 @@ static void dirty(struct conn *c)
 
 /* ---- bytes ---- */
 
-/* read() and write() of a connection, plain or TLS: > 0 bytes, 0 the end, -1 later, -2 broken. */
+/* read() and write() of a connection, plain or TLS: > 0 bytes, 0 the end, -1 later, -2 broken.  What lies in OpenSSL's queue of errors before a call
+ * would be taken for the call's (SSL_get_error(3)). */
 static long tls_result(struct conn *c, int rc)
 {
     int why = SSL_get_error(c->ssl, rc);
-    ERR_clear_error();
     c->ssl_wants_write = why == SSL_ERROR_WANT_WRITE;
     return why == SSL_ERROR_WANT_READ || why == SSL_ERROR_WANT_WRITE ? -1 : why == SSL_ERROR_ZERO_RETURN ? 0 : -2;
 }
@@ -130,6 +130,7 @@ static long tls_result(struct conn *c, int rc)
 static long receive(struct conn *c, void *to, size_t n)
 {
     if (c->ssl) {
+        ERR_clear_error();
         int rc = SSL_read(c->ssl, to, (int)n);
         return rc > 0 ? rc : tls_result(c, rc);
     }
@@ -140,6 +141,7 @@ static long receive(struct conn *c, void *to, size_t n)
 static long transmit(struct conn *c, const void *from, size_t n)
 {
     if (c->ssl) {
+        ERR_clear_error();
         int rc = SSL_write(c->ssl, from, n > 1 << 20 ? 1 << 20 : (int)n);
         return rc > 0 ? rc : tls_result(c, rc) == -1 ? -1 : -2;
     }
@@ -296,7 +298,9 @@ static void next_message(struct conn *c)
             return;
         case WS_MESSAGE:
             buf_add(&c->ws->message, "", 1);
-            if (!c->ws->message.failed)
+            if (c->ws->message.failed)
+                conn_websocket_close(c, 1011);
+            else
                 c->l->o.on_message(c->l->o.user, c, c->ws->message.data, c->ws->message.size - 1);
             ws_next(c->ws);
             break;
@@ -357,6 +361,7 @@ static void on_readable(struct conn *c)
 
 static void handshake(struct conn *c)
 {
+    ERR_clear_error();
     int rc = SSL_accept(c->ssl);
     if (rc == 1) {
         c->ssl_wants_write = 0;
@@ -438,6 +443,7 @@ static void response_head(struct conn *c, int status, const char *type)
     if (type)
         buf_printf(&c->out, "Content-Type: %s\r\n", type);
     buf_add(&c->out, c->headers.data, c->headers.size);
+    c->out.failed |= c->headers.failed;
     buf_release(&c->headers);
     c->begun = 1;
     c->status = status;
@@ -504,6 +510,12 @@ void conn_end(struct conn *c)
     c->ended = 1;
     answered(c);
     c->exchange = NULL;
+    dirty(c);
+}
+
+void conn_break(struct conn *c)
+{
+    c->out.failed = 1;
     dirty(c);
 }
 

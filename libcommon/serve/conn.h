@@ -80,6 +80,7 @@ void conn_reply(struct conn *c, int status, const char *type, const void *body, 
 void conn_begin(struct conn *c, int status, const char *type);
 void conn_write(struct conn *c, const void *data, size_t size);
 void conn_end(struct conn *c);
+void conn_break(struct conn *c);                /* memory ran out: it closes, so that the client does not take what it got for the whole */
 int conn_is_complete(const struct conn *c);     /* the last response is: all of it was handed over for sending */
 int conn_status(const struct conn *c);          /* of the last response; 0: none was begun */
 uint64_t conn_started_ns(const struct conn *c); /* when the request was whole */

@@ -55,6 +55,7 @@ struct loop {
     struct listener listener[MAX_LISTENERS];
     int n_listeners;
     int spare;                  /* a descriptor to give up when there are no more */
+    int deaf;                   /* listeners are not watched until the next second */
     SSL_CTX *tls;
     struct conn *conns, *dead, *dirty;
     uint64_t second_ns, bytes_sent;

@@ -134,6 +134,8 @@ static void *work(void *user)
     case REPORT_CLEAR:   r->answer = clear(r); break;
     case KEYS_LIST: case KEYS_CREATE: case KEYS_DELETE: case KEYS_REQUIRED: r->answer = ask_keys(r); break;
     }
+    if (!r->answer && r->e.code == ERR_NONE)
+        err_nomem(&r->e, "answer");
     atomic_store(&r->done, 1);
     loop_wake(r->s->loop);
     return NULL;

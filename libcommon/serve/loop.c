@@ -120,6 +120,7 @@ static int add_listener(struct loop *l, int fd, const struct listener *what, str
 {
     if (l->n_listeners == MAX_LISTENERS) {
         close(fd);
+        free(what->path);
         return err_set(e, ERR_LIMIT, "more than %d listeners", MAX_LISTENERS);
     }
     struct listener *at = &l->listener[l->n_listeners++];
@@ -219,6 +220,7 @@ int loop_bind_unix(struct loop *l, const char *path, struct err *e)
     struct listener what = { .local = 1, .path = strdup(path), .dev = st.st_dev, .ino = st.st_ino };
     if (!what.path) {
         close(fd);
+        unlink(path);
         return err_nomem(e, "path");
     }
     snprintf(what.name, sizeof what.name, "--socket %s", path);
@@ -271,11 +273,25 @@ static void peer_name(const struct sockaddr_storage *a, char out[PEER_SIZE])
         memmove(out, out + 7, strlen(out + 7) + 1);
 }
 
-/* Out of descriptors: take the connection with the spare one and close it, so that the client hears at once and epoll is not asked again and again. */
+/* Listeners are watched, or not. */
+static void watch_listeners(struct loop *l, int on)
+{
+    l->deaf = !on;
+    for (int i = 0; i < l->n_listeners; i++) {
+        struct epoll_event ev = { .events = on ? EPOLLIN : 0, .data.ptr = &l->listener[i].source };
+        epoll_ctl(l->epoll, EPOLL_CTL_MOD, l->listener[i].source.fd, &ev);
+    }
+}
+
+/* Out of descriptors: take the connection with the spare one and close it, so that the client hears at once.  Where even that fails (the spare one is gone, the
+ * kernel has no memory), clients wait until the next second, lest epoll be asked again and again. */
 static void turn_away(struct loop *l, int listener)
 {
     close_fd(l->spare);
-    close_fd(accept4(listener, NULL, NULL, SOCK_CLOEXEC));
+    const int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+    if (fd < 0 && errno != EAGAIN)
+        watch_listeners(l, 0);
+    close_fd(fd);
     l->spare = open("/dev/null", O_RDONLY | O_CLOEXEC);
 }
 
@@ -288,7 +304,7 @@ static void accept_some(struct loop *l, const struct listener *at)
         char peer[PEER_SIZE];
         int one = 1, fd = accept4(at->source.fd, (struct sockaddr *)&a, &size, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd < 0) {
-            if (errno == EMFILE || errno == ENFILE)
+            if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
                 turn_away(l, at->source.fd);
             return;
         }
@@ -342,6 +358,8 @@ static void each_second(struct loop *l, uint64_t now)
     if (now - l->second_ns < second)
         return;
     l->second_ns = now;
+    if (l->deaf)
+        watch_listeners(l, 1);
     for (struct conn *c = l->conns, *next; c; c = next) {
         next = c->next;
         conn_check_time(c, now);

@@ -36,6 +36,7 @@ static void call_id(const struct part *p, struct buf *out)
     buf_str(&id, ours ? "toolu_" : "");
     buf_str(&id, ours ? p->id + 5 : p->id);
     buf_json(out, id.data, id.size);
+    out->failed |= id.failed;
     buf_release(&id);
 }
 
@@ -43,7 +44,9 @@ static void call_id(const struct part *p, struct buf *out)
 static void block_json(const struct part *p, int whole, struct buf *out)
 {
     const size_t n = whole ? p->text.size : 0;
-    json_t *input = whole && p->kind == PART_CALL ? json_loadb(p->text.data ? p->text.data : "", p->text.size, 0, NULL) : NULL;
+    json_error_t je;
+    json_t *input = whole && p->kind == PART_CALL ? json_loadb(p->text.data ? p->text.data : "", p->text.size, 0, &je) : NULL;
+    out->failed |= whole && p->kind == PART_CALL && !input && json_error_code(&je) == json_error_out_of_memory;
     if (p->kind == PART_CALL) {
         buf_str(out, "{\"type\":\"tool_use\",\"id\":");
         call_id(p, out);

@@ -202,6 +202,7 @@ static json_t *model_stats(const struct hosted *h)
     json_object_update_new(j, json_pack("{s:I, s:I, s:i, s:i, s:i, s:i, s:i, s:i, s:i}", "memory_bytes", (json_int_t)h->memory_bytes, "kv_bytes", (json_int_t)e.kv_bytes,
                                         "kv_blocks", e.n_blocks, "kv_blocks_free", e.n_free_blocks, "kv_blocks_prefix", e.n_cached_blocks, "running",
                                         e.n_running, "waiting", e.n_waiting, "open_requests", h->n_calls, "context", h->m.max_len));
+    json_object_update_new(j, json_pack("{s:f, s:I, s:I}", "kv_use", round2(kv_use(&e)), "kv_copies", (json_int_t)e.copies, "kv_evictions", (json_int_t)e.evictions));
     return j;
 }
 
@@ -424,21 +425,23 @@ void handle_batching(struct server *s, struct conn *c, const char *rest)
     reply_object(s, c, 200, batching_object(s));
 }
 
-static void set_batching(struct server *s, struct hosted *h, int on)
+/* 0, or -1 without memory. */
+static int set_batching(struct hosted *h, int on)
 {
     struct engine_limits l = h->limits;
     h->batching = on;
     if (!on)
         l.max_running = 1;
-    worker_limits(h->worker, &l);
-    (void)s;
+    return worker_limits(h->worker, &l);
 }
 
 static void batching_all(struct server *s, struct conn *c, int on)
 {
     for (struct hosted *h = s->models; h; h = h->next)
-        if (h->state == HOSTED_READY)
-            set_batching(s, h, on);
+        if (h->state == HOSTED_READY && set_batching(h, on) != 0) {
+            reply_refusal(s, c, 503, NULL, "out of memory");
+            return;
+        }
     reply_object(s, c, 200, json_pack("{s:b, s:b, s:s}", "success", 1, "enabled", on, "message", on ? "requests run together" : "one request at a time"));
 }
 
@@ -456,7 +459,7 @@ void handle_batching_disable(struct server *s, struct conn *c, const char *rest)
 
 void handle_batching_set(struct server *s, struct conn *c, const char *rest)
 {
-    struct params p = { .max_waiting = -1 };
+    struct params p = { .max_waiting = -1, .chunk = -1 };
     struct problem pr;
     json_t *body = read_body(s, c, BODY_BATCHING, &p);
     (void)rest;
@@ -472,8 +475,13 @@ void handle_batching_set(struct server *s, struct conn *c, const char *rest)
             h->limits.max_running = p.max_running;
         if (p.max_waiting >= 0)
             h->limits.max_waiting = p.max_waiting;
-        set_batching(s, h, 1);
-        reply_object(s, c, 200, json_pack("{s:b, s:s, s:{s:i, s:i}}", "success", 1, "model", h->id, "config", "max_batch_size", h->limits.max_running, "max_queue", h->limits.max_waiting));
+        if (p.chunk >= 0)
+            h->limits.chunk = p.chunk;
+        if (set_batching(h, 1) != 0)
+            reply_refusal(s, c, 503, NULL, "out of memory");
+        else
+            reply_object(s, c, 200, json_pack("{s:b, s:s, s:{s:i, s:i, s:i}}", "success", 1, "model", h->id, "config", "max_batch_size", h->limits.max_running, "chunk", h->limits.chunk,
+                                               "max_queue", h->limits.max_waiting));
     }
     json_decref(body);
 }

@@ -6,6 +6,8 @@
 
 #include "libcommon/base/utf8.h"
 
+const char problem_unsaid[] = "{\"type\":\"error\",\"error\":{\"message\":\"out of memory\",\"type\":\"service_unavailable_error\",\"param\":null,\"code\":null},\"detail\":\"out of memory\"}";
+
 int problem_set(struct problem *p, int status, const char *param, const char *code, const char *fmt, ...)
 {
     va_list ap;
@@ -17,6 +19,13 @@ int problem_set(struct problem *p, int status, const char *param, const char *co
     snprintf(p->param, sizeof p->param, "%s", param ? param : "");
     snprintf(p->code, sizeof p->code, "%s", code ? code : "");
     return -1;
+}
+
+int problem_err(struct problem *p, const char *param, const char *code, const struct err *e)
+{
+    if (e->code == ERR_MEMORY)
+        return problem_nomem(p);
+    return param ? problem_set(p, 400, param, code, "%s: %s", param, e->msg) : problem_set(p, 400, NULL, code, "%s", e->msg);
 }
 
 int problem_nomem(struct problem *p) { return problem_set(p, 503, NULL, NULL, "out of memory"); }

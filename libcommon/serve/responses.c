@@ -56,6 +56,7 @@ static void field_json(const struct call *c, const char *name, const char *other
     char *text = v ? json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY) : NULL;
     buf_printf(out, ",\"%s\":", name);
     buf_str(out, text ? text : otherwise);
+    out->failed |= v && !text;
     free(text);
 }
 

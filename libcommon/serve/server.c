@@ -52,7 +52,10 @@ void reply_problem(struct server *s, struct conn *c, const struct problem *p)
     problem_json(p, &out);
     metrics_count(&s->metrics, conn_route(c), p->status);
     visit_error(conn_visit(c), p->message);
-    conn_reply(c, p->status, "application/json", out.data, out.size);
+    if (out.failed)
+        conn_reply(c, p->status, "application/json", problem_unsaid, strlen(problem_unsaid));
+    else
+        conn_reply(c, p->status, "application/json", out.data, out.size);
     buf_release(&out);
 }
 
@@ -89,7 +92,7 @@ json_t *read_body(struct server *s, struct conn *c, enum body_kind kind, struct 
     struct err e;
     json_t *body = js_parse("body", r->body.size ? r->body.data : "{}", r->body.size ? r->body.size : 2, &e);
     if (!body)
-        problem_set(&pr, 400, NULL, "invalid_json", "%s", e.msg);
+        problem_err(&pr, NULL, "invalid_json", &e);
     else if (fields_parse(body, kind, p, &pr) == 0)
         return body;
     reply_problem(s, c, &pr);

@@ -66,6 +66,7 @@ void splitter_push(struct splitter *s, const char *text, size_t size, int last, 
         s->state = SPLIT_ANSWER;
         buf_add(answer, all.data, all.size);
     }
+    answer->failed |= all.failed;
     buf_release(&all);
 }
 

@@ -12,13 +12,14 @@
 
 /* ---- templates that know no tools ---- */
 
-/* Calls and results become words. */
-static void say_calls(json_t *m)
+/* Calls and results become words. -1 without memory. */
+static int say_calls(json_t *m)
 {
     const char *role = json_string_value(json_object_get(m, "role"));
     const json_t *calls = json_object_get(m, "tool_calls"), *call;
     struct buf text = { 0 };
     size_t i;
+    int rc = 0;
     const int result = strcmp(role, "tool") == 0 || strcmp(role, "function") == 0;
     buf_str(&text, result ? "Result of the function: " : "");
     buf_str(&text, json_string_value(json_object_get(m, "content")));
@@ -28,20 +29,23 @@ static void say_calls(json_t *m)
         char *line = said ? json_dumps(said, 0) : NULL;
         buf_str(&text, text.size ? "\n" : "");
         buf_str(&text, line ? line : "");
+        text.failed |= !line;
         free(line);
         json_decref(said);
     }
     if (result)
-        json_object_set_new(m, "role", json_string("user"));
+        rc |= json_object_set_new(m, "role", json_string("user"));
     if (calls || result)
-        json_object_set_new(m, "content", json_stringn(text.data ? text.data : "", text.size));
+        rc |= json_object_set_new(m, "content", talk_string(&text));
     if (calls)
         json_object_del(m, "tool_calls");
     buf_release(&text);
+    return rc;
 }
 
-/* The functions are described in the first message of this role: "system", which is made if it is not there, or "user" where templates refuse that. */
-static void say_tools(json_t *messages, const json_t *tools, const char *role)
+/* The functions are described in the first message of this role: "system", which is made if it is not there, or "user" where templates refuse that.
+ * -1 without memory. */
+static int say_tools(json_t *messages, const json_t *tools, const char *role)
 {
     struct buf text = { 0 };
     const json_t *tool;
@@ -54,50 +58,50 @@ static void say_tools(json_t *messages, const json_t *tools, const char *role)
         char *line = json_dumps(json_object_get(tool, "function"), 0);
         buf_str(&text, line ? line : "");
         buf_str(&text, "\n");
+        text.failed |= !line;
         free(line);
     }
     if (own) {
         buf_str(&text, "\n");
         buf_str(&text, json_string_value(json_object_get(own, "content")));
     }
-    m = json_pack("{s:s, s:o}", "role", role, "content", json_stringn(text.data ? text.data : "", text.size));
-    if (own)
-        json_array_set_new(messages, at, m);
-    else
-        json_array_insert_new(messages, 0, m);
+    m = json_pack("{s:s, s:o}", "role", role, "content", talk_string(&text));
     buf_release(&text);
+    return own ? json_array_set_new(messages, at, m) : json_array_insert_new(messages, 0, m);
 }
 
 /* ---- what single families need ---- */
 
-/* Mistral's templates refuse ids of calls that are not 9 letters or digits. */
-static void shorten_id(json_t *o, const char *key)
+/* Mistral's templates refuse ids of calls that are not 9 letters or digits. -1 without memory. */
+static int shorten_id(json_t *o, const char *key)
 {
     static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
     const char *id = json_string_value(json_object_get(o, key));
     uint8_t hash[SHA256_SIZE];
     char text[10] = { 0 };
     if (!id || (strlen(id) == 9 && strspn(id, letters) == 9))
-        return;
+        return 0;
     sha256_of(id, strlen(id), hash);
     for (int i = 0; i < 9; i++)
         text[i] = letters[hash[i] % (sizeof letters - 1)];
-    json_object_set_new(o, key, json_string(text));
+    return json_object_set_new(o, key, json_string(text));
 }
 
-/* Some templates paste arguments into text: they want JSON, not an object. */
-static void arguments_as_text(json_t *messages)
+/* Some templates paste arguments into text: they want JSON, not an object. -1 without memory. */
+static int arguments_as_text(json_t *messages)
 {
     json_t *m, *call;
     size_t i, k;
+    int rc = 0;
     json_array_foreach(messages, i, m)
         json_array_foreach(json_object_get(m, "tool_calls"), k, call) {
             json_t *f = json_object_get(call, "function"), *a = json_object_get(f, "arguments");
             char *text = json_is_object(a) ? json_dumps(a, 0) : NULL;
-            if (text)
-                json_object_set_new(f, "arguments", json_string(text));
+            if (json_is_object(a))
+                rc |= json_object_set_new(f, "arguments", text ? json_string(text) : NULL);
             free(text);
         }
+    return rc;
 }
 
 /* ---- to the prompt ---- */
@@ -115,24 +119,29 @@ static int has_calls(const json_t *messages)
     return 0;
 }
 
+/* New reference; NULL without memory. */
 static json_t *written(const struct hosted *h, const struct talk *t, const json_t *tools, int way)
 {
     json_t *messages = json_deep_copy(t->messages), *m, *call;
     size_t i, k;
-    if (tools && !h->knows_tools)
-        say_tools(messages, tools, way == NO_SYSTEM ? "user" : "system");
+    int rc = messages ? 0 : -1;
+    if (messages && tools && !h->knows_tools)
+        rc |= say_tools(messages, tools, way == NO_SYSTEM ? "user" : "system");
     json_array_foreach(messages, i, m) {
         if (!h->knows_tools)
-            say_calls(m);
+            rc |= say_calls(m);
         if (strncmp(tool_format_name(h->calls_form), "mistral", 7) == 0) {
-            shorten_id(m, "tool_call_id");
+            rc |= shorten_id(m, "tool_call_id");
             json_array_foreach(json_object_get(m, "tool_calls"), k, call)
-                shorten_id(call, "id");
+                rc |= shorten_id(call, "id");
         }
     }
     if (way == ARGUMENTS_AS_TEXT)
-        arguments_as_text(messages);
-    return messages;
+        rc |= arguments_as_text(messages);
+    if (rc == 0)
+        return messages;
+    json_decref(messages);
+    return NULL;
 }
 
 int talk_render(const struct hosted *h, const struct talk *t, int generation_prompt, char **text, size_t *size, struct problem *pr)
@@ -151,6 +160,8 @@ int talk_render(const struct hosted *h, const struct talk *t, int generation_pro
             return problem_nomem(pr);
         if (rc == 0)
             return 0;
+        if (e.code == ERR_MEMORY)
+            return problem_nomem(pr);
         if (way == PLAIN)
             first = e;
     }

@@ -55,6 +55,7 @@ int talk_read_tools(struct talk *t, const json_t *body, const char *parameters, 
 int talk_read_vars(struct talk *t, const json_t *body, struct problem *pr);
 /* Is v, called `name` in the body, a list with something in it?  expected: "a list of at least 1 message". */
 int talk_check_list(const json_t *v, const char *name, const char *expected, struct problem *pr);
+json_t *talk_string(const struct buf *text);             /* NULL without memory */
 /* Messages in the words of chat completions.  id: of the call that a tool's message answers (borrowed); NULL: none. */
 int talk_add_message(json_t *messages, const char *role, json_t *id, const struct buf *text, struct problem *pr);
 /* To a message of the model: a call (all borrowed), and reasoning behind what it has of that. */

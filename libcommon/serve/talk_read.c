@@ -143,11 +143,11 @@ json_t *talk_messages(const json_t *messages, struct problem *pr)
     return list;
 }
 
-static json_t *text_of(const struct buf *text) { return text->failed ? NULL : json_stringn(text->data ? text->data : "", text->size); }
+json_t *talk_string(const struct buf *text) { return text->failed ? NULL : json_stringn(text->data ? text->data : "", text->size); }
 
 int talk_add_message(json_t *messages, const char *role, json_t *id, const struct buf *text, struct problem *pr)
 {
-    json_t *m = json_pack("{s:s, s:o}", "role", role, "content", text_of(text));
+    json_t *m = json_pack("{s:s, s:o}", "role", role, "content", talk_string(text));
     int rc = m && (!id || json_object_set(m, "tool_call_id", id) == 0) && json_array_append(messages, m) == 0 ? 0 : problem_nomem(pr);
     json_decref(m);
     return rc;
@@ -168,7 +168,7 @@ int talk_add_reasoning(json_t *message, const char *text, size_t size, struct pr
     if (before)
         buf_add(&all, json_string_value(before), json_string_length(before));
     buf_add(&all, text, size);
-    int rc = json_object_set_new(message, "reasoning_content", text_of(&all)) == 0 ? 0 : problem_nomem(pr);
+    int rc = json_object_set_new(message, "reasoning_content", talk_string(&all)) == 0 ? 0 : problem_nomem(pr);
     buf_release(&all);
     return rc;
 }

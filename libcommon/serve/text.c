@@ -48,6 +48,7 @@ static void tokens_json(const struct tokenizer *t, const int32_t *ids, size_t n,
         buf_printf(out, "%s{\"id\":%d,\"piece\":", i ? "," : "", (int)ids[i]);
         token_json(bytes.data, bytes.size, out);
         buf_str(out, "}");
+        out->failed |= bytes.failed;
         buf_release(&bytes);
     }
     buf_printf(out, "],\"count\":%zu}", n);
@@ -63,7 +64,7 @@ static int tokenize(struct call *c, struct problem *pr)
     if (!json_is_string(text))
         return problem_set(pr, 400, "content", text ? "invalid_type" : "missing", text ? "content: found %s, expected text" : "content: %s", text ? js_kind(text) : "missing");
     if (tokenizer_encode(c->h->m.tokenizer, json_string_value(text), json_string_length(text), flags, &ids, &n, &e) != 0)
-        return problem_set(pr, 400, "content", NULL, "content: %s", e.msg);
+        return problem_err(pr, "content", NULL, &e);
     tokens_json(c->h->m.tokenizer, ids, n, c->params.with_pieces, &c->line);
     free(ids);
     return 0;
@@ -92,7 +93,7 @@ static int detokenize(struct call *c, struct problem *pr)
     int rc = tokenizer_decode(c->h->m.tokenizer, ids, n, 0, &text, &size, &e);
     free(ids);
     if (rc != 0)
-        return problem_set(pr, 400, "tokens", NULL, "tokens: %s", e.msg);
+        return problem_err(pr, "tokens", NULL, &e);
     buf_str(&c->line, "{\"content\":");
     buf_json(&c->line, text, size);
     buf_str(&c->line, "}");

@@ -56,16 +56,26 @@ static struct event *add_event(struct worker *w, struct job *job)
     if (b->n_events == b->room) {
         int room = b->room * 2 + 16;
         struct event *p = realloc(b->event, (size_t)room * sizeof *p);
-        if (!p) {
-            b->lost = 1;
+        if (!p)
             return NULL;
-        }
         b->event = p;
         b->room = room;
     }
     struct event *ev = &b->event[b->n_events++];
     *ev = (struct event){ .job = job, .id = -1 };
     return ev;
+}
+
+/* Nothing of the job comes any more; where the engine is still at work on it, this is said when that has ended. */
+static void lose(struct worker *w, struct job *job)
+{
+    if (!job->lost && !job->done && job->request)
+        engine_cancel(w->g, job->request);
+    job->lost = 1;
+    if (job->done) {
+        job->next_lost = w->batch->lost;
+        w->batch->lost = job;
+    }
 }
 
 static size_t add_bytes(struct buf *b, const void *data, size_t n)
@@ -81,12 +91,14 @@ static void hear(void *user, const struct token_event *t)
 {
     struct job *job = user;
     struct worker *w = job->worker;
-    struct event *ev = add_event(w, job);
     struct buf *bytes = &w->batch->bytes;
     if (t->finish != FINISH_NONE)
         job->done = 1;
-    if (!ev)
+    struct event *ev = job->lost ? NULL : add_event(w, job);
+    if (!ev) {
+        lose(w, job);
         return;
+    }
     ev->id = t->id;
     ev->finish = t->finish;
     ev->stop = t->stop;
@@ -107,19 +119,28 @@ static void hear(void *user, const struct token_event *t)
     }
     if (ev->last && job->request)
         request_stats(job->request, &ev->stats);
-    w->batch->lost |= bytes->failed;
+    if (bytes->failed) {
+        w->batch->n_events--;
+        lose(w, job);
+    }
 }
 
 static void refuse(struct worker *w, struct job *job, enum finish why, const struct err *e)
 {
     struct event *ev = add_event(w, job);
     job->done = 1;
-    if (!ev)
+    if (!ev) {
+        lose(w, job);
         return;
+    }
     ev->finish = why;
     ev->last = ev->refused = 1;
     ev->error = e ? e->code : ERR_NONE;
     ev->why = e ? add_bytes(&w->batch->bytes, e->msg, strlen(e->msg) + 1) : 0;
+    if (w->batch->bytes.failed) {
+        w->batch->n_events--;
+        lose(w, job);
+    }
 }
 
 static void free_order(struct order *o)
@@ -173,7 +194,6 @@ static void submit(struct worker *w, struct order *o)
 static void obey(struct worker *w, struct order *o)
 {
     struct err ignored;
-    struct event *ev;
     switch (o->kind) {
     case ORDER_SUBMIT:
         submit(w, o);
@@ -182,8 +202,8 @@ static void obey(struct worker *w, struct order *o)
         if (!o->jobs->cancelled && !o->jobs->done && o->jobs->request)
             engine_cancel(w->g, o->jobs->request);
         o->jobs->cancelled = 1;
-        if ((ev = add_event(w, o->jobs)))
-            ev->cancel_heard = 1;
+        o->jobs->next_heard = w->batch->heard;
+        w->batch->heard = o->jobs;
         break;
     case ORDER_SHED:
         engine_shed(w->g);
@@ -197,7 +217,7 @@ static void obey(struct worker *w, struct order *o)
 /* Hand the events over, and the figures. */
 static void deliver(struct worker *w)
 {
-    int any = w->batch->n_events > 0 || w->batch->lost;
+    const int any = w->batch->n_events > 0 || w->batch->lost || w->batch->heard;
     struct engine_stats s;
     struct engine_limits l;
     engine_stats(w->g, &s);
@@ -341,9 +361,9 @@ int worker_cancel(struct worker *w, struct job *job)
     return give_order(w, &(struct order){ .kind = ORDER_CANCEL, .jobs = job });
 }
 
-void worker_limits(struct worker *w, const struct engine_limits *l)
+int worker_limits(struct worker *w, const struct engine_limits *l)
 {
-    give_order(w, &(struct order){ .kind = ORDER_LIMITS, .limits = *l });
+    return give_order(w, &(struct order){ .kind = ORDER_LIMITS, .limits = *l });
 }
 
 void worker_shed(struct worker *w) { give_order(w, &(struct order){ .kind = ORDER_SHED }); }
@@ -372,7 +392,8 @@ void worker_give_back(struct worker *w, struct events *list)
     enum { KEEP = 3, KEEP_BYTES = 1 << 16 };
     while (list) {
         struct events *next = list->next;
-        list->n_events = list->lost = 0;
+        list->n_events = 0;
+        list->lost = list->heard = NULL;
         list->bytes.size = 0;
         list->next = NULL;
         pthread_mutex_lock(&w->lock);

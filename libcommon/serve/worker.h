@@ -9,13 +9,14 @@
 
 struct worker;
 
-/* One answer that the engine makes.  The memory is the submitter's; it stays until the event with `last` has come, and, after
- * worker_cancel, the one with `cancel_heard`. */
+/* One answer that the engine makes.  The memory is the submitter's; it stays until the event with `last` has come, or the job is among the lost ones,
+ * and, after worker_cancel, among those that are heard. */
 struct job {
     void *user;
     struct worker *worker;          /* this and what follows: the worker thread's own */
     struct request *request;
-    int cancelled, done;
+    int cancelled, done, lost;      /* lost: something of it is missing, and nothing follows */
+    struct job *next_lost, *next_heard;
 };
 
 /* What happened to a job.  Texts, logprobs and the like lie in the batch. */
@@ -25,7 +26,6 @@ struct event {
     enum finish finish;
     int stop;                           /* of token_event */
     int last, refused, is_prompt;       /* refused: by engine_submit */
-    int cancel_heard;                   /* nothing else in it: worker_cancel was obeyed, and the thread does not look at the job for its sake any more */
     float logprob;
     int n_top, n_embedding;
     size_t text_size;
@@ -40,7 +40,8 @@ struct events {                          /* of one or more steps */
     struct event *event;
     int n_events, room;
     struct buf bytes;
-    int lost;                           /* memory ran out: an event, or what it points to, is missing */
+    struct job *lost;                   /* behind all events: jobs that ended without their last one, because memory ran out */
+    struct job *heard;                  /* worker_cancel was obeyed, and the thread does not look at the job for its sake any more */
 };
 
 /* wake is called from the thread when there are events. g is borrowed until worker_close. */
@@ -52,7 +53,7 @@ void worker_close(struct worker *w);
 int worker_submit(struct worker *w, const struct request_params *p, struct job *jobs);
 /* 0, or -1 without memory: then the answer goes on to its end. */
 int worker_cancel(struct worker *w, struct job *job);
-void worker_limits(struct worker *w, const struct engine_limits *l);
+int worker_limits(struct worker *w, const struct engine_limits *l);     /* 0, or -1 without memory */
 void worker_shed(struct worker *w);                     /* engine_shed, between two steps */
 void worker_check(struct worker *w);                    /* engine_check, once for however many ask before it begins; worker_stats says what came of it */
 /* All events so far, oldest first, NULL if there are none; to be given back. */

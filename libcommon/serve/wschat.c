@@ -19,7 +19,11 @@ void handle_ws_chat(struct server *s, struct conn *c, const char *rest)
 
 static void send_line(struct call *c)
 {
-    if (c->conn && !c->line.failed)
+    if (c->conn && c->line.failed) {
+        conn_break(c->conn);
+        buf_release(&c->line);
+    }
+    if (c->conn)
         conn_send_text(c->conn, c->line.data, c->line.size);
     c->line.size = 0;
 }
@@ -31,6 +35,7 @@ static void on_event(struct call *c, struct choice *ch, const struct events *b, 
     if (ev->text_size == 0)
         return;
     buf_add(&ch->text, b->bytes.data + ev->text, ev->text_size);
+    c->line.failed |= ch->text.failed;
     buf_str(&c->line, "{\"type\":\"token\",\"content\":");
     buf_json(&c->line, b->bytes.data + ev->text, ev->text_size);
     buf_str(&c->line, "}");
@@ -57,7 +62,9 @@ static void say_error(struct conn *c, const struct problem *p)
     buf_str(&out, "{\"type\":\"error\",\"message\":");
     buf_json(&out, p->message, strlen(p->message));
     buf_printf(&out, ",\"status\":%d}", p->status);
-    if (!out.failed)
+    if (out.failed)
+        conn_break(c);
+    else
         conn_send_text(c, out.data, out.size);
     buf_release(&out);
 }

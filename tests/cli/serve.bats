@@ -350,6 +350,8 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   [ "$(admin "$URL/api/models/unload" -d '{"model_id":"second"}' | jq -r .error.code)" = model_not_found ]
   [ "$(admin "$URL/api/batching" -d '{"max_batch_size":2}' | jq .config.max_batch_size)" = 2 ]
   [ "$(admin "$URL/api/batching" -d '{"max_batch_size":33}' | jq -r .error.code)" = out_of_range ]
+  [ "$(admin "$URL/api/batching" -d '{"chunk":64}' | jq .config.chunk)" = 64 ]
+  [ "$(admin "$URL/api/batching" -d '{"chunk":0}' | jq -c .config)" = '{"max_batch_size":2,"chunk":0,"max_queue":1000}' ]
   [ "$(admin -X POST "$URL/api/batching/disable" | jq .enabled)" = false ]
   [ "$(ask "$QUESTION" | jq -r '.choices[0].message.content')" = "2 + 2 = 4" ]
   [ "$(curl -s "$URL/api/batching" | jq -c '[.enabled, .engines.tiny.config.max_batch_size]')" = '[false,1]' ]
@@ -516,6 +518,22 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   [ "$status" = 2 ]
   run --separate-stderr zse-serve --port "$MAIN_PORT" "$T/tiny.zse"
   [ "$status" = 1 ] && [[ $stderr == *"in use"* ]]
+}
+
+# bats test_tags=plain
+@test "allocations that fail: an answer is the right one or none, nothing hangs, no block is lost" {
+  local so=$B/tests/lib/nomem.so
+  [ -e "$so" ] || skip "$so is not there (make unit)"
+  mkfifo "$BATS_TEST_TMPDIR/pipe"
+  ZSE_NOMEM=60 LD_PRELOAD=$so zse-serve --port 0 "$T/tiny.zse" >"$BATS_TEST_TMPDIR/pipe" 2>"$BATS_TEST_TMPDIR/err" 3>&- &
+  PID=$!
+  read -r _ _ URL <"$BATS_TEST_TMPDIR/pipe"
+  await listens "$URL"
+  run python3 -B tests/serve/scarce.py "${URL##*:}" "$PID" 2
+  echo "$output"
+  tail "$BATS_TEST_TMPDIR/err"
+  [ "$status" = 0 ]
+  stop "$PID"
 }
 
 @test "some seconds of mixed load: every answer as alone, no block lost, no memory grown" {

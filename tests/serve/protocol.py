@@ -3,7 +3,10 @@
 
 usage: protocol PORT
 One line `ok NAME` or `not ok NAME: why` for each check; exit 1 if any failed."""
-import base64, hashlib, json, os, random, re, socket, struct, sys, time, urllib.request
+import json, random, re, socket, struct, sys, time, urllib.request
+
+import wire
+from wire import response
 
 port = int(sys.argv[1])
 failed = 0
@@ -12,9 +15,7 @@ LONG = {'prompt': 'Once', 'temperature': 0, 'max_tokens': 1500, 'ignore_eos': Tr
 
 
 def connect():
-    s = socket.create_connection(('127.0.0.1', port), timeout=120)
-    s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return s
+    return wire.connect(port)
 
 
 def get(path):
@@ -25,25 +26,6 @@ def post(path, body, *fields):
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     head = [f'POST {path} HTTP/1.1', 'Host: localhost', f'Content-Length: {len(data)}', *fields]
     return '\r\n'.join(head).encode() + b'\r\n\r\n' + data
-
-
-def response(f, head=False):
-    """status, fields, body of the next response on a file"""
-    line = f.readline()
-    if not line:
-        return None, {}, b''
-    fields, body = {}, b''
-    for raw in iter(f.readline, b'\r\n'):
-        k, _, v = raw.decode().partition(':')
-        fields[k.lower()] = v.strip()
-    if fields.get('transfer-encoding') == 'chunked':
-        while (n := int(f.readline(), 16)):
-            body += f.read(n)
-            f.readline()
-        f.readline()
-    elif 'content-length' in fields and not head:
-        body = f.read(int(fields['content-length']))
-    return int(line.split()[1]), fields, body
 
 
 def send(data, head=False):
@@ -271,25 +253,8 @@ def two_hundred_connections():
     until(idle)
 
 
-class WebSocket:
-    def __init__(self, path, key=b'dGhlIHNhbXBsZSBub25jZQ=='):
-        self.s = connect()
-        self.s.sendall(b'GET ' + path + b' HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: keep-alive, Upgrade\r\nSec-WebSocket-Version: 13\r\n'
-                       b'Sec-WebSocket-Key: ' + key + b'\r\n\r\n')
-        self.f = self.s.makefile('rb')
-        self.code, self.fields, _ = response(self.f)
-
-    def send(self, data, opcode=1, fin=True, mask=b'abcd'):
-        n = len(data)
-        size = bytes([0x80 | n]) if n < 126 else b'\xfe' + struct.pack('>H', n) if n < 65536 else b'\xff' + struct.pack('>Q', n)
-        self.s.sendall(bytes([(0x80 if fin else 0) | opcode]) + size + mask + bytes(b ^ mask[i & 3] for i, b in enumerate(data)))
-
-    def receive(self):
-        a, b = self.f.read(2)
-        n = b & 127
-        if n > 125:
-            n = int.from_bytes(self.f.read(2 if n == 126 else 8), 'big')
-        return a & 15, self.f.read(n)
+def WebSocket(path, *key):
+    return wire.WebSocket(port, path, *key)
 
 
 @check

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""soak - mixed load on a zse-serve that has models/tiny: answers, streams, clients that go away, a second model that comes and goes.
+"""soak - mixed load on a zse-serve that has models/tiny: answers, streams, WebSockets, clients that go away, a second model that comes and goes, and who watches.
 
 usage: soak PORT PID SECONDS TOKEN MODEL.zse [clients|loads]
 clients, loads: only these. Every answer must be the one that comes alone, at the end no KV block may be lost, and memory must not grow: after a warm-up (a
 quarter of the time, at most a minute) RssAnon is sampled four times a second, and its median in the last third may be above that of the second third by at
 most BOUND_KB. Printed: kB in the first, second and last third, and the slope of a line through the samples. Exit 1 otherwise, also when the server ends."""
 import http.client, json, os, random, statistics, sys, threading, time
+
+import wire
 
 port, pid, seconds, token, model = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4], sys.argv[5]
 only = sys.argv[6] if len(sys.argv) > 6 else None
@@ -49,6 +51,53 @@ def leave(rnd):
     count('left')
 
 
+def converse(rnd):
+    """Questions on a WebSocket; sometimes it is closed in the middle of an answer."""
+    w = wire.WebSocket(port, b'/ws/chat')
+    for _ in range(rnd.randrange(1, 4)):
+        question, text = rnd.choice(list(ANSWERS)), ''
+        w.send(json.dumps({'temperature': 0, 'messages': [{'role': 'user', 'content': question}]}).encode())
+        while (m := json.loads(w.receive()[1]))['type'] == 'token' and rnd.random() > .02:
+            text += m['content']
+        if m['type'] == 'token':
+            break
+        if m['type'] != 'done' or not m['full_response'] == text == ANSWERS[question]:
+            wrong.append((question, text, m))
+        count('conversations')
+    w.close()
+
+
+def look(rnd):
+    """What monitors ask for: all of it answers, also while models come and go."""
+    for path in ('/metrics', '/health', '/v1/models', '/api/stats', '/api/stats/models', '/api/analytics', '/api/analytics/timeseries', '/api/analytics/requests?limit=5', '/api/batching', '/'):
+        c = http.client.HTTPConnection('127.0.0.1', port, timeout=600)
+        c.request('GET', path)
+        r = c.getresponse()
+        if r.status != 200 or not r.read():
+            wrong.append((path, r.status))
+        c.close()
+    w = wire.WebSocket(port, b'/ws/stats')
+    if json.loads(w.receive()[1])['type'] != 'stats':
+        wrong.append('/ws/stats')
+    w.close()
+    count('looks')
+    stop.wait(rnd.random() * .2)
+
+
+def tune(rnd):
+    """Batching is changed under the requests that run."""
+    a = {'Authorization': 'Bearer ' + token}
+    how = rnd.choice([('/api/batching', {'model': 'tiny', 'max_batch_size': rnd.choice([1, 2, 4])}), ('/api/batching/disable', {}), ('/api/batching/enable', {})])
+    status, r = ask('POST', how[0], how[1], a)
+    if status != 200:
+        wrong.append((how, r))
+    for path in ('/api/keys', '/api/audit/stats', '/api/audit/recent?limit=3'):
+        if ask('GET', path, None, a)[0] not in (200, 503):              # 503: another such question is being answered
+            wrong.append(path)
+    count('changes')
+    stop.wait(rnd.random())
+
+
 def admin(rnd):
     a = {'Authorization': 'Bearer ' + token}
     if ask('POST', '/api/models/load', {'model_path': model, 'model_name': 'guest'}, a)[0] == 200:
@@ -68,7 +117,8 @@ def repeat(what, seed):
 
 
 def client(rnd):
-    (talk if rnd.random() < .6 else leave)(rnd)
+    x = rnd.random()
+    (talk if x < .55 else leave if x < .9 else converse)(rnd)
 
 
 def anonymous():
@@ -88,7 +138,7 @@ def settled():
 def sample():
     """[(seconds since the start, kB)] until the time is over and all that takes memory has been there; None: the server ended."""
     begin, samples = time.monotonic(), []
-    needed = {'clients': ('answers', 'left'), 'loads': ('loads',)}.get(only, ('answers', 'left', 'loads'))
+    needed = {'clients': ('answers', 'left'), 'loads': ('loads',)}.get(only, ('answers', 'left', 'loads', 'looks'))
     while True:
         now, kb = time.monotonic() - begin, anonymous()
         if kb is None:
@@ -99,7 +149,7 @@ def sample():
         time.sleep(.25)
 
 
-works = ([client] * 8 if only != 'loads' else []) + ([admin] if only != 'clients' else [])
+works = ([client] * 8 if only != 'loads' else []) + ([admin] if only != 'clients' else []) + ([look, tune] if not only else [])
 threads = [threading.Thread(target=repeat, args=(what, i), daemon=True) for i, what in enumerate(works)]
 for t in threads:
     t.start()

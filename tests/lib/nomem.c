@@ -1,0 +1,46 @@
+/* nomem.c - LD_PRELOAD: from the first SIGUSR2 on, and until the next one, one of ZSE_NOMEM allocations finds no memory. */
+#include <errno.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+extern void *__libc_malloc(size_t n);
+extern void *__libc_calloc(size_t n, size_t size);
+extern void *__libc_realloc(void *p, size_t n);
+
+static atomic_int on;
+static atomic_uint n_asked;
+static unsigned one_of = 100;
+
+static void turn(int number)
+{
+    (void)number;
+    atomic_fetch_xor(&on, 1);
+}
+
+__attribute__((constructor)) static void prepare(void)
+{
+    const char *text = getenv("ZSE_NOMEM");
+    if (text && atoi(text) > 0)
+        one_of = (unsigned)atoi(text);
+    signal(SIGUSR2, turn);
+}
+
+/* Neither every one_of-th nor at random: the same numbers in every run, which repeat nothing. */
+static int fails(void)
+{
+    if (!atomic_load_explicit(&on, memory_order_relaxed))
+        return 0;
+    uint32_t x = atomic_fetch_add(&n_asked, 1) * 2654435761u;
+    x = (x ^ x >> 15) * 2246822519u;
+    if ((x ^ x >> 13) % one_of)
+        return 0;
+    errno = ENOMEM;
+    return 1;
+}
+
+void *malloc(size_t n) { return fails() ? NULL : __libc_malloc(n); }
+void *calloc(size_t n, size_t size) { return fails() ? NULL : __libc_calloc(n, size); }
+void *realloc(void *p, size_t n) { return n && fails() ? NULL : __libc_realloc(p, n); }
