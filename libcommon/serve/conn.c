@@ -281,12 +281,13 @@ static void next_http(struct conn *c)
 static void next_message(struct conn *c)
 {
     char data[125];
-    size_t size;
-    int status;
-    while (!c->dead && c->mode == CONN_WEBSOCKET && !c->close_after) {
-        switch (ws_parse(c->ws, &c->in, MAX_WS_MESSAGE, data, &size, &status)) {
+    size_t size, at = 0;
+    int status, more = 1;
+    while (more && !c->dead && c->mode == CONN_WEBSOCKET && !c->close_after) {
+        switch (ws_parse(c->ws, &c->in, &at, MAX_WS_MESSAGE, data, &size, &status)) {
         case WS_MORE:
-            return;
+            more = 0;
+            break;
         case WS_FRAGMENT: case WS_GOT_PONG:
             break;
         case WS_GOT_PING:
@@ -295,7 +296,8 @@ static void next_message(struct conn *c)
             break;
         case WS_GOT_CLOSE: case WS_BAD:
             conn_websocket_close(c, status);
-            return;
+            more = 0;
+            break;
         case WS_MESSAGE:
             buf_add(&c->ws->message, "", 1);
             if (c->ws->message.failed)
@@ -306,6 +308,7 @@ static void next_message(struct conn *c)
             break;
         }
     }
+    buf_drop(&c->in, at);
 }
 
 static void next_request(struct conn *c)

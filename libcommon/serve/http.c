@@ -210,6 +210,13 @@ static enum http_answer body_length(struct http_parser *p, struct http_request *
     return HTTP_MORE;
 }
 
+/* What was read of the bytes that http_parse was given: they move once, at its end, however many chunks they are. */
+static void skip(struct buf *left, size_t n)
+{
+    left->data += n;
+    left->size -= n;
+}
+
 static enum http_answer parse_head(struct http_parser *p, struct buf *in, size_t size, const struct http_limits *l)
 {
     struct http_request *r = p->req = calloc(1, sizeof *r);
@@ -219,7 +226,7 @@ static enum http_answer parse_head(struct http_parser *p, struct buf *in, size_t
     r->head[size] = '\0';
     if (strlen(r->head) != size)
         return refuse(p, 400, "the head has a zero byte");
-    buf_drop(in, size);
+    skip(in, size);
     char *line = r->head, *end;
     int first = 1;
     while ((end = strstr(line, "\r\n")) && end != line) {
@@ -250,7 +257,7 @@ static enum http_answer on_head(struct http_parser *p, struct buf *in, const str
     while (in->size - blank >= 2 && memcmp(in->data + blank, "\r\n", 2) == 0)      /* RFC 9112, 2.2: some clients send one more after a body */
         blank += 2;
     if (blank) {
-        buf_drop(in, blank);
+        skip(in, blank);
         p->scanned = 0;
     }
     if ((n = head_end(p, in)) == 0 || n > l->head_bytes) {
@@ -275,7 +282,7 @@ static enum http_answer take_body(struct http_parser *p, struct buf *in)
         return refuse(p, 503, "out of memory");
     buf_add(body, in->data, n);
     body->data[body->size] = '\0';
-    buf_drop(in, n);
+    skip(in, n);
     p->left -= n;
     return HTTP_MORE;
 }
@@ -302,7 +309,7 @@ static enum http_answer on_chunk_size(struct http_parser *p, struct buf *in, con
         return refuse(p, 400, "a chunk does not begin with its size");
     if (size > l->body_bytes || p->req->body.size + size > l->body_bytes)
         return refuse(p, 413, "a body of more than %zu bytes", l->body_bytes);
-    buf_drop(in, (size_t)n + 2);
+    skip(in, (size_t)n + 2);
     p->left = (size_t)size;
     p->state = size ? HTTP_CHUNK : HTTP_TRAILER;
     return HTTP_MORE;
@@ -314,7 +321,7 @@ static enum http_answer on_chunk_end(struct http_parser *p, struct buf *in)
         return HTTP_MORE;
     if (memcmp(in->data, "\r\n", 2) != 0)
         return refuse(p, 400, "a chunk is longer than its size");
-    buf_drop(in, 2);
+    skip(in, 2);
     p->state = HTTP_CHUNK_SIZE;
     return HTTP_MORE;
 }
@@ -326,13 +333,13 @@ static enum http_answer on_trailer(struct http_parser *p, struct buf *in)
         return HTTP_MORE;
     if (n < 0 || (p->trailer += (size_t)n + 2) > MAX_TRAILER)
         return refuse(p, 431, "the trailers have more than %d bytes", MAX_TRAILER);
-    buf_drop(in, (size_t)n + 2);
+    skip(in, (size_t)n + 2);
     if (n == 0)
         p->state = HTTP_COMPLETE;
     return HTTP_MORE;
 }
 
-enum http_answer http_parse(struct http_parser *p, struct buf *in, const struct http_limits *l)
+static enum http_answer parse(struct http_parser *p, struct buf *in, const struct http_limits *l)
 {
     for (;;) {
         int before = p->state;
@@ -355,6 +362,14 @@ enum http_answer http_parse(struct http_parser *p, struct buf *in, const struct 
         if ((int)p->state == before && in->size == size)
             return HTTP_MORE;
     }
+}
+
+enum http_answer http_parse(struct http_parser *p, struct buf *in, const struct http_limits *l)
+{
+    struct buf left = *in;
+    const enum http_answer a = parse(p, &left, l);
+    buf_drop(in, in->size - left.size);
+    return a;
 }
 
 void http_reset(struct http_parser *p)

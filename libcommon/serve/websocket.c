@@ -71,18 +71,18 @@ static enum ws_event on_control(struct ws_parser *p, int opcode, const char *dat
     return WS_GOT_CLOSE;
 }
 
-/* A frame's header at the front of in: its length, 0 if it is not complete, -1 if it breaks the rules. */
-static int frame_header(const struct buf *in, uint64_t *size)
+/* The header that a frame in these n bytes begins with: its length, 0 if it is not complete, -1 if it breaks the rules. */
+static int frame_header(const char *data, size_t n_bytes, uint64_t *size)
 {
-    const unsigned char *b = (const unsigned char *)in->data;
-    if (in->size < 2)
+    const unsigned char *b = (const unsigned char *)data;
+    if (n_bytes < 2)
         return 0;
     int n = 2, extra = (b[1] & 127) == 126 ? 2 : (b[1] & 127) == 127 ? 8 : 0, opcode = b[0] & 15;
     if (b[0] & 0x70 || !(b[1] & 0x80) || (opcode > 2 && opcode < 8) || opcode > 10)    /* extensions; a client masks; reserved */
         return -1;
     if (opcode >= 8 && (extra || !(b[0] & 0x80)))
         return -1;
-    if (in->size < (size_t)(n + extra + 4))
+    if (n_bytes < (size_t)(n + extra + 4))
         return 0;
     *size = extra ? 0 : b[1] & 127;
     for (int i = 0; i < extra; i++)
@@ -92,28 +92,29 @@ static int frame_header(const struct buf *in, uint64_t *size)
     return n + 4;
 }
 
-enum ws_event ws_parse(struct ws_parser *p, struct buf *in, size_t max_message, char data[125], size_t *size, int *status)
+enum ws_event ws_parse(struct ws_parser *p, struct buf *in, size_t *at, size_t max_message, char data[125], size_t *size, int *status)
 {
     uint64_t n;
-    int head = p->closed ? 0 : frame_header(in, &n);
+    const size_t left = in->size - *at;
+    char *frame = left ? in->data + *at : NULL;
+    int head = p->closed ? 0 : frame_header(frame, left, &n);
     if (head == 0)
         return WS_MORE;
     if (head < 0)
         return bad(p, status, 1002);
-    int opcode = in->data[0] & 15, last = (in->data[0] & 0x80) != 0;
+    int opcode = frame[0] & 15, last = (frame[0] & 0x80) != 0;
     if (n > max_message || (opcode < 8 && p->message.size + n > max_message))
         return bad(p, status, 1009);
-    if (in->size - (size_t)head < n)
+    if (left - (size_t)head < n)
         return WS_MORE;
-    char *payload = in->data + head;
+    char *payload = frame + head;
+    *at += (size_t)head + (size_t)n;
     for (size_t i = 0; i < n; i++)
-        payload[i] = (char)(payload[i] ^ in->data[head - 4 + (int)(i & 3)]);
+        payload[i] = (char)(payload[i] ^ frame[head - 4 + (int)(i & 3)]);
     if (opcode >= 8) {
         memcpy(data, payload, (size_t)n);
         *size = (size_t)n;
-        enum ws_event e = on_control(p, opcode, data, (size_t)n, status);
-        buf_drop(in, (size_t)head + (size_t)n);
-        return e;
+        return on_control(p, opcode, data, (size_t)n, status);
     }
     if ((opcode == WS_CONTINUATION) != (p->opcode != 0))
         return bad(p, status, 1002);
@@ -121,7 +122,6 @@ enum ws_event ws_parse(struct ws_parser *p, struct buf *in, size_t max_message, 
         return bad(p, status, 1003);
     p->opcode = WS_TEXT;
     buf_add(&p->message, payload, (size_t)n);
-    buf_drop(in, (size_t)head + (size_t)n);
     if (p->message.failed)
         return bad(p, status, 1011);
     if (!last)

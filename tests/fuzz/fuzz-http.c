@@ -82,11 +82,11 @@ static void frames(const uint8_t *data, size_t size)
     struct ws_parser p = { 0 };
     struct buf in = { 0 };
     char pong[125];
-    size_t n;
+    size_t n, at = 0;
     int status;
     buf_add(&in, data, size);
     for (;;) {
-        enum ws_event e = ws_parse(&p, &in, 4096, pong, &n, &status);
+        enum ws_event e = ws_parse(&p, &in, &at, 4096, pong, &n, &status);
         if (e == WS_MESSAGE)
             ws_next(&p);
         else if (e == WS_MORE || e == WS_BAD || e == WS_GOT_CLOSE)

@@ -2,8 +2,10 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
+#include <time.h>
 #include <cmocka.h>
 
 #include "libcommon/base/json.h"
@@ -92,6 +94,53 @@ static void test_absolute_targets(void **state)
     }
 }
 
+/* Processor time for chunks, or frames, of one byte each that come in pieces of so many bytes. */
+static double seconds_for(size_t piece, size_t total, int frames)
+{
+    static const char head[] = "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n", chunk[] = "1\r\nx\r\n", frame[] = "\x8a\x81\0\0\0\0x";
+    const char *const one = frames ? frame : chunk;
+    const size_t n = frames ? sizeof frame - 1 : sizeof chunk - 1;
+    struct http_parser p = { 0 };
+    struct ws_parser w = { 0 };
+    struct buf in = { 0 };
+    char data[125];
+    size_t size;
+    int status;
+    buf_add(&in, head, sizeof head - 1);
+    assert_int_equal(http_parse(&p, &in, &(struct http_limits){ 4096, total }), HTTP_MORE);
+    const clock_t begin = clock();
+    for (size_t done = 0; done < total; done += piece) {
+        size_t at = 0;
+        for (size_t i = 0; i < piece; i += n)
+            buf_add(&in, one, n);
+        if (frames)
+            while (ws_parse(&w, &in, &at, 100, data, &size, &status) == WS_GOT_PONG)
+                ;
+        else
+            assert_int_equal(http_parse(&p, &in, &(struct http_limits){ 4096, total }), HTTP_MORE);
+        buf_drop(&in, at);
+        assert_int_equal(in.size, 0);
+    }
+    http_reset(&p);
+    buf_release(&in);
+    return (double)(clock() - begin) / CLOCKS_PER_SEC;
+}
+
+/* Many small ones cost as much in large pieces as in small ones: nobody keeps the loop busy with them. */
+static void test_small_pieces(void **state)
+{
+    (void)state;
+    for (int frames = 0; frames < 2; frames++) {
+        double small = 1e9, large = 1e9;
+        for (int i = 0; i < 3; i++) {
+            small = fmin(small, seconds_for(4200, 1 << 20, frames));
+            large = fmin(large, seconds_for(420000, 1 << 20, frames));
+        }
+        if (large > 8 * small + 0.01)
+            fail_msg("%s of one byte: %.3f s in large pieces, %.3f in small ones", frames ? "frames" : "chunks", large, small);
+    }
+}
+
 static void test_websocket(void **state)
 {
     static const unsigned char frames[] = { 0x01, 0x82, 1, 2, 3, 4, 'h' ^ 1, 'e' ^ 2, 0x89, 0x81, 0, 0, 0, 0, 'p', 0x80, 0x83, 1, 1, 1, 1, 'l' ^ 1, 'l' ^ 1, 'o' ^ 1,
@@ -100,12 +149,12 @@ static void test_websocket(void **state)
     struct ws_parser p = { 0 };
     struct buf in = { 0 }, out = { 0 };
     char data[125], accept[29];
-    size_t size;
+    size_t size, at = 0;
     int status = 0, k = 0;
     (void)state;
     for (size_t i = 0; i < sizeof frames; i++) {
         buf_add(&in, frames + i, 1);
-        enum ws_event e = ws_parse(&p, &in, 100, data, &size, &status);
+        enum ws_event e = ws_parse(&p, &in, &at, 100, data, &size, &status);
         if (e == WS_MORE)
             continue;
         assert_true(k < 4);
@@ -286,7 +335,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(memory_watch), cmocka_unit_test(memory_watch_steps), cmocka_unit_test(test_http_cut_at_every_byte), cmocka_unit_test(test_http_limits),
-        cmocka_unit_test(test_absolute_targets), cmocka_unit_test(test_websocket),
+        cmocka_unit_test(test_absolute_targets), cmocka_unit_test(test_websocket), cmocka_unit_test(test_small_pieces),
         cmocka_unit_test(test_fields), cmocka_unit_test(test_json_text), cmocka_unit_test(test_reasoning),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
