@@ -520,6 +520,11 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   [ "$status" = 1 ] && [[ $stderr == *"in use"* ]]
 }
 
+@test "prefixes: of a hundred requests with the same hundred tokens nine tenths are not computed" {
+  run zse-bench serve "$URL" --api tokens --ignore-eos -w 0 -p 110 --shared 100 -n 1 -b 1 --requests 100 --json
+  jq -e '.done == 100 and .prompt_tokens == 110 and .cached_tokens >= 99' <<<"$output"
+}
+
 # bats test_tags=plain
 @test "allocations that fail: an answer is the right one or none, nothing hangs, no block is lost" {
   local so=$B/tests/lib/nomem.so
