@@ -39,17 +39,19 @@ static char *reals_for_huge(const char *text, size_t size, size_t *new_size)
     return out;
 }
 
+int js_no_memory(const json_error_t *j) { return !*j->text || json_error_code(j) == json_error_out_of_memory; }
+
 json_t *js_parse(const char *name, const void *text, size_t size, struct err *e)
 {
     json_error_t j;
     json_t *v = json_loadb(text, size, JSON_REJECT_DUPLICATES, &j);
-    if (!v && json_error_code(&j) == json_error_numeric_overflow) {     /* "model_max_length": 1000000000000000019884624838656 */
+    if (!v && !js_no_memory(&j) && json_error_code(&j) == json_error_numeric_overflow) {     /* "model_max_length": 1000000000000000019884624838656 */
         json_error_t again;
         char *reals = reals_for_huge(text, size, &size);
         v = reals ? json_loadb(reals, size, JSON_REJECT_DUPLICATES, &again) : NULL;
         free(reals);
     }
-    if (!v && json_error_code(&j) == json_error_out_of_memory)
+    if (!v && js_no_memory(&j))
         err_nomem(e, name);
     else if (!v)
         err_set(e, ERR_FORMAT, "%s: line %d, column %d: %s", name, j.line, j.column, j.text);

@@ -18,6 +18,9 @@ json_t *js_parse_python(const char *name, const void *text, size_t size, struct 
 /* The same from a file of at most max bytes. */
 json_t *js_load(const char *path, size_t max, struct err *e);
 
+/* Is it for want of memory that jansson has parsed nothing?  It does not always say so. */
+int js_no_memory(const json_error_t *j);
+
 /* 0, or -1 with the field named. o is an object. A whole number may be written as 3 or as 3.0. */
 int js_int(const json_t *o, const char *key, int64_t min, int64_t max, int64_t *out, struct err *e);
 int js_int_or(const json_t *o, const char *key, int64_t min, int64_t max, int64_t otherwise, int64_t *out, struct err *e);

@@ -46,7 +46,7 @@ static void block_json(const struct part *p, int whole, struct buf *out)
     const size_t n = whole ? p->text.size : 0;
     json_error_t je;
     json_t *input = whole && p->kind == PART_CALL ? json_loadb(p->text.data ? p->text.data : "", p->text.size, 0, &je) : NULL;
-    out->failed |= whole && p->kind == PART_CALL && !input && json_error_code(&je) == json_error_out_of_memory;
+    out->failed |= whole && p->kind == PART_CALL && !input && js_no_memory(&je);
     if (p->kind == PART_CALL) {
         buf_str(out, "{\"type\":\"tool_use\",\"id\":");
         call_id(p, out);

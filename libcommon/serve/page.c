@@ -4,6 +4,7 @@
 
 #include <openssl/evp.h>
 
+#include "libcommon/base/sha256.h"
 #include "libcommon/serve/server_impl.h"
 
 static const char style[] =
@@ -42,11 +43,10 @@ static const char tail[] = "</script></body></html>\n";
 
 static void add_hash(struct buf *out, const char *text)
 {
-    unsigned char digest[EVP_MAX_MD_SIZE];
+    uint8_t digest[SHA256_SIZE];
     char base64[64];
-    unsigned n = 0;
-    EVP_Digest(text, strlen(text), digest, &n, EVP_sha256(), NULL);
-    EVP_EncodeBlock((unsigned char *)base64, digest, (int)n);
+    sha256_of(text, strlen(text), digest);
+    EVP_EncodeBlock((unsigned char *)base64, digest, sizeof digest);
     buf_printf(out, "'sha256-%s'", base64);
 }
 

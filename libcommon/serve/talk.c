@@ -124,8 +124,12 @@ static json_t *written(const struct hosted *h, const struct talk *t, const json_
 {
     json_t *messages = json_deep_copy(t->messages), *m, *call;
     size_t i, k;
-    int rc = messages ? 0 : -1;
-    if (messages && tools && !h->knows_tools)
+    if (!json_equal(messages, t->messages)) {           /* jansson leaves out what it finds no memory for */
+        json_decref(messages);
+        return NULL;
+    }
+    int rc = 0;
+    if (tools && !h->knows_tools)
         rc |= say_tools(messages, tools, way == NO_SYSTEM ? "user" : "system");
     json_array_foreach(messages, i, m) {
         if (!h->knows_tools)

@@ -56,12 +56,16 @@ static json_t *calls_of(const json_t *list, const char *param, struct problem *p
             problem_set(pr, 400, param, "invalid_type", "%s: tool_calls: number %zu: expected {id, type, function: {name, arguments}}", param, i);
             goto fail;
         }
-        json_t *copy = json_deep_copy(call);
-        json_t *object = json_is_string(arguments) ? json_loadb(json_string_value(arguments), json_string_length(arguments), 0, NULL) : NULL;
+        json_error_t je;
+        json_t *copy = json_deep_copy(call);            /* jansson leaves out what it finds no memory for */
+        json_t *object = json_is_string(arguments) ? json_loadb(json_string_value(arguments), json_string_length(arguments), 0, &je) : NULL;
+        int bad = !json_equal(copy, call) || (json_is_string(arguments) && !object && js_no_memory(&je));
         if (json_is_object(object))     /* what is cut off or malformed stays text */
-            json_object_set(json_object_get(copy, "function"), "arguments", object);
+            bad |= json_object_set(json_object_get(copy, "function"), "arguments", object);
         json_decref(object);
-        if (!copy || json_array_append_new(out, copy) != 0) {
+        if (bad)
+            json_decref(copy);
+        if (bad || json_array_append_new(out, copy) != 0) {
             problem_nomem(pr);
             goto fail;
         }
@@ -80,7 +84,7 @@ static json_t *plain_message(const json_t *m, const char *param, struct problem 
     const char *role = json_string_value(json_is_object(m) ? json_object_get(m, "role") : NULL), *key;
     json_t *copy = json_object(), *v, *content = js_get(m, "content"), *calls = js_get(m, "tool_calls");
     struct buf text = { 0 };
-    int known = 0;
+    int known = 0, bad = 0;
     for (size_t k = 0; role && k < sizeof roles / sizeof *roles; k++)
         known |= strcmp(role, roles[k]) == 0;
     if (!known) {
@@ -90,9 +94,13 @@ static json_t *plain_message(const json_t *m, const char *param, struct problem 
     union { const json_t *in; json_t *out; } u = { .in = m };
     json_object_foreach(u.out, key, v)
         if (!json_is_null(v))           /* templates ask whether a key is there */
-            json_object_set(copy, key, v);
+            bad |= json_object_set(copy, key, v);
     if (strcmp(role, "developer") == 0) /* OpenAI's later name for it; templates know the old one */
-        json_object_set_new(copy, "role", json_string("system"));
+        bad |= json_object_set_new(copy, "role", json_string("system"));
+    if (bad) {
+        problem_nomem(pr);
+        goto fail;
+    }
     if (!content && strcmp(role, "assistant") != 0) {
         problem_set(pr, 400, param, "missing", "%s: content: missing", param);
         goto fail;
@@ -178,9 +186,9 @@ int talk_read_vars(struct talk *t, const json_t *body, struct problem *pr)
     json_t *vars = js_get(body, "chat_template_kwargs");
     if (vars && !json_is_object(vars))
         return problem_set(pr, 400, "chat_template_kwargs", "invalid_type", "chat_template_kwargs: found %s, expected an object", js_kind(vars));
-    if (t->vars && vars)
-        json_object_update(t->vars, vars);
-    else if (vars)
+    if (t->vars && vars && json_object_update(t->vars, vars) != 0)
+        return problem_nomem(pr);
+    if (!t->vars && vars)
         t->vars = json_incref(vars);
     return 0;
 }

@@ -3,22 +3,25 @@
 #include <stdint.h>
 #include <string.h>
 
+#define OPENSSL_SUPPRESS_DEPRECATED     /* the newer functions allocate memory, and without it, at their first call, they crash later (OpenSSL 3.0) */
 #include <openssl/evp.h>
+#include <openssl/sha.h>
 
 #include "libcommon/base/utf8.h"
 
 int ws_accept(const char *key, char out[29])
 {
     char text[24 + 36 + 1];
-    unsigned char digest[EVP_MAX_MD_SIZE];
-    unsigned n;
+    unsigned char digest[SHA_DIGEST_LENGTH];
+    SHA_CTX sha;
     if (!key || strlen(key) != 24 || strcmp(key + 22, "==") != 0)
         return -1;
     memcpy(text, key, 24);
     memcpy(text + 24, "258EAFA5-E914-47DA-95CA-C5AB0DC85B11", 37);
-    if (EVP_Digest(text, 60, digest, &n, EVP_sha1(), NULL) != 1 || EVP_EncodeBlock((unsigned char *)out, digest, (int)n) != 28)
-        return -1;
-    return 0;
+    SHA1_Init(&sha);
+    SHA1_Update(&sha, text, 60);
+    SHA1_Final(digest, &sha);
+    return EVP_EncodeBlock((unsigned char *)out, digest, sizeof digest) == 28 ? 0 : -1;
 }
 
 void ws_frame(struct buf *out, enum ws_opcode opcode, const void *data, size_t size)

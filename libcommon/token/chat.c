@@ -1,6 +1,9 @@
 #include "libcommon/token/chat.h"
 
+#include <string.h>
+
 #include "libcommon/base/json.h"
+#include "libcommon/base/utf8.h"
 
 const char chat_fallback_template[] =
     "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}{% endfor %}"
@@ -33,6 +36,8 @@ static json_t *with_reasoning(const json_t *message)
     return copy;
 }
 
+static int is_text(const char *s) { return !s || utf8_valid(s, strlen(s)) == strlen(s); }
+
 int chat_render(const struct tmpl *t, const json_t *messages, const json_t *tools, int add_generation_prompt, const char *bos,
                 const char *eos, int64_t now, const json_t *extra_vars, char **out, size_t *size, struct err *e)
 {
@@ -60,7 +65,10 @@ int chat_render(const struct tmpl *t, const json_t *messages, const json_t *tool
         || json_object_set_new(vars, "bos_token", json_string(bos ? bos : "")) < 0
         || json_object_set_new(vars, "eos_token", json_string(eos ? eos : "")) < 0
         || (extra && json_object_update(vars, extra) < 0)) {
-        err_set(e, ERR_FORMAT, "the variables of the chat template are not UTF-8, or there is no memory for them");
+        if (is_text(bos) && is_text(eos))
+            err_nomem(e, "the variables of the chat template");
+        else
+            err_set(e, ERR_FORMAT, "the variables of the chat template are not UTF-8");
         goto done;
     }
     r = tmpl_render(t, vars, now, NULL, out, size, e);

@@ -2,7 +2,7 @@
 """scarce - a zse-serve that has models/tiny and runs with tests/lib/nomem.c before it: some allocations fail.
 
 usage: scarce PORT PID SECONDS
-Whatever fails, an answer is either the right one or none: a status of 5xx, an error in the stream, or a connection that breaks off before its end. Afterwards
+Whatever fails, an answer is either the right one or none: a status of 5xx (or a body that looks broken), an error in the stream, or a connection that breaks off before its end. Afterwards
 everything is answered again, and no KV block is lost. Exit 1 otherwise."""
 import http.client, json, os, random, signal, sys, threading, time
 
@@ -11,7 +11,7 @@ import wire
 port, pid, seconds = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 QUESTION, ANSWER = 'What is 2+2?', '2 + 2 = 4'
 TOOLS = [{'type': 'function', 'function': {'name': 'add', 'description': 'Adds.', 'parameters': {'type': 'object', 'properties': {'a': {'type': 'integer'}}, 'required': ['a']}}}]
-wrong, counts, lock = [], {}, threading.Lock()
+wrong, counts, refusal, lock = [], {}, [''], threading.Lock()
 BROKEN = (http.client.HTTPException, OSError, EOFError)
 
 
@@ -35,8 +35,12 @@ def ask(path, body=None):
 
 
 def refused(path, status, text):
+    refusal[0] = f'{path}: {text[:300]}'
     if status >= 500:
         json.loads(text)
+        count('refused')
+        return True
+    if status == 400 and b'"invalid_json"' in text:     # jansson calls a token invalid where it finds no memory for it
         count('refused')
         return True
     if status != 200:
@@ -144,7 +148,7 @@ threads = [threading.Thread(target=repeat, args=(i, all_of_them), daemon=True) f
 for t in threads:
     t.start()
 limit = time.monotonic() + seconds
-while not wrong and (time.monotonic() < limit or any(counts.get(what, 0) < 20 for what in ('right', 'refused', 'broken'))):
+while not wrong and os.path.exists(f"/proc/{pid}") and (time.monotonic() < limit or any(counts.get(what, 0) < 20 for what in ('right', 'refused', 'broken'))):
     time.sleep(.05)
 stop.set()
 for t in threads:
@@ -162,4 +166,4 @@ for work in all_of_them:
     before = counts.get('right', 0)
     work()
     if wrong or counts.get('right', 0) == before:
-        sys.exit(f'afterwards: {wrong[:1]} {counts}')
+        sys.exit(f'afterwards: {wrong[:1]} {refusal[0]} {counts}')
