@@ -74,7 +74,8 @@ int matcher_complete(const struct matcher *m);                          /* may t
 int matcher_ended(const struct matcher *m);                             /* nothing but the end may follow */
 int matcher_error(const struct matcher *m, struct err *e);              /* 0, or -1 with what went wrong in mask */
 
-struct grammar_stats { uint32_t n_exprs, n_rules, n_states, n_masks; size_t bytes; uint64_t work; };
+/* failed: memory ran out, or a limit was passed, while it was in use: nothing more comes of it. */
+struct grammar_stats { uint32_t n_exprs, n_rules, n_states, n_masks; size_t bytes; uint64_t work; int failed; };
 void grammar_stats(struct grammar *g, struct grammar_stats *s);
 
 #endif

@@ -974,7 +974,7 @@ int matcher_forced(struct matcher *m, int32_t *out, int room)
 void grammar_stats(struct grammar *g, struct grammar_stats *s)
 {
     pthread_mutex_lock(&g->lock);
-    *s = (struct grammar_stats){ .n_exprs = g->x.n, .n_rules = g->n_rules, .n_states = g->n_configs, .n_masks = g->n_masks, .work = g->compile_work };
+    *s = (struct grammar_stats){ .n_exprs = g->x.n, .n_rules = g->n_rules, .n_states = g->n_configs, .n_masks = g->n_masks, .work = g->compile_work, .failed = g->x.failed != 0 };
     s->bytes = g->cache_bytes + (size_t)g->x.room * (sizeof *g->x.e + 12) + (size_t)g->x.n_table * 4 + g->x.room_arms * sizeof *g->x.arms +
                g->x.room_lists * sizeof *g->x.lists + (size_t)g->x.room_rows * 1024;
     pthread_mutex_unlock(&g->lock);

@@ -55,12 +55,19 @@ void grammars_close(struct grammars *all)
     free(all);
 }
 
-/* With its use counted and at the front of the list; NULL: not there.  Under the lock. */
+static int is_good(const struct shared_grammar *g)
+{
+    struct grammar_stats s;
+    grammar_stats(g->g, &s);
+    return !s.failed;
+}
+
+/* With its use counted and at the front of the list; NULL: not there, or only one that failed in use.  Under the lock. */
 static struct shared_grammar *find(struct grammars *all, const char *key, size_t size)
 {
     for (struct shared_grammar **at = &all->first; *at; at = &(*at)->next) {
         struct shared_grammar *g = *at;
-        if (g->key_size != size || memcmp(g->key, key, size) != 0)
+        if (g->key_size != size || memcmp(g->key, key, size) != 0 || !is_good(g))
             continue;
         *at = g->next;
         g->next = all->first;
