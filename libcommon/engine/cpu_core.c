@@ -23,7 +23,7 @@ enum {
     FEW_THREADS = 8,            /* with more, jobs of one tile: each thread has room for a job's outputs, and shares are small anyway */
     TILE_SINGLES = 4,           /* jobs of one tile at the end of each thread's share: threads end together, but most jobs cost little to hand out */
     AHEAD_TOKENS = 16,          /* up to so many tokens, threads that wait fetch what comes next */
-    AHEAD_BYTES = 16384,        /* that much; the caller, who has something to do, less */
+    AHEAD_BYTES = 32768,        /* that much; the caller, who has something to do, less */
     AHEAD_CALLER = 2048,
     MAX_PARTS = 22,             /* pieces of memory besides those of threads */
 };
@@ -428,8 +428,10 @@ static void fetch_ahead(const void *arg, int thread)
         return;
     const int tile = share_begin(a->n_tiles, a->n_threads, thread);
     const size_t at = (size_t)tile * a->w->tile_bytes, most = thread ? AHEAD_BYTES : AHEAD_CALLER;
-    for (size_t i = 0; tile < a->w->n_tiles && i < most && at + i < a->w->size; i += 64)
-        __builtin_prefetch(a->w->data + at + i, 0, 2);
+    const size_t left = tile < a->w->n_tiles ? a->w->size - at : 0, n = left < most ? left : most;
+    for (size_t line = 0; line < 4096; line += 64)      /* a line of each page in turn: memory is read faster so */
+        for (size_t i = line; i < n; i += 4096)
+            __builtin_prefetch(a->w->data + at + i, 0, 2);
 }
 
 static void run(struct core *k, const struct op *ops, int n_ops, int n_tokens, int sum, const struct ahead *ahead)
