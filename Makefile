@@ -90,7 +90,7 @@ $(B)/libzse.a: $(patsubst %.c,$(B)/%.o,$(LIB)) $(CUDA_OBJS)
 	$(AR) rcs $@ $^
 
 $(B)/zse-chat: EXTRA := -ledit
-$(B)/zse-apikey $(B)/zse-audit $(B)/tests/unit/t-access: EXTRA := -lsqlite3 -lcrypto
+$(B)/zse-apikey $(B)/zse-audit $(B)/tests/unit/t-windows $(B)/tests/unit/t-keys $(B)/tests/unit/t-audit: EXTRA := -lsqlite3 -lcrypto
 $(B)/zse-serve $(B)/tests/unit/t-serve $(B)/tests/unit/t-talk: EXTRA := -lssl -lsqlite3 -lcrypto
 $(B)/zse-%: $(B)/cmd/zse-%.o $(patsubst %.c,$(B)/%.o,$(CMD)) $(B)/libzse.a
 	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $^ $(PKG_LIBS) $(EXTRA) $(GPU_LIBS) -lm

@@ -335,6 +335,8 @@ static int rotate(struct audit *a, struct err *e)
 static int add_line(struct audit *a, char *text, size_t n, struct err *e)
 {
     int lock = audit_lock(a->folder, 1, e), rc = -1;
+    if (lock < 0 && access(a->folder, F_OK) != 0)       /* somebody took it away, or it could not be made */
+        lock = mkdir(a->folder, 0700) != 0 && errno != EEXIST ? err_sys(e, "%s", a->folder) : audit_lock(a->folder, 1, e);
     if (lock < 0)
         return -1;
     if (catch_up(a, e) == 0 && (a->end + n + AUDIT_HASH_TAIL < a->max_bytes || rotate(a, e) == 0) &&

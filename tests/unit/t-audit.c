@@ -1,614 +1,19 @@
-/* t-access.c - keys, limits, the audit log: each promise of libcommon/access, by breaking what it guards against. */
+/* t-audit.c - the audit log, written and read: each promise of audit.h, audit_later.h and audit_query.h, by breaking what it guards against. */
+#include "tests/unit/folder.h"
+
 #include <fcntl.h>
 #include <inttypes.h>
-#include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/file.h>
-#include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-#include <sqlite3.h>
-
-#include "libcommon/access/audit.h"
+#include "libcommon/access/audit_later.h"
 #include "libcommon/access/audit_files.h"
 #include "libcommon/access/audit_query.h"
 #include "libcommon/access/keys.h"
-#include "libcommon/access/limits.h"
-#include "libcommon/access/window.h"
-#include "libcommon/base/clock.h"
-
-static struct err e;
-static char folder[64];
-
-static int make_folder(void **state)
-{
-    (void)state;
-    strcpy(folder, "/tmp/t-access-XXXXXX");
-    return mkdtemp(folder) ? 0 : -1;
-}
-
-static int remove_folder(void **state)
-{
-    char command[128];
-    (void)state;
-    snprintf(command, sizeof command, "rm -rf %s", folder);
-    return system(command);
-}
-
-static char *in_folder(const char *name)
-{
-    static char path[256];
-    snprintf(path, sizeof path, "%s/%s", folder, name);
-    return path;
-}
-
-/* ---- windows and limits ---- */
-
-static void windows_slide(void **state)
-{
-    (void)state;
-    window_bucket ring[WINDOW_MINUTE] = { 0 };
-    uint32_t oldest;
-    window_add(ring, WINDOW_MINUTE, 1000, 3);
-    window_add(ring, WINDOW_MINUTE, 1030, 4);
-    assert_int_equal(window_sum(ring, WINDOW_MINUTE, 1030, MINUTE_SPAN, &oldest), 7);
-    assert_int_equal(oldest, 1000);
-    assert_int_equal(window_sum(ring, WINDOW_MINUTE, 1060, MINUTE_SPAN, &oldest), 7);      /* 60 s later something of second 1000 may still count */
-    assert_int_equal(window_sum(ring, WINDOW_MINUTE, 1061, MINUTE_SPAN, &oldest), 4);
-    assert_int_equal(oldest, 1030);
-    assert_int_equal(window_sum(ring, WINDOW_MINUTE, 1091, MINUTE_SPAN, &oldest), 0);
-    window_add(ring, WINDOW_MINUTE, 1000 + WINDOW_MINUTE, 1);       /* the same bucket, another time */
-    assert_int_equal(window_sum(ring, WINDOW_MINUTE, 1000 + WINDOW_MINUTE, MINUTE_SPAN, &oldest), 5);
-    window_add(ring, WINDOW_MINUTE, 1000 + WINDOW_MINUTE, -5);
-    assert_int_equal(window_sum(ring, WINDOW_MINUTE, 1000 + WINDOW_MINUTE, MINUTE_SPAN, &oldest), 4);
-}
-
-static void a_limit_holds_and_says_when(void **state)
-{
-    (void)state;
-    const struct limit five = { .requests_minute = 5 }, none = { 0 }, few = { .tokens_minute = 100, .tokens_day = 1000 };
-    char text[128];
-    struct usage *u = usage_open(folder, &e), *cli = usage_open(folder, &e);
-    assert_non_null(u);
-    assert_non_null(cli);
-    for (int i = 0; i < 5; i++) {
-        const struct verdict v = usage_admit(u, 7, &five);
-        assert_true(v.allowed);
-        assert_int_equal(v.remaining, 4 - i);
-        assert_in_range(v.reset_s, 60, 61);
-    }
-    struct verdict v = usage_admit(u, 7, &five);
-    assert_false(v.allowed);
-    assert_in_range(v.retry_s, 59, 61);
-    verdict_text(&v, text, sizeof text);
-    char want[128];
-    snprintf(want, sizeof want, "Rate limit exceeded. Limit: 5/min, Current: 5. Try again in %ds.", v.retry_s);
-    assert_string_equal(text, want);
-    assert_true(usage_admit(u, 8, &five).allowed);          /* another key has a window of its own */
-    for (int i = 0; i < 100; i++)
-        assert_true(usage_admit(u, 9, &none).allowed);
-
-    struct usage_stats s;
-    usage_read(cli, 7, &five, &s);                          /* another process would see the same */
-    assert_int_equal(s.requests_minute, 5);
-    assert_int_equal(s.requests, 5);
-    assert_false(s.verdict.allowed);
-    usage_reset(cli, 7);
-    assert_true(usage_admit(u, 7, &five).allowed);
-    usage_read(cli, 7, &five, &s);
-    assert_int_equal(s.requests_minute, 1);
-    assert_int_equal(s.requests, 6);                        /* a reset forgets the window, not the total */
-
-    assert_true(usage_admit(u, 10, &few).allowed);
-    usage_charge(u, 10, 99);
-    assert_true(usage_admit(u, 10, &few).allowed);
-    usage_charge(u, 10, 1);
-    v = usage_admit(u, 10, &few);
-    assert_false(v.allowed);
-    assert_string_equal(v.unit, " tokens/min");
-    usage_drop(cli, 10);
-    assert_true(usage_admit(u, 10, &few).allowed);
-    usage_close(cli);
-    usage_close(u);
-}
-
-static void *admit_many(void *user)
-{
-    const struct limit l = { .requests_minute = 1000 };
-    intptr_t got = 0;
-    for (int i = 0; i < 1000; i++)
-        got += usage_admit(user, 3, &l).allowed;
-    return (void *)got;
-}
-
-static void threads_never_exceed_a_limit(void **state)
-{
-    (void)state;
-    pthread_t t[4];
-    intptr_t sum = 0;
-    struct usage *u = usage_open(folder, &e);
-    for (int i = 0; i < 4; i++)
-        pthread_create(&t[i], NULL, admit_many, u);
-    for (int i = 0; i < 4; i++) {
-        void *got;
-        pthread_join(t[i], &got);
-        sum += (intptr_t)got;
-    }
-    assert_in_range(sum, 900, 1000);        /* at the edge two threads may refuse each other, never let both in */
-    usage_close(u);
-}
-
-static void damaged_counters_begin_anew(void **state)
-{
-    (void)state;
-    const struct limit l = { .requests_minute = 5 };
-    int fd = open(in_folder("usage"), O_WRONLY | O_CREAT, 0600);
-    assert_int_equal(write(fd, "rubbish rubbish rubbish", 23), 23);
-    close(fd);
-    struct usage *u = usage_open(folder, &e);
-    assert_non_null(u);
-    assert_true(usage_admit(u, 1, &l).allowed);
-    usage_close(u);
-}
-
-/* Keys come and go for years: their counters must not turn the limits of new ones off. */
-static void counters_of_dead_keys_make_room(void **state)
-{
-    (void)state;
-    static int64_t ids[USAGE_SLOTS];
-    const struct limit two = { .requests_minute = 2 };
-    struct usage_stats s;
-    struct usage *u = usage_open(folder, &e);
-    for (int64_t key = 1; key <= USAGE_SLOTS; key++)
-        assert_true(usage_admit(u, key, &two).allowed);
-    assert_int_equal(usage_keys(u, ids), USAGE_SLOTS);
-    assert_true(usage_admit(u, 100000, &two).allowed);      /* no slot is free */
-    assert_true(usage_admit(u, 100000, &two).allowed);
-    assert_false(usage_admit(u, 100000, &two).allowed);
-    assert_int_equal(usage_keys(u, ids), USAGE_SLOTS);
-    usage_drop(u, 4000);
-    assert_int_equal(usage_keys(u, ids), USAGE_SLOTS - 1);
-    usage_read(u, 4001, &two, &s);
-    assert_int_equal(s.requests_minute, 1);
-    usage_close(u);
-}
-
-static void addresses_have_windows_too(void **state)
-{
-    (void)state;
-    char name[32];
-    struct address_limits *a = address_limits_open(64, 3, &e);
-    for (int i = 0; i < 3; i++)
-        assert_true(address_admit(a, "10.0.0.1").allowed);
-    assert_false(address_admit(a, "10.0.0.1").allowed);
-    assert_true(address_admit(a, "10.0.0.2").allowed);
-    for (int i = 0; i < 10000; i++) {       /* a flood of others takes no more memory */
-        snprintf(name, sizeof name, "10.1.%d.%d", i / 256, i % 256);
-        assert_true(address_admit(a, name).allowed);
-    }
-    address_limits_close(a);
-}
-
-static void a_network_of_ipv6_is_one_address(void **state)
-{
-    (void)state;
-    struct address_limits *a = address_limits_open(64, 3, &e);
-    assert_true(address_peek(a, "2001:db8:1:2::1").allowed);
-    assert_true(address_admit(a, "2001:db8:1:2::1").allowed);
-    assert_true(address_admit(a, "2001:db8:1:2:aaaa::1").allowed);
-    assert_true(address_peek(a, "2001:DB8:1:2:ffff:ffff:ffff:ffff").allowed);
-    assert_true(address_admit(a, "2001:DB8:1:2:ffff:ffff:ffff:ffff").allowed);
-    assert_false(address_peek(a, "2001:db8:1:2:0:0:0:9").allowed);
-    assert_false(address_admit(a, "2001:db8:1:2:0:0:0:9").allowed);
-    assert_true(address_admit(a, "2001:db8:1:3::1").allowed);               /* another network */
-    for (int i = 0; i < 3; i++)
-        assert_true(address_admit(a, "::ffff:10.0.0.1").allowed);
-    assert_false(address_admit(a, "10.0.0.1").allowed);                     /* the same host */
-    assert_true(address_admit(a, "::ffff:10.0.0.2").allowed);
-    assert_true(address_admit(a, "unix").allowed);
-    address_limits_close(a);
-}
-
-/* ---- keys ---- */
-
-static void new_key(struct keys *k, const char *name, char text[KEY_TEXT + 1])
-{
-    struct key_info info = { .scopes = SCOPE_CHAT };
-    snprintf(info.name, sizeof info.name, "%s", name);
-    assert_int_equal(keys_create(k, &info, text, &e), 0);
-}
-
-static void keys_live_and_die(void **state)
-{
-    (void)state;
-    char text[KEY_TEXT + 1], other[KEY_TEXT + 1];
-    struct key_info info;
-    int required;
-    struct keys *cli = keys_open(folder, &e), *server = keys_open(folder, &e);
-    assert_non_null(cli);
-    assert_non_null(server);
-    assert_int_equal(keys_required(cli, &required, &e), 0);
-    assert_false(required);
-    new_key(cli, "app", text);
-    assert_int_equal(strlen(text), KEY_TEXT);
-    assert_memory_equal(text, "zse-", 4);
-    assert_int_equal(strspn(text + 4, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"), 43);
-    assert_int_equal(keys_required(cli, &required, &e), 0);
-    assert_true(required);                  /* the first key closes the door */
-
-    assert_int_equal(keys_check(server, text, &info), KEY_UNKNOWN);
-    assert_int_equal(keys_refresh(server, &e), 0);
-    assert_int_equal(keys_check(server, text, &info), KEY_GOOD);
-    assert_string_equal(info.name, "app");
-    text[20] ^= 1;
-    assert_int_equal(keys_check(server, text, &info), KEY_UNKNOWN);
-    text[20] ^= 1;
-    assert_int_equal(keys_check(server, "", &info), KEY_UNKNOWN);
-
-    struct key_info twice = { .name = "app", .scopes = SCOPE_CHAT };
-    assert_int_equal(keys_create(cli, &twice, other, &e), -1);
-    assert_non_null(strstr(e.msg, "'app' already"));
-    struct key_info odd = { .name = "a b" };
-    assert_int_equal(keys_create(cli, &odd, other, &e), -1);
-
-    assert_int_equal(keys_set_enabled(cli, "app", 0, &e), 0);
-    assert_int_equal(keys_refresh(server, &e), 0);
-    assert_int_equal(keys_check(server, text, &info), KEY_DISABLED);
-    assert_int_equal(keys_set_enabled(cli, "app", 1, &e), 0);
-    assert_int_equal(keys_rotate(cli, "app", other, &e), 0);
-    assert_int_equal(keys_refresh(server, &e), 0);
-    assert_int_equal(keys_check(server, text, &info), KEY_UNKNOWN);
-    assert_int_equal(keys_check(server, other, &info), KEY_GOOD);
-    assert_int_equal(keys_delete(cli, "app", &e), 0);
-    assert_int_equal(keys_refresh(server, &e), 0);
-    assert_int_equal(keys_check(server, other, &info), KEY_UNKNOWN);
-    assert_int_equal(keys_delete(cli, "app", &e), -1);
-    assert_true(keys_known_required(server));           /* no key left is no way in */
-
-    struct key_info past = { .name = "past", .scopes = SCOPE_CHAT, .expires_s = 1000000 };
-    assert_int_equal(keys_create(cli, &past, text, &e), 0);
-    assert_int_equal(keys_refresh(server, &e), 0);
-    assert_int_equal(keys_check(server, text, &info), KEY_EXPIRED);
-    keys_close(cli);
-    keys_close(server);
-}
-
-static void no_secret_is_stored(void **state)
-{
-    (void)state;
-    char text[KEY_TEXT + 1], command[256];
-    struct stat st;
-    struct keys *k = keys_open(folder, &e);
-    new_key(k, "app", text);
-    assert_int_equal(stat(in_folder("keys.db"), &st), 0);
-    assert_int_equal(st.st_mode & 0777, 0600);
-    snprintf(command, sizeof command, "grep -rqF -e %s %s", text + 4, folder);
-    assert_int_not_equal(system(command), 0);
-    keys_close(k);
-    assert_int_equal(chmod(in_folder("keys.db"), 0644), 0);
-    assert_null(keys_open(folder, &e));
-    assert_non_null(strstr(e.msg, "mode 644, expected 600"));
-}
-
-static void a_locked_or_damaged_file_keeps_known_keys(void **state)
-{
-    (void)state;
-    char text[KEY_TEXT + 1];
-    struct key_info info;
-    sqlite3 *other;
-    struct keys *cli = keys_open(folder, &e), *server = keys_open(folder, &e);
-    new_key(cli, "app", text);
-    assert_int_equal(keys_refresh(server, &e), 0);
-    assert_int_equal(sqlite3_open(in_folder("keys.db"), &other), SQLITE_OK);
-    assert_int_equal(sqlite3_exec(other, "BEGIN EXCLUSIVE", NULL, NULL, NULL), SQLITE_OK);
-    keys_set_patience(server, 0);
-    assert_int_equal(keys_refresh(server, &e), 1);
-    assert_non_null(strstr(e.msg, "locked"));
-    assert_int_equal(keys_check(server, text, &info), KEY_GOOD);
-    sqlite3_close(other);
-    assert_int_equal(keys_refresh(server, &e), 0);
-    keys_close(cli);
-
-    int fd = open(in_folder("keys.db.new"), O_WRONLY | O_CREAT, 0600);
-    for (int i = 0; i < 1000; i++)
-        assert_int_equal(write(fd, "this is no database ", 20), 20);
-    close(fd);
-    char from[256];
-    strcpy(from, in_folder("keys.db.new"));
-    assert_int_equal(rename(from, in_folder("keys.db")), 0);
-    assert_int_equal(keys_refresh(server, &e), -1);
-    assert_non_null(strstr(e.msg, "damaged"));
-    assert_int_equal(keys_check(server, text, &info), KEY_GOOD);
-    assert_int_equal(unlink(in_folder("keys.db")), 0);
-    assert_int_equal(keys_refresh(server, &e), -1);
-    assert_int_equal(keys_check(server, text, &info), KEY_GOOD);
-    assert_null(keys_open_again(folder, &e));               /* and no empty one takes its place */
-    assert_int_equal(access(in_folder("keys.db"), F_OK), -1);
-    keys_forget(server, info.id);
-    assert_int_equal(keys_check(server, text, &info), KEY_UNKNOWN);
-    keys_close(server);
-}
-
-static sqlite3 *lock_file(const char *name)
-{
-    sqlite3 *other;
-    assert_int_equal(sqlite3_open(in_folder(name), &other), SQLITE_OK);
-    assert_int_equal(sqlite3_exec(other, "BEGIN EXCLUSIVE", NULL, NULL, NULL), SQLITE_OK);
-    return other;
-}
-
-static void a_change_is_learnt_while_the_file_is_locked(void **state)
-{
-    (void)state;
-    char text[KEY_TEXT + 1];
-    struct key_info info = { .name = "app", .scopes = SCOPE_CHAT }, got;
-    struct keys *cli = keys_open(folder, &e), *server = keys_open(folder, &e);
-    keys_set_patience(server, 0);
-    assert_int_equal(keys_refresh(server, &e), 0);
-    assert_false(keys_known_required(server));
-    assert_int_equal(keys_create(cli, &info, text, &e), 0);
-    assert_true(keys_known_required(cli));              /* it was the first */
-    sqlite3 *other = lock_file("keys.db");
-    assert_int_equal(keys_refresh(server, &e), 1);
-    assert_int_equal(keys_check(server, text, &got), KEY_UNKNOWN);
-    for (int i = 0; i < 2; i++) {
-        assert_int_equal(keys_learn(server, &info, text, &e), 0);
-        keys_learn_required(server, 1);
-        assert_int_equal(keys_check(server, text, &got), KEY_GOOD);
-        assert_int_equal(got.id, info.id);
-        assert_int_not_equal(got.secret, 0);
-        assert_int_equal(keys_known(server), 1);
-        assert_true(keys_known_required(server));
-    }
-    const uint64_t secret = got.secret;
-    sqlite3_close(other);
-    assert_int_equal(keys_refresh(server, &e), 0);
-    assert_int_equal(keys_check(server, text, &got), KEY_GOOD);
-    assert_true(got.secret == secret);
-    /* what is learnt too late goes at the next look */
-    assert_int_equal(keys_delete(cli, "app", &e), 0);
-    assert_int_equal(keys_set_required(cli, 0, &e), 0);
-    assert_int_equal(keys_refresh(server, &e), 0);
-    assert_int_equal(keys_learn(server, &info, text, &e), 0);
-    keys_learn_required(server, 1);
-    assert_int_equal(keys_refresh(server, &e), 0);
-    assert_int_equal(keys_check(server, text, &got), KEY_UNKNOWN);
-    assert_false(keys_known_required(server));
-    keys_close(cli);
-    keys_close(server);
-}
-
-static void put_in_its_place(const char *name)
-{
-    char from[256];
-    strcpy(from, in_folder(name));
-    assert_int_equal(rename(from, in_folder("keys.db")), 0);
-}
-
-/* Who only looks at a file that is made waits for nobody who makes one; a new file in its place that others are at is no damage. */
-static void a_file_that_others_make_is_locked_not_damaged(void **state)
-{
-    (void)state;
-    keys_close(keys_open(folder, &e));
-    const int fd = open(in_folder("keys.db.lock"), O_RDWR | O_CREAT, 0600);
-    assert_int_equal(flock(fd, LOCK_EX), 0);
-    struct keys *server = keys_open_again(folder, &e);
-    assert_non_null(server);
-    keys_set_patience(server, 0);
-    assert_int_equal(keys_refresh(server, &e), 0);
-    close(open(in_folder("new"), O_WRONLY | O_CREAT, 0600));        /* without tables */
-    put_in_its_place("new");
-    assert_int_equal(keys_refresh(server, &e), 1);
-    assert_non_null(strstr(e.msg, "keys.db: another program holds it locked"));
-    close(fd);
-    assert_int_equal(keys_refresh(server, &e), 0);
-    close(open(in_folder("new"), O_WRONLY | O_CREAT, 0600));
-    sqlite3 *other = lock_file("new");
-    put_in_its_place("new");
-    assert_int_equal(keys_refresh(server, &e), 1);
-    assert_non_null(strstr(e.msg, "keys.db: another program holds it locked"));
-    sqlite3_close(other);
-    assert_int_equal(keys_refresh(server, &e), 0);
-    keys_close(server);
-}
-
-/* The server does not stand still while somebody else writes. */
-static void a_locked_file_is_waited_for_as_long_as_asked(void **state)
-{
-    (void)state;
-    char text[KEY_TEXT + 1];
-    struct key_info info = { .name = "late", .scopes = SCOPE_CHAT };
-    sqlite3 *other;
-    struct keys *k = keys_open(folder, &e);
-    assert_int_equal(sqlite3_open(in_folder("keys.db"), &other), SQLITE_OK);
-    assert_int_equal(sqlite3_exec(other, "BEGIN EXCLUSIVE", NULL, NULL, NULL), SQLITE_OK);
-    keys_set_patience(k, 50);
-    double least = 1e9;
-    for (int i = 0; i < 10 && least >= 2; i++) {            /* a busy machine may be late, but not each time */
-        const double before = clock_s();
-        assert_int_equal(keys_create(k, &info, text, &e), -1);
-        assert_non_null(strstr(e.msg, "locked"));
-        least = fmin(least, clock_s() - before);
-    }
-    assert_true(least < 2);
-    assert_int_equal(sqlite3_exec(other, "ROLLBACK", NULL, NULL, NULL), SQLITE_OK);
-    assert_int_equal(keys_create(k, &info, text, &e), 0);
-    sqlite3_close(other);
-    keys_close(k);
-}
-
-/* A child makes a key for each byte that it is sent and tells it when it has it, until it is killed in the middle of one. */
-static void a_key_that_was_shown_outlives_kill_9(void **state)
-{
-    (void)state;
-    enum { ROUNDS = 12 };
-    char text[KEY_TEXT + 1] = "";
-    int n_shown = 0;
-    for (int round = 0; round < ROUNDS; round++) {
-        int fd[2], go[2];
-        assert_int_equal(pipe(fd), 0);
-        assert_int_equal(pipe(go), 0);
-        const pid_t child = fork();
-        if (child == 0) {
-            struct keys *k = keys_open(folder, &e);
-            for (int i = 0;; i++) {
-                struct key_info info = { .scopes = SCOPE_CHAT };
-                char byte;
-                snprintf(info.name, sizeof info.name, "r%d-%d", round, i);
-                if (!k || read(go[0], &byte, 1) != 1 || keys_create(k, &info, text, &e) || write(fd[1], text, KEY_TEXT) != KEY_TEXT)
-                    _exit(1);
-            }
-        }
-        close(fd[1]);
-        static char shown[5][KEY_TEXT + 1];
-        const int stop_at = 1 + round % 3;
-        int n = 0;
-        assert_int_equal(write(go[1], "1", 1), 1);
-        while (read(fd[0], shown[n], KEY_TEXT) == KEY_TEXT) {
-            if (++n <= stop_at)
-                assert_int_equal(write(go[1], "1", 1), 1);
-            if (n == stop_at) {             /* the next one, the last, is being made */
-                nanosleep(&(struct timespec){ .tv_nsec = round * 300000 }, NULL);
-                kill(child, SIGKILL);
-            }
-        }
-        close(fd[0]);
-        close(go[0]);
-        close(go[1]);
-        int status;
-        assert_int_equal(waitpid(child, &status, 0), child);
-        assert_true(WIFSIGNALED(status));
-        struct key_info info;
-        struct keys *k = keys_open(folder, &e);
-        assert_non_null(k);
-        assert_int_equal(keys_refresh(k, &e), 0);
-        for (int i = 0; i < n; i++)
-            assert_int_equal(keys_check(k, shown[i], &info), KEY_GOOD);
-        n_shown += n;
-        assert_in_range(keys_known(k), n_shown, n_shown + round + 1);       /* one more a round: made, not yet shown */
-        keys_close(k);
-    }
-}
-
-/* In a traced child: checks of each text, each between two signals. */
-enum { CHECKS = 4 };
-static void check_each(struct keys *k, char kinds[][KEY_TEXT + 1], int n)
-{
-    struct key_info info;
-    ptrace(PTRACE_TRACEME, 0, NULL, NULL);
-    for (int i = 0; i < n; i++) {
-        keys_check(k, kinds[i], &info);         /* what is only done the first time is done */
-        for (int j = 0; j < CHECKS; j++) {
-            raise(SIGUSR1);
-            keys_check(k, kinds[i], &info);
-            raise(SIGUSR1);
-        }
-    }
-    _exit(0);
-}
-
-/* Instructions between two signals of the child. -1: it has ended. */
-static long count_instructions(pid_t child)
-{
-    int status;
-    long n = 0;
-    ptrace(PTRACE_CONT, child, NULL, NULL);
-    if (waitpid(child, &status, 0) != child || !WIFSTOPPED(status))
-        return -1;
-    assert_int_equal(WSTOPSIG(status), SIGUSR1);
-    for (;; n++) {
-        assert_int_equal(ptrace(PTRACE_SINGLESTEP, child, NULL, NULL), 0);
-        assert_int_equal(waitpid(child, &status, 0), child);
-        assert_true(WIFSTOPPED(status));
-        if (WSTOPSIG(status) == SIGUSR1)
-            return n;
-        assert_int_equal(WSTOPSIG(status), SIGTRAP);
-    }
-}
-
-/* Does the time of a check tell which key it is, or how much of one was guessed?  Each check runs through as many instructions as any other; the clock of a busy
- * machine would say less. */
-static void a_check_takes_the_same_time(void **state)
-{
-    (void)state;
-#if defined(__SANITIZE_ADDRESS__)
-    print_message("a sanitizer's own instructions are not always as many\n");
-    skip();
-#endif
-    enum { KEYS = 16, KINDS = 6 };
-    char key[KEYS][KEY_TEXT + 1], kinds[KINDS][KEY_TEXT + 1];
-    long n[KINDS];
-    struct keys *k = keys_open(folder, &e);
-    for (int i = 0; i < KEYS; i++) {
-        char name[16];
-        snprintf(name, sizeof name, "k%d", i);
-        new_key(k, name, key[i]);
-    }
-    assert_int_equal(keys_refresh(k, &e), 0);
-    strcpy(kinds[0], key[0]);
-    strcpy(kinds[1], key[KEYS - 1]);
-    strcpy(kinds[2], key[0]);
-    kinds[2][KEY_TEXT - 1] ^= 1;            /* all but the last */
-    strcpy(kinds[3], key[KEYS - 1]);
-    kinds[3][KEY_TEXT - 1] ^= 1;
-    strcpy(kinds[4], key[0]);
-    kinds[4][4] ^= 1;                       /* the first of the secret */
-    memset(kinds[5], 'x', KEY_TEXT);
-    kinds[5][KEY_TEXT] = '\0';
-    const pid_t child = fork();
-    if (child == 0)
-        check_each(k, kinds, KINDS);
-    for (int i = 0; i < KINDS; i++) {
-        n[i] = count_instructions(child);
-        for (int j = 1; j < CHECKS; j++) {      /* reading the clock may take an instruction more when the kernel moves it on */
-            const long again = count_instructions(child);
-            n[i] = again < n[i] ? again : n[i];
-        }
-    }
-    kill(child, SIGKILL);
-    waitpid(child, NULL, 0);
-    keys_close(k);
-    if (n[0] < 0) {
-        print_message("the instructions of a check cannot be counted: ptrace is refused\n");
-        skip();
-    }
-    assert_in_range(n[0], 1000, 100000000);
-    assert_int_equal(n[0], n[1]);           /* a good key */
-    for (int i = 3; i < KINDS; i++)
-        if (n[i] != n[2])
-            fail_msg("text %d takes %ld instructions, text 2 %ld", i, n[i], n[2]);
-}
-
-static void scopes_and_models(void **state)
-{
-    (void)state;
-    unsigned bits;
-    char text[32];
-    assert_int_equal(key_scopes_parse("admin,chat", &bits, &e), 0);
-    assert_string_equal(key_scopes_text(bits, text), "chat,admin");
-    assert_int_equal(key_scopes_parse("chat,root", &bits, &e), -1);
-    assert_int_equal(key_scopes_parse("", &bits, &e), -1);
-    struct key_info k = { .models = "Smol*,qwen-?" };
-    assert_true(key_allows_model(&k, "SmolLM2"));
-    assert_true(key_allows_model(&k, "qwen-3"));
-    assert_false(key_allows_model(&k, "qwen-30"));
-    k.models[0] = '\0';
-    assert_true(key_allows_model(&k, "anything"));
-}
-
-/* ---- the audit log ---- */
 
 static struct audit *open_log(uint64_t max_bytes, int keep)
 {
@@ -1207,17 +612,86 @@ static void formulas_begin_nowhere(void **state)
         cell_is(cases[i][0], cases[i][1]);
 }
 
+static void add_later(struct audit_later *w, int i)
+{
+    char id[40];
+    snprintf(id, sizeof id, "id-%d", i);
+    audit_later_add(w, &(struct audit_entry){ .time_ms = 1795273726003 + i, .request_id = id, .prompt_tokens = -1, .completion_tokens = -1 });
+}
+
+struct order { int n, wrong; };
+static int in_order(void *user, const struct audit_record *r)
+{
+    struct order *o = user;
+    o->wrong += atoi(strstr(r->line, "\"id-") + 4) != o->n++;
+    return 0;
+}
+
+/* Somebody holds the lock and stands still: lines are taken at once, as many as there is room for, and written in order when it goes. */
+static void lines_wait_for_who_holds_the_lock(void **state)
+{
+    (void)state;
+    enum { N = 60, ROOM = 10000 };
+    struct audit_stats s;
+    struct audit_scan scan;
+    struct audit_check c;
+    struct order o = { 0 };
+    const struct audit_filter all = { 0 };
+    struct audit *a = open_log(2500, 1000);             /* rotates, too */
+    struct audit_later *w = audit_later_open(a, ROOM, &e);
+    assert_non_null(w);
+    const int lock = audit_lock(folder, 1, &e);
+    assert_true(lock >= 0);
+    for (int i = 0; i < N; i++)
+        add_later(w, i);
+    audit_stats(a, &s);                                 /* answers, too */
+    const int waiting = audit_later_waiting(w);
+    assert_in_range(waiting, 20, N - 1);
+    assert_int_equal(s.errors, N - waiting);
+    assert_int_equal(s.entries, 0);
+    assert_non_null(strstr(s.last_error, "wait for the disk"));
+    close(lock);
+    assert_int_equal(audit_later_close(w, 60), 0);
+    audit_stats(a, &s);
+    assert_int_equal(s.entries, waiting);
+    audit_close(a);
+    assert_int_equal(audit_scan(folder, &all, in_order, &o, &scan, &e), 0);
+    assert_int_equal(o.n, waiting);
+    assert_int_equal(o.wrong, 0);
+    assert_int_equal(audit_verify(folder, NULL, &c, &e), 0);
+    assert_false(c.broken);
+    assert_int_equal(audit_later_close(NULL, 60), 0);
+}
+
+/* The end does not wait for ever; what is left to the thread it writes when it can. */
+static void the_end_does_not_wait_for_ever(void **state)
+{
+    (void)state;
+    static struct audit *a;                             /* these stay for the rest of the process */
+    static struct audit_later *w;
+    struct audit_stats s;
+    a = open_log(0, 0);
+    assert_non_null(w = audit_later_open(a, 10000, &e));
+    const int lock = audit_lock(folder, 1, &e);
+    add_later(w, 0);
+    add_later(w, 1);
+    assert_int_equal(audit_later_close(w, 0), 2);
+    close(lock);
+    do
+        audit_stats(a, &s);
+    while (s.entries < 2);
+}
+
 int main(void)
 {
-#define T(f) cmocka_unit_test_setup_teardown(f, make_folder, remove_folder)
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(windows_slide), T(a_limit_holds_and_says_when), T(threads_never_exceed_a_limit), T(damaged_counters_begin_anew),
-        T(counters_of_dead_keys_make_room), cmocka_unit_test(a_network_of_ipv6_is_one_address), T(a_locked_file_is_waited_for_as_long_as_asked),
-        T(a_key_that_was_shown_outlives_kill_9), T(a_check_takes_the_same_time), T(clearing_all_takes_what_a_crash_left), T(a_clock_that_steps_breaks_no_chain),
-        cmocka_unit_test(addresses_have_windows_too), T(keys_live_and_die), T(no_secret_is_stored), T(a_locked_or_damaged_file_keeps_known_keys), T(a_change_is_learnt_while_the_file_is_locked),
-        T(a_file_that_others_make_is_locked_not_damaged),
-        cmocka_unit_test(scopes_and_models), T(every_line_is_json_with_all_fields), T(verify_finds_every_change), T(rotation_loses_nothing), T(processes_share_a_log),
-        T(half_a_line_is_ended), T(kill_9_while_rotating_loses_nothing), T(trouble_is_counted_and_passes), T(a_full_disk_at_rotation_costs_no_reading), T(clearing_goes_on_beside_a_writer), T(queries), T(csv_is_safe), T(formulas_begin_nowhere), T(fields_in_any_order),
+        IN_FOLDER(clearing_all_takes_what_a_crash_left), IN_FOLDER(a_clock_that_steps_breaks_no_chain),
+        IN_FOLDER(every_line_is_json_with_all_fields), IN_FOLDER(verify_finds_every_change), IN_FOLDER(rotation_loses_nothing),
+        IN_FOLDER(processes_share_a_log), IN_FOLDER(half_a_line_is_ended), IN_FOLDER(kill_9_while_rotating_loses_nothing),
+        IN_FOLDER(trouble_is_counted_and_passes), IN_FOLDER(a_full_disk_at_rotation_costs_no_reading),
+        IN_FOLDER(clearing_goes_on_beside_a_writer), IN_FOLDER(queries), IN_FOLDER(csv_is_safe), IN_FOLDER(formulas_begin_nowhere),
+        IN_FOLDER(fields_in_any_order),
+        IN_FOLDER(lines_wait_for_who_holds_the_lock), IN_FOLDER(the_end_does_not_wait_for_ever),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,154 @@
+# serve-access.bats - zse-serve as who it runs: begun as root, in a folder that cannot be written, beside a log that somebody holds.
+# shellcheck disable=SC2154
+bats_require_minimum_version 1.5.0
+load ../lib/await
+
+setup_file() {
+  cd "$BATS_TEST_DIRNAME/../.." || exit 1
+  zse-convert models/tiny -o "$BATS_FILE_TMPDIR/tiny.zse" --quality fast
+}
+setup() {
+  cd "$BATS_TEST_DIRNAME/../.." || exit 1
+  T=$(mktemp -d /tmp/zse-access-XXXXXX)         # where others may look, too
+  chmod 755 "$T"
+  install -m 644 "$BATS_FILE_TMPDIR/tiny.zse" "$T/tiny.zse"
+  export ZSE_HOME=$T/home
+}
+teardown() {
+  [ -z "${PID:-}" ] || { kill "$PID"; wait "$PID"; } 2>/dev/null || true
+  [ -z "${MOUNTED:-}" ] || umount "$ZSE_HOME"
+  rm -rf "$T"
+}
+
+serve() {
+  exec 5< <("${AS[@]}" zse-serve "$T/tiny.zse" "$@" 2>"$T/err")
+  PID=$!
+  read -r -u 5 _ _ URL || { cat "$T/err"; return 1; }
+}
+AS=(exec)
+status() { curl -sk -o /dev/null -w '%{http_code}' "$@"; }
+stop() {
+  kill "$PID"
+  wait "$PID" || return 1
+  PID=
+}
+# metric NAME: its value
+metric() { curl -s "$URL/metrics" | sed -n "s/^$1 //p"; }
+
+@test "--user: the port below 1024, the key and the certificate as root, all else as somebody else for good" {
+  [ "$(id -u)" = 0 ] || skip "only root can become somebody else"
+  id nobody >/dev/null || skip "there is no user nobody"
+  command -v openssl >/dev/null || skip "no openssl command"
+  local port=700
+  while (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; do port=$((port + 1)); done
+  openssl req -x509 -newkey rsa:2048 -nodes -keyout "$T/key.pem" -out "$T/cert.pem" -days 2 -subj /CN=localhost 2>/dev/null
+  chmod 600 "$T/key.pem"
+  serve --user nobody --port "$port" --tls-cert "$T/cert.pem" --tls-key "$T/key.pem" --socket "$T/socket" --audit-size 2kB
+  await says 200 status "$URL/health"
+  run awk -v id="$(id -u nobody)" -v group="$(id -g nobody)" '/^Uid:/ { n += $2 == id && $3 == id && $4 == id && $5 == id } /^Gid:/ { n += $2 == group && $3 == group && $4 == group && $5 == group }
+    /^Cap(Prm|Eff|Inh|Amb):/ { n += $2 ~ /^0+$/ } /^NoNewPrivs:/ { n += $2 } /^Groups:/ { n += $0 !~ /[[:space:]]0([[:space:]]|$)/ } END { print n }' "/proc/$PID/status"
+  [ "$output" = 8 ] || { cat "/proc/$PID/status"; return 1; }
+  for _ in {1..20}; do [ "$(status "$URL/v1/models")" = 200 ]; done
+  key=$(zse-apikey create app 2>/dev/null)              # as root: the file stays the server's
+  await says 401 status "$URL/v1/models"
+  await says 200 status -H "X-API-Key: $key" "$URL/v1/models"
+  [ "$(status --unix-socket "$T/socket" -H "X-API-Key: $key" http://localhost/v1/models)" = 200 ]
+  stop
+  # rotated, packed, and nothing of it root's
+  [ "$(zse-audit stats --json | jq '.rotated_files > 2')" = true ]
+  [ "$(zse-audit verify --json | jq .intact)" = true ]
+  [ "$(find "$ZSE_HOME" "$T/socket" ! -user nobody | wc -l)" = 0 ]
+  [ "$(find "$ZSE_HOME" -type f ! -perm 600 | wc -l)" = 0 ]
+  # a second start finds the folder and goes on, also without --user what is there stays the user's
+  serve --user "nobody:$(id -gn nobody)" --port "$port"
+  await says 200 status -H "X-API-Key: $key" "$URL/v1/models"
+  stop
+}
+
+@test "--user: who is refused" {
+  for who in "no-such-user: there is no user 'no-such-user'" "root: is root, or of its group" "nobody:no-such-group: there is no group 'no-such-group'"; do
+    [ "$(id -u)" = 0 ] || who="${who%%: *}: only root can become somebody else"
+    run --separate-stderr zse-serve --user "${who%%: *}" "$T/tiny.zse" --port 0
+    [ "$status" = 1 ] && [ -z "$output" ]
+    [[ "$stderr" == "zse-serve: --user $who"* ]] || { echo "$stderr"; return 1; }
+  done
+  [ ! -e "$ZSE_HOME" ]
+  [ "$(id -u)" = 0 ] || skip "the rest needs root"
+  run --separate-stderr setpriv --reuid nobody --clear-groups zse-serve --user nobody "$T/tiny.zse" --port 0
+  [ "$status" = 1 ] && [[ "$stderr" == *"only root can become somebody else"* ]]
+  chmod 600 "$T/tiny.zse"                               # the plan says what that user may read
+  run --separate-stderr zse-serve --user nobody "$T/tiny.zse" --plan
+  [ "$status" = 1 ] && [[ "$stderr" == *"Permission denied"* ]]
+}
+
+@test "a folder that cannot be written: keys and their state can be looked at, changes say which file and why; the server serves known keys" {
+  key=$(zse-apikey create app --rate-limit 3 --scope chat,models 2>/dev/null)
+  why="Read-only file system"
+  if [ "$(id -u)" != 0 ]; then
+    why="Permission denied"
+    chmod -R a-w "$ZSE_HOME"
+  elif mount --bind "$ZSE_HOME" "$ZSE_HOME" 2>/dev/null && MOUNTED=1 && mount -o remount,bind,ro "$ZSE_HOME"; then
+    :
+  else
+    skip "no read-only mount can be made here, and root may write everywhere else"
+  fi
+  zse-apikey list | grep -q '^app  *good  *3 '
+  [ "$(zse-apikey status)" = "keys are required" ]
+  [ "$(zse-apikey status app --json | jq .remaining)" = 3 ]
+  for c in "create b" "rotate app" "delete app" "disable app" "enable" "reset app"; do
+    # shellcheck disable=SC2086
+    run --separate-stderr zse-apikey $c
+    file=keys.db
+    [ "$c" != "reset app" ] || file=usage
+    [ "$status" = 1 ] && [ -z "$output" ] && [ "${#stderr_lines[@]}" = 1 ]
+    [[ "$stderr" == "zse-apikey: $ZSE_HOME/$file: "*"$why" ]] || { echo "$c: $stderr"; return 1; }
+  done
+  serve --port 0
+  await listens "$URL"
+  [ "$(status "$URL/v1/models")" = 401 ]
+  for code in 200 200 200 429; do [ "$(status -H "X-API-Key: $key" "$URL/v1/models")" = $code ]; done
+  await grep -q "the audit log lacks lines from now on: $ZSE_HOME/audit: $why" "$T/err"
+  stop
+  grep -q "admin.token: $why: no administration over HTTP" "$T/err"
+  grep -q "usage: $why: what keys use is counted in this process only" "$T/err"
+  [ "$(grep -c 'the audit log lacks' "$T/err")" = 1 ]
+  chmod -R u+w "$ZSE_HOME" 2>/dev/null || true
+}
+
+@test "an empty folder is looked at, not filled; a server that could make no keys sees them come" {
+  run --separate-stderr zse-apikey list
+  [ "$status" = 0 ] && [ -z "$output" ] && [[ "$stderr" == *"there are no keys yet"* ]]
+  [ "$(zse-apikey status)" = "keys are not required" ]
+  [ ! -e "$ZSE_HOME" ]
+  [ "$(id -u)" = 0 ] || skip "the rest needs a mount that only the server sees, and so root"
+  mkdir "$ZSE_HOME"
+  unshare -m true 2>/dev/null || skip "no mounts can be made here"
+  AS=(exec unshare -m sh -c "mount --bind '$ZSE_HOME' '$ZSE_HOME' && mount -o remount,bind,ro '$ZSE_HOME' && exec \"\$@\"" -)
+  serve --port 0
+  await listens "$URL"
+  [ "$(status "$URL/v1/models")" = 200 ]
+  key=$(zse-apikey create app 2>/dev/null)
+  await says 401 status "$URL/v1/models"
+  [ "$(status -H "X-API-Key: $key" "$URL/v1/models")" = 200 ]
+  zse-apikey delete app
+  await says 401 status -H "X-API-Key: $key" "$URL/v1/models"
+  stop
+}
+
+@test "a program that has the log's lock and stands still holds up nobody; the lines come when it goes" {
+  serve --port 0 --max-seqs 2
+  await listens "$URL"
+  [ "$(status "$URL/v1/models")" = 200 ]
+  await test -e "$ZSE_HOME/audit/audit.lock"
+  exec 6<"$ZSE_HOME/audit/audit.lock"
+  flock 6
+  for _ in {1..5}; do [ "$(status "$URL/v1/models")" = 200 ]; done
+  [ "$(curl -sN "$URL/v1/completions" -d '{"prompt":"a","max_tokens":3,"stream":true,"ignore_eos":true}' | grep -c '^data: {')" -ge 3 ]
+  [ "$(metric zse_audit_waiting)" -ge 6 ]
+  [ "$(metric zse_audit_errors_total)" = 0 ]
+  exec 6<&-
+  await says 0 metric zse_audit_waiting
+  stop
+  [ "$(zse-audit query -p /v1 --json | jq -s length)" = 7 ]
+  [ "$(zse-audit verify --json | jq .intact)" = true ]
+}

@@ -1,0 +1,449 @@
+/* t-keys.c - API keys: each promise of keys.h, by breaking what it guards against. */
+#include "tests/unit/folder.h"
+
+#include <fcntl.h>
+#include <math.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/ptrace.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <sqlite3.h>
+
+#include "libcommon/access/keys.h"
+#include "libcommon/base/clock.h"
+
+static void new_key(struct keys *k, const char *name, char text[KEY_TEXT + 1])
+{
+    struct key_info info = { .scopes = SCOPE_CHAT };
+    snprintf(info.name, sizeof info.name, "%s", name);
+    assert_int_equal(keys_create(k, &info, text, &e), 0);
+}
+
+static void keys_live_and_die(void **state)
+{
+    (void)state;
+    char text[KEY_TEXT + 1], other[KEY_TEXT + 1];
+    struct key_info info;
+    int required;
+    struct keys *cli = keys_open(folder, &e), *server = keys_open(folder, &e);
+    assert_non_null(cli);
+    assert_non_null(server);
+    assert_int_equal(keys_required(cli, &required, &e), 0);
+    assert_false(required);
+    new_key(cli, "app", text);
+    assert_int_equal(strlen(text), KEY_TEXT);
+    assert_memory_equal(text, "zse-", 4);
+    assert_int_equal(strspn(text + 4, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"), 43);
+    assert_int_equal(keys_required(cli, &required, &e), 0);
+    assert_true(required);                  /* the first key closes the door */
+
+    assert_int_equal(keys_check(server, text, &info), KEY_UNKNOWN);
+    assert_int_equal(keys_refresh(server, &e), 0);
+    assert_int_equal(keys_check(server, text, &info), KEY_GOOD);
+    assert_string_equal(info.name, "app");
+    text[20] ^= 1;
+    assert_int_equal(keys_check(server, text, &info), KEY_UNKNOWN);
+    text[20] ^= 1;
+    assert_int_equal(keys_check(server, "", &info), KEY_UNKNOWN);
+
+    struct key_info twice = { .name = "app", .scopes = SCOPE_CHAT };
+    assert_int_equal(keys_create(cli, &twice, other, &e), -1);
+    assert_non_null(strstr(e.msg, "'app' already"));
+    struct key_info odd = { .name = "a b" };
+    assert_int_equal(keys_create(cli, &odd, other, &e), -1);
+
+    assert_int_equal(keys_set_enabled(cli, "app", 0, &e), 0);
+    assert_int_equal(keys_refresh(server, &e), 0);
+    assert_int_equal(keys_check(server, text, &info), KEY_DISABLED);
+    assert_int_equal(keys_set_enabled(cli, "app", 1, &e), 0);
+    assert_int_equal(keys_rotate(cli, "app", other, &e), 0);
+    assert_int_equal(keys_refresh(server, &e), 0);
+    assert_int_equal(keys_check(server, text, &info), KEY_UNKNOWN);
+    assert_int_equal(keys_check(server, other, &info), KEY_GOOD);
+    assert_int_equal(keys_delete(cli, "app", &e), 0);
+    assert_int_equal(keys_refresh(server, &e), 0);
+    assert_int_equal(keys_check(server, other, &info), KEY_UNKNOWN);
+    assert_int_equal(keys_delete(cli, "app", &e), -1);
+    assert_true(keys_known_required(server));           /* no key left is no way in */
+
+    struct key_info past = { .name = "past", .scopes = SCOPE_CHAT, .expires_s = 1000000 };
+    assert_int_equal(keys_create(cli, &past, text, &e), 0);
+    assert_int_equal(keys_refresh(server, &e), 0);
+    assert_int_equal(keys_check(server, text, &info), KEY_EXPIRED);
+    keys_close(cli);
+    keys_close(server);
+}
+
+static void no_secret_is_stored(void **state)
+{
+    (void)state;
+    char text[KEY_TEXT + 1], command[256];
+    struct stat st;
+    struct keys *k = keys_open(folder, &e);
+    new_key(k, "app", text);
+    assert_int_equal(stat(in_folder("keys.db"), &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0600);
+    snprintf(command, sizeof command, "grep -rqF -e %s %s", text + 4, folder);
+    assert_int_not_equal(system(command), 0);
+    keys_close(k);
+    assert_int_equal(chmod(in_folder("keys.db"), 0644), 0);
+    assert_null(keys_open(folder, &e));
+    assert_non_null(strstr(e.msg, "mode 644, expected 600"));
+}
+
+static void a_locked_or_damaged_file_keeps_known_keys(void **state)
+{
+    (void)state;
+    char text[KEY_TEXT + 1];
+    struct key_info info;
+    sqlite3 *other;
+    struct keys *cli = keys_open(folder, &e), *server = keys_open(folder, &e);
+    new_key(cli, "app", text);
+    assert_int_equal(keys_refresh(server, &e), 0);
+    assert_int_equal(sqlite3_open(in_folder("keys.db"), &other), SQLITE_OK);
+    assert_int_equal(sqlite3_exec(other, "BEGIN EXCLUSIVE", NULL, NULL, NULL), SQLITE_OK);
+    keys_set_patience(server, 0);
+    assert_int_equal(keys_refresh(server, &e), 1);
+    assert_non_null(strstr(e.msg, "locked"));
+    assert_int_equal(keys_check(server, text, &info), KEY_GOOD);
+    sqlite3_close(other);
+    assert_int_equal(keys_refresh(server, &e), 0);
+    keys_close(cli);
+
+    int fd = open(in_folder("keys.db.new"), O_WRONLY | O_CREAT, 0600);
+    for (int i = 0; i < 1000; i++)
+        assert_int_equal(write(fd, "this is no database ", 20), 20);
+    close(fd);
+    char from[256];
+    strcpy(from, in_folder("keys.db.new"));
+    assert_int_equal(rename(from, in_folder("keys.db")), 0);
+    assert_int_equal(keys_refresh(server, &e), -1);
+    assert_non_null(strstr(e.msg, "damaged"));
+    assert_int_equal(keys_check(server, text, &info), KEY_GOOD);
+    assert_int_equal(unlink(in_folder("keys.db")), 0);
+    assert_int_equal(keys_refresh(server, &e), -1);
+    assert_int_equal(keys_check(server, text, &info), KEY_GOOD);
+    assert_null(keys_open_again(folder, &e));               /* and no empty one takes its place */
+    assert_int_equal(access(in_folder("keys.db"), F_OK), -1);
+    keys_forget(server, info.id);
+    assert_int_equal(keys_check(server, text, &info), KEY_UNKNOWN);
+    keys_close(server);
+}
+
+static sqlite3 *lock_file(const char *name)
+{
+    sqlite3 *other;
+    assert_int_equal(sqlite3_open(in_folder(name), &other), SQLITE_OK);
+    assert_int_equal(sqlite3_exec(other, "BEGIN EXCLUSIVE", NULL, NULL, NULL), SQLITE_OK);
+    return other;
+}
+
+static void a_change_is_learnt_while_the_file_is_locked(void **state)
+{
+    (void)state;
+    char text[KEY_TEXT + 1];
+    struct key_info info = { .name = "app", .scopes = SCOPE_CHAT }, got;
+    struct keys *cli = keys_open(folder, &e), *server = keys_open(folder, &e);
+    keys_set_patience(server, 0);
+    assert_int_equal(keys_refresh(server, &e), 0);
+    assert_false(keys_known_required(server));
+    assert_int_equal(keys_create(cli, &info, text, &e), 0);
+    assert_true(keys_known_required(cli));              /* it was the first */
+    sqlite3 *other = lock_file("keys.db");
+    assert_int_equal(keys_refresh(server, &e), 1);
+    assert_int_equal(keys_check(server, text, &got), KEY_UNKNOWN);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(keys_learn(server, &info, text, &e), 0);
+        keys_learn_required(server, 1);
+        assert_int_equal(keys_check(server, text, &got), KEY_GOOD);
+        assert_int_equal(got.id, info.id);
+        assert_int_not_equal(got.secret, 0);
+        assert_int_equal(keys_known(server), 1);
+        assert_true(keys_known_required(server));
+    }
+    const uint64_t secret = got.secret;
+    sqlite3_close(other);
+    assert_int_equal(keys_refresh(server, &e), 0);
+    assert_int_equal(keys_check(server, text, &got), KEY_GOOD);
+    assert_true(got.secret == secret);
+    /* what is learnt too late goes at the next look */
+    assert_int_equal(keys_delete(cli, "app", &e), 0);
+    assert_int_equal(keys_set_required(cli, 0, &e), 0);
+    assert_int_equal(keys_refresh(server, &e), 0);
+    assert_int_equal(keys_learn(server, &info, text, &e), 0);
+    keys_learn_required(server, 1);
+    assert_int_equal(keys_refresh(server, &e), 0);
+    assert_int_equal(keys_check(server, text, &got), KEY_UNKNOWN);
+    assert_false(keys_known_required(server));
+    keys_close(cli);
+    keys_close(server);
+}
+
+static void put_in_its_place(const char *name)
+{
+    char from[256];
+    strcpy(from, in_folder(name));
+    assert_int_equal(rename(from, in_folder("keys.db")), 0);
+}
+
+/* Who only looks at a file that is made waits for nobody who makes one; a new file in its place that others are at is no damage. */
+static void a_file_that_others_make_is_locked_not_damaged(void **state)
+{
+    (void)state;
+    keys_close(keys_open(folder, &e));
+    const int fd = open(in_folder("keys.db.lock"), O_RDWR | O_CREAT, 0600);
+    assert_int_equal(flock(fd, LOCK_EX), 0);
+    struct keys *server = keys_open_again(folder, &e);
+    assert_non_null(server);
+    keys_set_patience(server, 0);
+    assert_int_equal(keys_refresh(server, &e), 0);
+    close(open(in_folder("new"), O_WRONLY | O_CREAT, 0600));        /* without tables */
+    put_in_its_place("new");
+    assert_int_equal(keys_refresh(server, &e), 1);
+    assert_non_null(strstr(e.msg, "keys.db: another program holds it locked"));
+    close(fd);
+    assert_int_equal(keys_refresh(server, &e), 0);
+    close(open(in_folder("new"), O_WRONLY | O_CREAT, 0600));
+    sqlite3 *other = lock_file("new");
+    put_in_its_place("new");
+    assert_int_equal(keys_refresh(server, &e), 1);
+    assert_non_null(strstr(e.msg, "keys.db: another program holds it locked"));
+    sqlite3_close(other);
+    assert_int_equal(keys_refresh(server, &e), 0);
+    keys_close(server);
+}
+
+/* The server does not stand still while somebody else writes. */
+static void a_locked_file_is_waited_for_as_long_as_asked(void **state)
+{
+    (void)state;
+    char text[KEY_TEXT + 1];
+    struct key_info info = { .name = "late", .scopes = SCOPE_CHAT };
+    sqlite3 *other;
+    struct keys *k = keys_open(folder, &e);
+    assert_int_equal(sqlite3_open(in_folder("keys.db"), &other), SQLITE_OK);
+    assert_int_equal(sqlite3_exec(other, "BEGIN EXCLUSIVE", NULL, NULL, NULL), SQLITE_OK);
+    keys_set_patience(k, 50);
+    double least = 1e9;
+    for (int i = 0; i < 10 && least >= 2; i++) {            /* a busy machine may be late, but not each time */
+        const double before = clock_s();
+        assert_int_equal(keys_create(k, &info, text, &e), -1);
+        assert_non_null(strstr(e.msg, "locked"));
+        least = fmin(least, clock_s() - before);
+    }
+    assert_true(least < 2);
+    assert_int_equal(sqlite3_exec(other, "ROLLBACK", NULL, NULL, NULL), SQLITE_OK);
+    assert_int_equal(keys_create(k, &info, text, &e), 0);
+    sqlite3_close(other);
+    keys_close(k);
+}
+
+/* A child makes a key for each byte that it is sent and tells it when it has it, until it is killed in the middle of one. */
+static void a_key_that_was_shown_outlives_kill_9(void **state)
+{
+    (void)state;
+    enum { ROUNDS = 12 };
+    char text[KEY_TEXT + 1] = "";
+    int n_shown = 0;
+    for (int round = 0; round < ROUNDS; round++) {
+        int fd[2], go[2];
+        assert_int_equal(pipe(fd), 0);
+        assert_int_equal(pipe(go), 0);
+        const pid_t child = fork();
+        if (child == 0) {
+            struct keys *k = keys_open(folder, &e);
+            for (int i = 0;; i++) {
+                struct key_info info = { .scopes = SCOPE_CHAT };
+                char byte;
+                snprintf(info.name, sizeof info.name, "r%d-%d", round, i);
+                if (!k || read(go[0], &byte, 1) != 1 || keys_create(k, &info, text, &e) || write(fd[1], text, KEY_TEXT) != KEY_TEXT)
+                    _exit(1);
+            }
+        }
+        close(fd[1]);
+        static char shown[5][KEY_TEXT + 1];
+        const int stop_at = 1 + round % 3;
+        int n = 0;
+        assert_int_equal(write(go[1], "1", 1), 1);
+        while (read(fd[0], shown[n], KEY_TEXT) == KEY_TEXT) {
+            if (++n <= stop_at)
+                assert_int_equal(write(go[1], "1", 1), 1);
+            if (n == stop_at) {             /* the next one, the last, is being made */
+                nanosleep(&(struct timespec){ .tv_nsec = round * 300000 }, NULL);
+                kill(child, SIGKILL);
+            }
+        }
+        close(fd[0]);
+        close(go[0]);
+        close(go[1]);
+        int status;
+        assert_int_equal(waitpid(child, &status, 0), child);
+        assert_true(WIFSIGNALED(status));
+        struct key_info info;
+        struct keys *k = keys_open(folder, &e);
+        assert_non_null(k);
+        assert_int_equal(keys_refresh(k, &e), 0);
+        for (int i = 0; i < n; i++)
+            assert_int_equal(keys_check(k, shown[i], &info), KEY_GOOD);
+        n_shown += n;
+        assert_in_range(keys_known(k), n_shown, n_shown + round + 1);       /* one more a round: made, not yet shown */
+        keys_close(k);
+    }
+}
+
+/* In a traced child: checks of each text, each between two signals. */
+enum { CHECKS = 4 };
+static void check_each(struct keys *k, char kinds[][KEY_TEXT + 1], int n)
+{
+    struct key_info info;
+    ptrace(PTRACE_TRACEME, 0, NULL, NULL);
+    for (int i = 0; i < n; i++) {
+        keys_check(k, kinds[i], &info);         /* what is only done the first time is done */
+        for (int j = 0; j < CHECKS; j++) {
+            raise(SIGUSR1);
+            keys_check(k, kinds[i], &info);
+            raise(SIGUSR1);
+        }
+    }
+    _exit(0);
+}
+
+/* Instructions between two signals of the child. -1: it has ended. */
+static long count_instructions(pid_t child)
+{
+    int status;
+    long n = 0;
+    ptrace(PTRACE_CONT, child, NULL, NULL);
+    if (waitpid(child, &status, 0) != child || !WIFSTOPPED(status))
+        return -1;
+    assert_int_equal(WSTOPSIG(status), SIGUSR1);
+    for (;; n++) {
+        assert_int_equal(ptrace(PTRACE_SINGLESTEP, child, NULL, NULL), 0);
+        assert_int_equal(waitpid(child, &status, 0), child);
+        assert_true(WIFSTOPPED(status));
+        if (WSTOPSIG(status) == SIGUSR1)
+            return n;
+        assert_int_equal(WSTOPSIG(status), SIGTRAP);
+    }
+}
+
+/* Does the time of a check tell which key it is, or how much of one was guessed?  Each check runs through as many instructions as any other; the clock of a busy
+ * machine would say less. */
+static void a_check_takes_the_same_time(void **state)
+{
+    (void)state;
+#if defined(__SANITIZE_ADDRESS__)
+    print_message("a sanitizer's own instructions are not always as many\n");
+    skip();
+#endif
+    enum { KEYS = 16, KINDS = 6 };
+    char key[KEYS][KEY_TEXT + 1], kinds[KINDS][KEY_TEXT + 1];
+    long n[KINDS];
+    struct keys *k = keys_open(folder, &e);
+    for (int i = 0; i < KEYS; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "k%d", i);
+        new_key(k, name, key[i]);
+    }
+    assert_int_equal(keys_refresh(k, &e), 0);
+    strcpy(kinds[0], key[0]);
+    strcpy(kinds[1], key[KEYS - 1]);
+    strcpy(kinds[2], key[0]);
+    kinds[2][KEY_TEXT - 1] ^= 1;            /* all but the last */
+    strcpy(kinds[3], key[KEYS - 1]);
+    kinds[3][KEY_TEXT - 1] ^= 1;
+    strcpy(kinds[4], key[0]);
+    kinds[4][4] ^= 1;                       /* the first of the secret */
+    memset(kinds[5], 'x', KEY_TEXT);
+    kinds[5][KEY_TEXT] = '\0';
+    const pid_t child = fork();
+    if (child == 0)
+        check_each(k, kinds, KINDS);
+    for (int i = 0; i < KINDS; i++) {
+        n[i] = count_instructions(child);
+        for (int j = 1; j < CHECKS; j++) {      /* reading the clock may take an instruction more when the kernel moves it on */
+            const long again = count_instructions(child);
+            n[i] = again < n[i] ? again : n[i];
+        }
+    }
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    keys_close(k);
+    if (n[0] < 0) {
+        print_message("the instructions of a check cannot be counted: ptrace is refused\n");
+        skip();
+    }
+    assert_in_range(n[0], 1000, 100000000);
+    assert_int_equal(n[0], n[1]);           /* a good key */
+    for (int i = 3; i < KINDS; i++)
+        if (n[i] != n[2])
+            fail_msg("text %d takes %ld instructions, text 2 %ld", i, n[i], n[2]);
+}
+
+static void scopes_and_models(void **state)
+{
+    (void)state;
+    unsigned bits;
+    char text[32];
+    assert_int_equal(key_scopes_parse("admin,chat", &bits, &e), 0);
+    assert_string_equal(key_scopes_text(bits, text), "chat,admin");
+    assert_int_equal(key_scopes_parse("chat,root", &bits, &e), -1);
+    assert_int_equal(key_scopes_parse("", &bits, &e), -1);
+    struct key_info k = { .models = "Smol*,qwen-?" };
+    assert_true(key_allows_model(&k, "SmolLM2"));
+    assert_true(key_allows_model(&k, "qwen-3"));
+    assert_false(key_allows_model(&k, "qwen-30"));
+    k.models[0] = '\0';
+    assert_true(key_allows_model(&k, "anything"));
+}
+
+/* To look makes nothing, and what is made by others meanwhile is seen. */
+static void looking_writes_nothing(void **state)
+{
+    (void)state;
+    char text[KEY_TEXT + 1], path[128];
+    struct key_info info, *list;
+    int n, required;
+    snprintf(path, sizeof path, "%s/home", folder);
+    struct keys *look = keys_open_read(path, &e);
+    assert_non_null(look);
+    assert_int_equal(keys_list(look, &list, &n, &e), 0);
+    assert_int_equal(n, 0);
+    free(list);
+    assert_int_equal(keys_required(look, &required, &e), 0);
+    assert_false(required);
+    assert_int_equal(keys_refresh(look, &e), 0);
+    assert_int_equal(access(path, F_OK), -1);
+    struct keys *k = keys_open(path, &e);
+    assert_non_null(k);
+    new_key(k, "app", text);
+    assert_int_equal(keys_refresh(look, &e), 0);
+    assert_int_equal(keys_check(look, text, &info), KEY_GOOD);
+    assert_true(keys_known_required(look));
+    assert_int_equal(keys_delete(k, "app", &e), 0);
+    assert_int_equal(keys_refresh(look, &e), 0);
+    assert_int_equal(keys_check(look, text, &info), KEY_UNKNOWN);
+    keys_close(k);
+    keys_close(look);
+    snprintf(path, sizeof path, "%s/home/keys.db", folder);
+    assert_int_equal(chmod(path, 0644), 0);             /* and it is as careful */
+    snprintf(path, sizeof path, "%s/home", folder);
+    assert_null(keys_open_read(path, &e));
+    assert_non_null(strstr(e.msg, "expected 600"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        IN_FOLDER(a_locked_file_is_waited_for_as_long_as_asked), IN_FOLDER(a_key_that_was_shown_outlives_kill_9),
+        IN_FOLDER(a_check_takes_the_same_time), IN_FOLDER(keys_live_and_die), IN_FOLDER(no_secret_is_stored),
+        IN_FOLDER(a_locked_or_damaged_file_keeps_known_keys), IN_FOLDER(a_change_is_learnt_while_the_file_is_locked),
+        IN_FOLDER(a_file_that_others_make_is_locked_not_damaged), cmocka_unit_test(scopes_and_models),
+        IN_FOLDER(looking_writes_nothing),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
