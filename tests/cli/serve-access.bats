@@ -69,16 +69,18 @@ metric() { curl -s "$URL/metrics" | sed -n "s/^$1 //p"; }
   for who in "no-such-user: there is no user 'no-such-user'" "root: is root, or of its group" "nobody:no-such-group: there is no group 'no-such-group'"; do
     [ "$(id -u)" = 0 ] || who="${who%%: *}: only root can become somebody else"
     run --separate-stderr zse-serve --user "${who%%: *}" "$T/tiny.zse" --port 0
-    [ "$status" = 1 ] && [ -z "$output" ]
+    [ "$status$output" = 1 ]
     [[ "$stderr" == "zse-serve: --user $who"* ]] || { echo "$stderr"; return 1; }
   done
   [ ! -e "$ZSE_HOME" ]
   [ "$(id -u)" = 0 ] || skip "the rest needs root"
   run --separate-stderr setpriv --reuid nobody --clear-groups zse-serve --user nobody "$T/tiny.zse" --port 0
-  [ "$status" = 1 ] && [[ "$stderr" == *"only root can become somebody else"* ]]
+  [ "$status" = 1 ]
+  [[ "$stderr" == *"only root can become somebody else"* ]]
   chmod 600 "$T/tiny.zse"                               # the plan says what that user may read
   run --separate-stderr zse-serve --user nobody "$T/tiny.zse" --plan
-  [ "$status" = 1 ] && [[ "$stderr" == *"Permission denied"* ]]
+  [ "$status" = 1 ]
+  [[ "$stderr" == *"Permission denied"* ]]
 }
 
 @test "a folder that cannot be written: keys and their state can be looked at, changes say which file and why; the server serves known keys" {
@@ -100,7 +102,7 @@ metric() { curl -s "$URL/metrics" | sed -n "s/^$1 //p"; }
     run --separate-stderr zse-apikey $c
     file=keys.db
     [ "$c" != "reset app" ] || file=usage
-    [ "$status" = 1 ] && [ -z "$output" ] && [ "${#stderr_lines[@]}" = 1 ]
+    [ "$status$output,${#stderr_lines[@]}" = 1,1 ]
     [[ "$stderr" == "zse-apikey: $ZSE_HOME/$file: "*"$why" ]] || { echo "$c: $stderr"; return 1; }
   done
   serve --port 0
@@ -117,7 +119,8 @@ metric() { curl -s "$URL/metrics" | sed -n "s/^$1 //p"; }
 
 @test "an empty folder is looked at, not filled; a server that could make no keys sees them come" {
   run --separate-stderr zse-apikey list
-  [ "$status" = 0 ] && [ -z "$output" ] && [[ "$stderr" == *"there are no keys yet"* ]]
+  [ "$status$output" = 0 ]
+  [[ "$stderr" == *"there are no keys yet"* ]]
   [ "$(zse-apikey status)" = "keys are not required" ]
   [ ! -e "$ZSE_HOME" ]
   [ "$(id -u)" = 0 ] || skip "the rest needs a mount that only the server sees, and so root"
