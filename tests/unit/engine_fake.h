@@ -23,6 +23,8 @@ enum { VOCAB = 12, MAX_LEN = 128, EOS = 8, END = 9, LONG = 1 << 16, HIDDEN = 4 }
 /* ---- the backend ---- */
 
 enum { FAKE_ITEMS = 16, FAKE_TOKENS = 64 };
+/* What the backend is asked for, in this order in a step: each may fail once, at its call number fail[].at (from 0 on), or from there on. */
+enum fake_call { FAKE_FORWARD, FAKE_BEGIN, FAKE_END, FAKE_CALLS };
 /* A step that was begun: all of it, as nothing of the batch is there any more when it runs. */
 struct fake_step {
     struct batch_item item[FAKE_ITEMS];
@@ -39,7 +41,9 @@ struct fake {
     uint64_t *state;                    /* [n_states] the hash of the prefix that left it behind */
     int32_t *kv;                        /* [n_blocks][16] the token of each position, with LONG where it was rotated by the long factors */
     int long_from;
-    int n_forwards, n_computed, fail_at, nan_at;        /* nan_at: the row of logits that is broken */
+    int n_computed, nan_at;             /* the row of logits that is broken */
+    uint64_t nan_hash;                  /* or all logits behind the prefix of this hash */
+    struct { int n, at, for_good; } call[FAKE_CALLS];   /* of each: how many there were; the one that fails, -1: none; 1: all fail from then on */
     int n_rows, largest_batch, largest_step, n_dropped_blocks, n_dropped_states;
 };
 static struct fake *last_fake __attribute__((unused));          /* the one opened last, for the tests to look into */
@@ -53,8 +57,19 @@ static inline void *fake_open(const struct model *m, const struct backend_option
     f->kv = malloc((size_t)o->n_blocks * 16 * sizeof *f->kv);
     memset(f->kv, 0xff, (size_t)o->n_blocks * 16 * sizeof *f->kv);
     f->state = calloc((size_t)o->n_states + 1, sizeof *f->state);
-    f->fail_at = f->nan_at = -1;
+    f->nan_at = -1;
+    for (int i = 0; i < FAKE_CALLS; i++)
+        f->call[i].at = -1;
     return last_fake = f;
+}
+
+/* Is this call the one that fails, or a later one of a device that is lost? */
+static inline int fake_fails(struct fake *f, enum fake_call what, struct err *e)
+{
+    int fails = f->call[what].n++ == f->call[what].at;
+    for (int i = 0; i < FAKE_CALLS; i++)
+        fails |= f->call[i].for_good && f->call[i].at >= 0 && f->call[i].n > f->call[i].at;
+    return fails ? err_set(e, ERR_DEVICE, "the device fell off the bus") : 0;
 }
 
 static inline uint64_t hash_next(uint64_t hash, int32_t token)
@@ -80,11 +95,9 @@ static inline void logits_of(uint64_t hash, float *logits)
     logits[END] -= 0.3f;
 }
 
-static inline int fake_compute(struct fake *f, const struct batch *batch, float *logits, struct err *e)
+static inline void fake_compute(struct fake *f, const struct batch *batch, float *logits)
 {
     int n_tokens = 0, n_logits = 0;
-    if (f->n_forwards++ == f->fail_at)
-        return err_set(e, ERR_DEVICE, "the device fell off the bus");
     for (int i = 0; i < batch->n_items; i++) {
         const struct batch_item *item = &batch->items[i];
         const int is_long = f->long_from && (item->seq_len ? item->seq_len : item->pos + item->n_tokens) >= f->long_from;
@@ -108,8 +121,9 @@ static inline int fake_compute(struct fake *f, const struct batch *batch, float 
         if (f->o.n_states)
             f->state[item->state] = fake_hash(f, item, item->pos + item->n_tokens - 1);
         for (int t = item->n_tokens - item->n_logits; t < item->n_tokens; t++, n_logits++) {
-            logits_of(fake_hash(f, item, item->pos + t), logits + (size_t)n_logits * VOCAB);
-            if (f->n_rows++ == f->nan_at)
+            const uint64_t hash = fake_hash(f, item, item->pos + t);
+            logits_of(hash, logits + (size_t)n_logits * VOCAB);
+            if (f->n_rows++ == f->nan_at || (f->nan_hash && hash == f->nan_hash))
                 logits[(size_t)n_logits * VOCAB + 5] = NAN;
         }
     }
@@ -126,24 +140,22 @@ static inline int fake_compute(struct fake *f, const struct batch *batch, float 
     assert_true(n_logits <= f->o.max_logits);
     f->n_computed += n_tokens;
     f->largest_batch = batch->n_items > f->largest_batch ? batch->n_items : f->largest_batch;
-    return 0;
 }
 
 /* ---- the same as a device: steps are begun, and run as late as they may ---- */
 
-/* The largest logit; with a temperature none, so that the logits are asked for. */
+/* The largest logit; with a temperature or a NaN none, so that the logits are asked for. */
 static inline int32_t fake_draw(const struct draw *d, const float *logits)
 {
-    int best = 0;
-    for (int i = 1; i < VOCAB; i++)
-        best = logits[i] > logits[best] ? i : best;
-    return d->temperature > 0 ? -1 : best;
+    int best = d->temperature > 0 || isnan(logits[0]) ? -1 : 0;
+    for (int i = 1; i < VOCAB && best >= 0; i++)
+        best = isnan(logits[i]) ? -1 : logits[i] > logits[best] ? i : best;
+    return best;
 }
 
 static inline void fake_run(struct fake *f, struct fake_step *s)
 {
     static float logits[FAKE_ITEMS * VOCAB];
-    struct err e;
     if (s->has_run)
         return;
     s->has_run = 1;
@@ -156,7 +168,7 @@ static inline void fake_run(struct fake *f, struct fake_step *s)
         }
         it->tokens = s->token[i];
     }
-    assert_int_equal(fake_compute(f, &(struct batch){ s->item, s->n }, logits, &e), 0);
+    fake_compute(f, &(struct batch){ s->item, s->n }, logits);
     for (int i = 0; i < s->n; i++)
         f->n_undrawn += (f->drawn[i] = s->draw[i].id = fake_draw(&s->draw[i], logits + i * VOCAB)) < 0;
     f->n_drawn = s->n;
@@ -172,7 +184,8 @@ static inline int fake_begin(void *b, const struct batch *batch, struct err *e)
 {
     struct fake *f = b;
     struct fake_step *s = &f->begun[f->n_begun];
-    (void)e;
+    if (fake_fails(f, FAKE_BEGIN, e) < 0)
+        return -1;
     assert_true(f->n_begun < 2 && batch->n_items <= FAKE_ITEMS && f->o.n_states == 0);
     if (f->n_begun == 1 && f->n_ahead % 16 == 15) {     /* not every time */
         f->n_ahead++;
@@ -198,14 +211,14 @@ static inline int fake_begin(void *b, const struct batch *batch, struct err *e)
 static inline int fake_end(void *b, const struct batch *batch, struct err *e)
 {
     struct fake *f = b;
-    (void)e;
     assert_true(f->n_begun > 0);
+    const int rc = fake_fails(f, FAKE_END, e);
     fake_run(f, &f->begun[0]);
-    for (int i = 0; batch && i < batch->n_items; i++)
+    for (int i = 0; rc == 0 && batch && i < batch->n_items; i++)
         batch->items[i].draw->id = f->begun[0].draw[i].id;
     f->begun[0] = f->begun[1];
     f->n_begun--;
-    return 0;
+    return rc;
 }
 
 static inline int fake_forward(void *b, const struct batch *batch, float *logits, struct err *e)
@@ -215,7 +228,10 @@ static inline int fake_forward(void *b, const struct batch *batch, float *logits
     f->n_drawn = 0;
     for (int i = 0; i < batch->n_items; i++)
         assert_non_null(batch->items[i].tokens);
-    return fake_compute(f, batch, logits, e);
+    if (fake_fails(f, FAKE_FORWARD, e) < 0)
+        return -1;
+    fake_compute(f, batch, logits);
+    return 0;
 }
 
 static inline int fake_copy(void *b, int32_t from, int32_t to, struct err *e)

@@ -264,7 +264,7 @@ static void test_constraint(void **state)
         p.constraint = &c;
         submit(g, &p, &a);
         run_to_end(g);
-        const int with = last_fake->n_forwards;
+        const int with = last_fake->call[FAKE_FORWARD].n;
         p.constraint = &d;
         p.n_logprobs = 0;
         submit(g, &p, &b);
@@ -273,7 +273,7 @@ static void test_constraint(void **state)
         assert_int_equal(a.finish, FINISH_STOP);
         assert_int_equal(a.ids[a.n - 1], EOS);
         assert_true(a.n > 10 + (int)seed);
-        assert_true(with < last_fake->n_forwards - with);       /* forced tokens took fewer steps */
+        assert_true(with < last_fake->call[FAKE_FORWARD].n - with);       /* forced tokens took fewer steps */
         assert_int_equal(n_rules, 0);
         engine_close(g);
     }
@@ -427,7 +427,7 @@ static void test_failures(void **state)
     assert_int_equal(a[1].n, 3);
     assert_non_null(strstr(a[1].error, "NaN"));
     assert_int_equal(a[0].finish, FINISH_NONE);
-    last_fake->fail_at = last_fake->n_forwards;
+    last_fake->call[FAKE_FORWARD].at = last_fake->call[FAKE_FORWARD].n;
     assert_int_equal(engine_step(g, &e), -1);
     assert_int_equal(e.code, ERR_DEVICE);
     assert_int_equal(a[0].finish, FINISH_ERROR);
