@@ -108,8 +108,8 @@ static int grow_step(struct gpu_backend *b, size_t n_tables, struct err *e)
     return memory_grow_step(b, 2 * need, e);
 }
 
-/* The slot that no step that is begun has; of two of them, that of the first. */
-static int next_slot(const struct gpu_backend *b) { return (b->first_begun + b->n_begun) % MAX_BEGUN; }
+/* A slot that no step that is begun has. */
+static int next_slot(const struct gpu_backend *b) { return (b->first_begun + b->n_begun) % N_SLOTS; }
 
 static void use_slot(struct gpu_backend *b, int i)
 {
@@ -344,7 +344,7 @@ static int backend_forward(void *backend, const struct batch *batch, float *logi
         return -1;
     if (batch->n_items == 0)
         return 0;
-    if (grow_step(b, n_tables, e) < 0 || (b->n_begun == MAX_BEGUN && gpu_sync(b->g, GPU_COMPUTE, e) < 0))
+    if (grow_step(b, n_tables, e) < 0)
         return -1;
     use_slot(b, next_slot(b));
     b->n_follow = 0;
@@ -404,7 +404,7 @@ static int backend_end(void *backend, const struct batch *batch, struct err *e)
 {
     struct gpu_backend *b = backend;
     const struct step_slot *s = &b->slot[b->first_begun];
-    b->first_begun = (b->first_begun + 1) % MAX_BEGUN;
+    b->first_begun = (b->first_begun + 1) % N_SLOTS;
     b->n_begun--;
     if (gpu_use(b->g, e) < 0 || gpu_event_sync(b->g, s->done, e) < 0)
         return -1;

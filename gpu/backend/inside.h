@@ -12,10 +12,10 @@ enum {
     MAX_GRAPH_TOKENS = 64, N_BUCKETS = 7, MAX_SPLIT_BITS = 16,
     STEP_ARRAYS = 6,
     MAX_DRAWS = 4 * LOGIT_ROWS, DRAW_WORDS = sizeof(struct gpu_draw) / 4,        /* rows of a step whose tokens may be drawn here */
-    MAX_BEGUN = 2, NEVER = -1,
+    MAX_BEGUN = 2, N_SLOTS = MAX_BEGUN + 1, NEVER = -1,
 };
 
-/* Pinned memory of a step: while the device has one of them, the next is written to the other. */
+/* Pinned memory of a step: each that is begun keeps one, and there is one more for forward. */
 struct step_slot { int32_t *words, *ids; struct gpu_event *done; };
 
 struct gpu_backend {
@@ -35,7 +35,7 @@ struct gpu_backend {
     int32_t *step; size_t step_room;        /* 4-byte words */
     int32_t *ids;                           /* [MAX_DRAWS] the tokens drawn last */
     /* host, pinned */
-    struct step_slot slot[MAX_BEGUN];
+    struct step_slot slot[N_SLOTS];
     int32_t *hstep, *hids;                  /* of the slot in use */
     float *hx, *hlogits;                    /* hx: hidden states of the host's layers; hlogits: at least a row of logits, at least one of hidden states */
     size_t hlogits_room, pinned;            /* floats; bytes of all of them */

@@ -293,20 +293,20 @@ int gpu_plan_fits(const struct gpu_plan *p, const struct backend_options *o, str
 
 int memory_grow_step(struct gpu_backend *b, size_t room, struct err *e)
 {
-    int32_t *step = gpu_alloc(b->g, room * 4, "the step", e), *words[MAX_BEGUN] = { NULL };
+    int32_t *step = gpu_alloc(b->g, room * 4, "the step", e), *words[N_SLOTS] = { NULL };
     int rc = step && gpu_sync(b->g, GPU_COMPUTE, e) == 0 ? 0 : -1;          /* it may be at the old ones */
-    for (int i = 0; rc == 0 && i < MAX_BEGUN; i++)
+    for (int i = 0; rc == 0 && i < N_SLOTS; i++)
         if (!(words[i] = gpu_pinned(b->g, room * 4, "the step", e)))
             rc = -1;
     if (rc < 0) {
         gpu_free(b->g, step);
-        for (int i = 0; i < MAX_BEGUN; i++)
+        for (int i = 0; i < N_SLOTS; i++)
             gpu_pinned_free(b->g, words[i]);
         return -1;
     }
     gpu_free(b->g, b->step);
     b->step = step;
-    for (int i = 0; i < MAX_BEGUN; i++) {
+    for (int i = 0; i < N_SLOTS; i++) {
         b->pinned += (room - (b->slot[i].words ? b->step_room : 0)) * 4;
         gpu_pinned_free(b->g, b->slot[i].words);
         b->slot[i].words = words[i];
@@ -318,7 +318,7 @@ int memory_grow_step(struct gpu_backend *b, size_t room, struct err *e)
 
 static int open_slots(struct gpu_backend *b, struct err *e)
 {
-    for (int i = 0; i < MAX_BEGUN; i++)
+    for (int i = 0; i < N_SLOTS; i++)
         if (!(b->slot[i].ids = gpu_pinned(b->g, MAX_DRAWS * sizeof *b->ids, "tokens", e)) || !(b->slot[i].done = gpu_event_open(b->g, e)))
             return -1;
     return 0;
@@ -337,7 +337,7 @@ int memory_open(struct gpu_backend *b, struct err *e)
         memory_grow_step(b, b->step_room, e) < 0 || open_slots(b, e) < 0 ||
         !(b->hlogits = gpu_pinned(b->g, b->hlogits_room * sizeof(float), "logits", e)) || (hx && !(b->hx = gpu_pinned(b->g, hx * sizeof(float), "hidden states", e))))
         return -1;
-    b->pinned += MAX_BEGUN * MAX_DRAWS * sizeof *b->ids + (b->hlogits_room + hx) * sizeof(float);
+    b->pinned += N_SLOTS * MAX_DRAWS * sizeof *b->ids + (b->hlogits_room + hx) * sizeof(float);
     uint8_t *at = b->arena;
     for (int i = 0; i < n; i++) {
         memcpy(part[i].p, &at, sizeof at);
@@ -358,7 +358,7 @@ void memory_close(struct gpu_backend *b)
     gpu_free(b->g, b->arena);
     gpu_free(b->g, b->kv);
     gpu_free(b->g, b->step);
-    for (int i = 0; i < MAX_BEGUN; i++) {
+    for (int i = 0; i < N_SLOTS; i++) {
         gpu_pinned_free(b->g, b->slot[i].words);
         gpu_pinned_free(b->g, b->slot[i].ids);
         if (b->slot[i].done)

@@ -327,6 +327,107 @@ static void ahead(void **state)
     model_close(m);
 }
 
+/* Two steps begun, and forward of another sequence before they are ended, so often that every slot has been each of the three: all get their own tokens. */
+static void forward_beside_two(void **state)
+{
+    (void)state;
+    enum { TURNS = 4 };
+    struct model *m = load();
+    const struct backend_options o = options();
+    static const int32_t table[2][1] = { { 3 }, { 4 } };
+    int32_t id[2][TURNS][3];
+    float *logits = malloc((size_t)m->config.vocab_size * sizeof *logits);
+    m->config.n_layers = 1;
+    for (int between = 0; between < 2; between++) {
+        void *b = open_with(m, &o);
+        int32_t token = 5;
+        const int32_t other = 6;
+        for (int turn = 0; turn < TURNS; turn++) {
+            struct draw draw[3];
+            struct batch_item item[3] = { { .tokens = &token, .pos = 2 * turn, .table = table[0] }, { .pos = 2 * turn + 1, .table = table[0] },
+                                          { .tokens = &other, .pos = turn, .table = table[1] } };
+            struct batch step[3];
+            for (int i = 0; i < 3; i++) {
+                draw[i] = (struct draw){ .temperature = 2, .top_p = 1, .seed = (uint64_t)(10 * turn + i), .id = -1 };
+                item[i].n_tokens = item[i].n_logits = 1;
+                item[i].draw = &draw[i];
+                step[i] = (struct batch){ &item[i], 1 };
+            }
+            assert_int_equal(backend_gpu.begin(b, &step[0], &why), 1);
+            assert_int_equal(backend_gpu.begin(b, &step[1], &why), 1);
+            assert_int_equal(backend_gpu.begin(b, &step[0], &why), 0);
+            if (between)
+                OK(backend_gpu.forward(b, &step[2], logits, &why));
+            OK(backend_gpu.end(b, &step[0], &why));
+            OK(backend_gpu.end(b, &step[1], &why));
+            if (!between)
+                OK(backend_gpu.forward(b, &step[2], logits, &why));
+            for (int i = 0; i < 3; i++)
+                assert_true((id[between][turn][i] = draw[i].id) >= 0);
+            token = draw[1].id;
+        }
+        backend_gpu.close(b);
+    }
+    assert_memory_equal(id[0], id[1], sizeof id[0]);
+    free(logits);
+    model_close(m);
+}
+
+/* Steps that fail to begin, or at their end: whoever talked hears of it, and the next talk is right. */
+static int n_calls, fails_at;
+static int counted_begin(void *b, const struct batch *batch, struct err *e)
+{
+    return n_calls++ == fails_at ? err_set(e, ERR_DEVICE, "no step today") : backend_gpu.begin(b, batch, e);
+}
+static int counted_end(void *b, const struct batch *batch, struct err *e)
+{
+    const int rc = backend_gpu.end(b, batch, e);
+    return n_calls++ == fails_at ? err_set(e, ERR_DEVICE, "no step today") : rc;
+}
+
+static void ahead_fails(void **state)
+{
+    (void)state;
+    struct model *m = load();
+    struct backend failing = backend_gpu;
+    struct engine_options o = { .backend = &failing, .max_len = WORDS, .max_seqs = 2, .max_tokens = 32, .n_threads = 1 };
+    static struct talk want[2], t[2];
+    failing.begin = counted_begin;
+    failing.end = counted_end;
+    m->config.n_layers = 1;
+    m->config.n_eos = 0;
+    for (int at = -1; at < 8; at++) {
+        struct engine *g = engine_open(m, NULL, &o, &why);
+        struct engine_stats s;
+        int left, n_failed = 0;
+        n_calls = 0;
+        fails_at = at;
+        assert_non_null(g);
+        for (int again = 0; again < 2; again++) {
+            for (int i = 0; i < 2; i++) {
+                t[i] = (struct talk){ .id = { 1, 2 + i, 3 }, .n_prompt = 3, .leaves = -1 };
+                begin_talk(g, &t[i], i);
+            }
+            while ((left = engine_step(g, &why)) != 0)
+                n_failed += left < 0;
+            assert_int_equal(n_failed, at >= 0);
+            for (int i = 0; i < 2; i++)
+                assert_int_equal(t[i].finish, at < 0 || again ? FINISH_LENGTH : FINISH_ERROR);
+            engine_stats(g, &s);
+            assert_int_equal(s.n_free_blocks + s.n_cached_blocks, s.n_blocks);
+        }
+        if (at < 0)
+            memcpy(want, t, sizeof want);
+        for (int i = 0; i < 2; i++) {
+            assert_int_equal(t[i].n, want[i].n);
+            assert_memory_equal(t[i].id, want[i].id, (size_t)t[i].n * sizeof *t[i].id);
+        }
+        assert_true(n_calls > 8);
+        engine_close(g);
+    }
+    model_close(m);
+}
+
 /* ---- layers shared with the processor ---- */
 
 static double error_of(const float *got, const float *want, size_t n)
@@ -546,11 +647,12 @@ static void lost_while_idle(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(strict), cmocka_unit_test(graph_of_many), cmocka_unit_test(graph_of_odd_splits),
-                                       cmocka_unit_test(no_graphs), cmocka_unit_test(ahead), cmocka_unit_test(some_layers), cmocka_unit_test(plan), cmocka_unit_test(lost),
+                                       cmocka_unit_test(no_graphs), cmocka_unit_test(ahead), cmocka_unit_test(forward_beside_two), cmocka_unit_test(ahead_fails),
+                                       cmocka_unit_test(some_layers), cmocka_unit_test(plan), cmocka_unit_test(lost),
                                        cmocka_unit_test(lost_while_idle) };
     if (gpu_kind[0] != 'e' && !device_usable())
         return 0;
     if (getenv("ZSE_SANITIZED"))        /* for the backend's own code */
-        return cmocka_run_group_tests(((const struct CMUnitTest[]){ cmocka_unit_test(plan), cmocka_unit_test(ahead), cmocka_unit_test(lost), cmocka_unit_test(lost_while_idle) }), NULL, NULL);
+        return cmocka_run_group_tests(((const struct CMUnitTest[]){ cmocka_unit_test(plan), cmocka_unit_test(ahead), cmocka_unit_test(ahead_fails), cmocka_unit_test(lost), cmocka_unit_test(lost_while_idle) }), NULL, NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
