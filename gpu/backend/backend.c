@@ -134,6 +134,7 @@ static void put_draw(struct gpu_backend *b, int row, const struct draw *d)
 static size_t fill_step(struct gpu_backend *b, const struct batch *batch, int *n_logits)
 {
     const int long_from = config_long_from(&b->m->config), by_tiles = !b->exact && !b->o.strict && b->m->config.head_dim % 16 == 0;
+    const int tile = GPU_ATTN_TILE(b->m->config.head_dim);
     int32_t *token = host_array(b, A_TOKEN), *pos = host_array(b, A_POS), *is_long = host_array(b, A_LONG), *table_of = host_array(b, A_TABLE);
     int32_t *decode = host_array(b, A_DECODE), *logit = host_array(b, A_LOGIT), *tiles = b->hstep + tiles_at(b), *tables = b->hstep + tables_at(b);
     int n = 0, at = 0, longest = 1;
@@ -141,9 +142,9 @@ static size_t fill_step(struct gpu_backend *b, const struct batch *batch, int *n
     for (int i = 0; i < batch->n_items; i++) {
         const struct batch_item *it = &batch->items[i];
         const int len = it->pos + it->n_tokens, blocks = (len - 1) / KV_BLOCK + 1, tiled = by_tiles && it->n_tokens >= TILE_TOKENS;
-        for (int t = 0; tiled && t < it->n_tokens; t += GPU_ATTN_TILE) {
+        for (int t = 0; tiled && t < it->n_tokens; t += tile) {
             tiles[2 * b->n_tiles] = n + t;
-            tiles[2 * b->n_tiles++ + 1] = it->n_tokens - t < GPU_ATTN_TILE ? it->n_tokens - t : GPU_ATTN_TILE;
+            tiles[2 * b->n_tiles++ + 1] = it->n_tokens - t < tile ? it->n_tokens - t : tile;
         }
         for (int t = 0; t < it->n_tokens; t++, n++) {
             token[n] = it->tokens ? it->tokens[t] : -1 - it->follows;

@@ -378,19 +378,19 @@ static int decode(struct bench *b, enum kv_type type, struct err *e)
 static int prefill(struct bench *b, struct err *e)
 {
     const struct gpu_prepare *p = &b->prepare;
-    const int stride = p->n_heads * p->head_dim, most = (b->most_tokens + GPU_ATTN_TILE - 1) / GPU_ATTN_TILE;
+    const int stride = p->n_heads * p->head_dim, tile = GPU_ATTN_TILE(p->head_dim), most = (b->most_tokens + tile - 1) / tile;
     int32_t *tiles = malloc(2 * (size_t)most * sizeof *tiles);
     b->n_copies = 1;
     if (!tiles)
         return err_nomem(e, "measurement");
     int rc = 0;
     for (int i = 0; rc == 0 && i < b->o->n_tokens; i++) {
-        const int n = b->o->tokens[i], n_tiles = (n + GPU_ATTN_TILE - 1) / GPU_ATTN_TILE;
+        const int n = b->o->tokens[i], n_tiles = (n + tile - 1) / tile;
         if (n < LEAST_TILED)
             continue;
         for (int t = 0; t < n_tiles; t++) {
-            tiles[2 * t] = t * GPU_ATTN_TILE;
-            tiles[2 * t + 1] = n - t * GPU_ATTN_TILE < GPU_ATTN_TILE ? n - t * GPU_ATTN_TILE : GPU_ATTN_TILE;
+            tiles[2 * t] = t * tile;
+            tiles[2 * t + 1] = n - t * tile < tile ? n - t * tile : tile;
         }
         b->attention.step = p->step;
         b->attention.step.n = n;

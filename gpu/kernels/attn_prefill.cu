@@ -1,17 +1,32 @@
 /* attn_prefill.cu - attention of many tokens of a sequence, on the tensor cores (online softmax: arXiv:2205.14135; tiles as in arXiv:2307.08691).
  *
- * tile     a block of 4 warps: 64 queries of one head, a warp 16 of them; keys and values come 64 positions at a time into shared memory as f16.  Keys lie in the
- *          cache as [head_dim][16 tokens], values as [16 tokens][head_dim]: both are what ldmatrix.trans wants, so nothing is transposed
+ * tile     a block of 4 warps: 128 queries of one head, a warp 32 of them; heads of more than 128 elements: 64, a warp 16.  Queries lie in shared memory as f16; keys and values come
+ *          32 positions at a time beside them (64 with heads of 64).  Keys lie in the cache as [head_dim][16 tokens], values as [16 tokens][head_dim]: both are what ldmatrix.trans
+ *          wants, so nothing is transposed.  16-byte pieces of rows are swizzled, so that an 8 x 8 matrix lies in 32 different banks and nothing is padded: 48 KB with heads of 128,
+ *          two blocks on the 100 KB of sm_86 and sm_89
  * moves    the keys and values before a tile once a tile and query head (from L2 mostly)
- * limit    shared memory: a warp has 16 queries, so the four read every key and value for themselves, 64 LDSM.x4 a warp and tile of 64 positions with head_dim 128: 1024 cycles
- *          for the block, 256 more to write the tile, where its products take mma.sync 826 (calculated, Hopper).  32 queries a warp would halve it
- * checked  tests/unit/t-gpu-attention.c */
+ * limit    Hopper, heads of 128, calculated for 128 queries by 32 positions: 48 LDSM.x4 a warp (16 for keys, 16 for values, 16 for queries) are 768 cycles of shared memory for the
+ *          block, 128 more to write the tile; its products take mma.sync 826.  With 16 queries a warp the same products took 1280 cycles of shared memory
+ * checked  tests/unit/t-gpu-attention.c
+ *
+ * The format of keys and values is asked for where they are copied, not compiled in: what follows is the same for all. */
 #include "gpu/prim/kv.cuh"
 #include "gpu/prim/weights.cuh"
 #include "gpu/rt/launch.cuh"
 
-enum { WARPS = 4, THREADS = WARPS * 32, TILE = GPU_ATTN_TILE, KEYS = 64, K_PITCH = KEYS * 2 + 16 };    /* bytes of a row of keys: 16 more, so that 8 rows lie in different banks */
-template <int DIM> constexpr int V_PITCH = DIM * 2 + 16;
+enum { WARPS = 4, THREADS = WARPS * 32 };
+
+/* DIM: head_dim rounded up to 64, 128 or 256; what is beyond head_dim is 0. */
+template <int DIM> struct shape {
+    static constexpr int strips = DIM <= 128 ? 2 : 1;           /* of 16 queries, a warp */
+    static constexpr int tile = WARPS * 16 * strips;
+    static constexpr int keys = DIM <= 64 ? 64 : 32;            /* positions at a time */
+    static constexpr int row = DIM * 2, key_row = keys * 2;     /* bytes */
+    static constexpr int shared = tile * row + DIM * key_row + keys * row;
+};
+
+/* Piece `piece` of 16 bytes of row `row`: those that a matrix has of 8 neighbouring rows, and those of neighbouring pieces, lie in different banks. */
+template <int ROW_BYTES> DEVICE int swizzled(int row, int piece) { return row * ROW_BYTES + (piece ^ (ROW_BYTES >= 128 ? row & 7 : row >> 1 & 3)) * 16; }
 
 /* What a block works on: n_queries tokens from `first` on, the first of them at position pos0, the last at `last`. */
 struct tile_job {
@@ -33,116 +48,150 @@ DEVICE tile_job tile_job_of(const gpu_attention &o)
     return j;
 }
 
+/* The shared memory of a block: [tile][DIM], [DIM][keys], [keys][DIM] f16. */
+template <int DIM> struct rooms { uint8_t *queries, *keys, *values; };
+
 DEVICE const uint8_t *block_of(const gpu_attention &o, const tile_job &j, int p) { return j.base + (size_t)j.table[p / KV_BLOCK] * o.kv.stride; }
 
-/* 8 elements as f16, from element e on of a block. */
-template <int KV> DEVICE uint4 load_as_half(const uint8_t *block, int e, float scale)
+DEVICE uint4 pack_eight(const float v[8])
+{
+    return make_uint4(pack_half_clamped(v[0], v[1]), pack_half_clamped(v[2], v[3]), pack_half_clamped(v[4], v[5]), pack_half_clamped(v[6], v[7]));
+}
+
+/* 8 elements times their scales as f16, from element e on of a block. */
+template <int KV> DEVICE uint4 load_as_half(const uint8_t *block, int e, const float scale[8])
 {
     if (KV == KV_F16)
         return load16(block + e * 2);
     float v[8];
     kv_load<KV>(v, block, e);
 #pragma unroll
+    for (int i = 0; KV_SCALED<KV> && i < 8; i++)
+        v[i] *= scale[i];
+    return pack_eight(v);
+}
+
+/* What is beyond head_dim or the last query is 0. */
+template <int DIM> DEVICE void copy_queries(uint8_t *queries, const gpu_attention &o, const tile_job &j)
+{
+    const int n = o.head_dim;
+    for (int i = threadIdx.x; i < shape<DIM>::tile * (DIM / 8); i += THREADS) {
+        const int row = i / (DIM / 8), piece = i % (DIM / 8);
+        float v[8] = {};
+        if (row < j.n_queries && 8 * piece < n)
+            kv_load<KV_F32>(v, reinterpret_cast<const uint8_t *>(o.q + ((size_t)(j.first + row) * o.n_heads + j.head) * n), 8 * piece);
+        *reinterpret_cast<uint4 *>(queries + swizzled<shape<DIM>::row>(row, piece)) = pack_eight(v);
+    }
+}
+
+/* Keys and values of the positions from k0 on. */
+template <int KV, int DIM> DEVICE void copy_tile(const rooms<DIM> &r, const gpu_attention &o, const tile_job &j, int k0)
+{
+    constexpr int KEYS = shape<DIM>::keys, GROUPS = KEYS / 8;
+    const int group = threadIdx.x % GROUPS, p = k0 + group * 8, n = o.head_dim;        /* a thread's 8 positions, of which it has every so manieth element of the keys */
+    const uint8_t *block = p <= j.last ? block_of(o, j, p) : j.base;
+    float scale[8];
+#pragma unroll
     for (int i = 0; i < 8; i++)
-        v[i] *= scale;
-    return make_uint4(pack_half_clamped(v[0], v[1]), pack_half_clamped(v[2], v[3]), pack_half_clamped(v[4], v[5]), pack_half_clamped(v[6], v[7]));
-}
-
-/* This warp's queries as A fragments, what is beyond head_dim or the last query as 0. */
-template <int DIM> DEVICE void load_queries(uint32_t q[DIM / 16][4], const gpu_attention &o, const tile_job &j)
-{
-    const int lane = threadIdx.x % 32, n = o.head_dim;
+        scale[i] = p + i <= j.last ? kv_scale<KV>(block, n, p % KV_BLOCK + i) : 0;
 #pragma unroll
-    for (int c = 0; c < DIM / 16; c++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int row = threadIdx.x / 32 * 16 + lane / 4 + i % 2 * 8, d = c * 16 + lane % 4 * 2 + i / 2 * 8;
-            const float *x = o.q + ((size_t)(j.first + row) * o.n_heads + j.head) * n + d;
-            q[c][i] = row < j.n_queries ? pack_half_clamped(d < n ? x[0] : 0, d + 1 < n ? x[1] : 0) : 0;
-        }
-}
-
-/* keys [DIM][KEYS] of the positions from k0 on, without their scales, and those. */
-template <int KV, int DIM> DEVICE void copy_keys(uint8_t *keys, float *key_scale, const gpu_attention &o, const tile_job &j, int k0)
-{
-    for (int i = threadIdx.x; i < DIM * (KEYS / 8); i += THREADS) {     /* element d of 8 positions */
-        const int d = i / (KEYS / 8), p = k0 + i % (KEYS / 8) * 8;
+    for (int d = threadIdx.x / GROUPS; d < DIM; d += THREADS / GROUPS) {
         uint4 v = make_uint4(0, 0, 0, 0);
-        if (d < o.head_dim && p <= j.last)
-            v = load_as_half<KV>(block_of(o, j, p), d * KV_BLOCK + p % KV_BLOCK, 1);
-        *reinterpret_cast<uint4 *>(keys + d * K_PITCH + (p - k0) * 2) = v;
+        if (d < n && p <= j.last)
+            v = load_as_half<KV>(block, d * KV_BLOCK + p % KV_BLOCK, scale);
+        *reinterpret_cast<uint4 *>(r.keys + swizzled<shape<DIM>::key_row>(d, group)) = v;
     }
-    if (KV_SCALED<KV> && threadIdx.x < KEYS) {
-        const int p = k0 + threadIdx.x;
-        key_scale[threadIdx.x] = p <= j.last ? kv_scale<KV>(block_of(o, j, p), o.head_dim, p % KV_BLOCK) : 0;
-    }
-}
-
-/* values [KEYS][DIM], times their scales. */
-template <int KV, int DIM> DEVICE void copy_values(uint8_t *values, const gpu_attention &o, const tile_job &j, int k0)
-{
+#pragma unroll
     for (int i = threadIdx.x; i < KEYS * (DIM / 8); i += THREADS) {
-        const int at = i / (DIM / 8), d = i % (DIM / 8) * 8, p = k0 + at;
+        const int at = i / (DIM / 8), piece = i % (DIM / 8);
         uint4 v = make_uint4(0, 0, 0, 0);
-        if (d < o.head_dim && p <= j.last) {
-            const uint8_t *block = block_of(o, j, p) + o.kv.part;
-            v = load_as_half<KV>(block, p % KV_BLOCK * o.head_dim + d, kv_scale<KV>(block, o.head_dim, p % KV_BLOCK));
+        if (8 * piece < n && k0 + at <= j.last) {
+            const uint8_t *values = block_of(o, j, k0 + at) + o.kv.part;
+            const float each = kv_scale<KV>(values, n, (k0 + at) % KV_BLOCK), eight[8] = { each, each, each, each, each, each, each, each };
+            v = load_as_half<KV>(values, (k0 + at) % KV_BLOCK * n + 8 * piece, eight);
         }
-        *reinterpret_cast<uint4 *>(values + at * V_PITCH<DIM> + d * 2) = v;
+        *reinterpret_cast<uint4 *>(r.values + swizzled<shape<DIM>::row>(at, piece)) = v;
     }
 }
 
-/* s = q . keys: accumulators of 16 queries by 64 positions. */
-template <int DIM> DEVICE void multiply_keys(float s[KEYS / 8][4], const uint32_t q[DIM / 16][4], const uint8_t *keys)
+template <int DIM> DEVICE void copy_any_tile(const rooms<DIM> &r, const gpu_attention &o, const tile_job &j, int k0)
 {
-    const int lane = threadIdx.x % 32;
+    switch (o.kv.type) {
+    case KV_F16:  return copy_tile<KV_F16>(r, o, j, k0);
+    case KV_BF16: return copy_tile<KV_BF16>(r, o, j, k0);
+    case KV_F8:   return copy_tile<KV_F8>(r, o, j, k0);
+    case KV_I8:   return copy_tile<KV_I8>(r, o, j, k0);
+    default:      return copy_tile<KV_F32>(r, o, j, k0);
+    }
+}
+
+/* Accumulators of 16 queries by positions: lane 4g + t has the rows g (0, 1) and g + 8 (2, 3), columns 8i + 2t and 8i + 2t + 1. */
+template <int DIM> using scores = float[shape<DIM>::strips][shape<DIM>::keys / 8][4];
+
+/* s = q . keys */
+template <int DIM> DEVICE void multiply_keys(scores<DIM> &s, const rooms<DIM> &r)
+{
+    typedef shape<DIM> f;
+    const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * 16 * f::strips;
 #pragma unroll
-    for (int i = 0; i < KEYS / 8; i++)
+    for (int m = 0; m < f::strips; m++)
 #pragma unroll
-        for (int k = 0; k < 4; k++)
-            s[i][k] = 0;
+        for (int i = 0; i < f::keys / 8; i++)
 #pragma unroll
-    for (int c = 0; c < DIM / 16; c++)
+            for (int k = 0; k < 4; k++)
+                s[m][i][k] = 0;
 #pragma unroll
-        for (int i = 0; i < KEYS / 16; i++) {           /* matrices: d 0-7 and 8-15 of positions 0-7, then of 8-15 */
+    for (int c = 0; c < DIM / 16; c++) {
+        uint32_t q[f::strips][4];
+#pragma unroll
+        for (int m = 0; m < f::strips; m++)             /* matrices: rows 0-7 and 8-15 of d 0-7, then of d 8-15 */
+            load_matrices(q[m], r.queries + swizzled<f::row>(first + 16 * m + lane % 16, 2 * c + lane / 16));
+#pragma unroll
+        for (int i = 0; i < f::keys / 16; i++) {        /* d 0-7 and 8-15 of positions 0-7, then of 8-15 */
             uint32_t b[4];
-            load_matrices_transposed(b, keys + (c * 16 + (lane / 8 % 2) * 8 + lane % 8) * K_PITCH + (i * 16 + lane / 16 * 8) * 2);
-            mma_f16(s[2 * i], q[c][0], q[c][1], q[c][2], q[c][3], b[0], b[1]);
-            mma_f16(s[2 * i + 1], q[c][0], q[c][1], q[c][2], q[c][3], b[2], b[3]);
+            load_matrices_transposed(b, r.keys + swizzled<f::key_row>(c * 16 + lane % 16, 2 * i + lane / 16));
+#pragma unroll
+            for (int m = 0; m < f::strips; m++) {
+                mma_f16(s[m][2 * i], q[m][0], q[m][1], q[m][2], q[m][3], b[0], b[1]);
+                mma_f16(s[m][2 * i + 1], q[m][0], q[m][1], q[m][2], q[m][3], b[2], b[3]);
+            }
         }
+    }
 }
 
 /* Scores as the softmax takes them: scaled, capped, biased; -inf where a query does not see a position. */
-template <int KV> DEVICE void finish_scores(float s[KEYS / 8][4], const float *key_scale, const gpu_attention &o, const tile_job &j, int k0)
+template <int DIM> DEVICE void finish_scores(scores<DIM> &s, const gpu_attention &o, const tile_job &j, int k0)
 {
-    const int lane = threadIdx.x % 32;
+    const int lane = threadIdx.x % 32, pos0 = j.pos0 + threadIdx.x / 32 * 16 * shape<DIM>::strips + lane / 4;
     const float slope = o.alibi ? o.alibi[j.head] : 0;
 #pragma unroll
-    for (int i = 0; i < KEYS / 8; i++)
+    for (int m = 0; m < shape<DIM>::strips; m++)
 #pragma unroll
-        for (int k = 0; k < 4; k++) {
-            const int at = 8 * i + lane % 4 * 2 + k % 2, p = k0 + at, pos = j.pos0 + threadIdx.x / 32 * 16 + lane / 4 + k / 2 * 8;
-            float v = s[i][k] * (KV_SCALED<KV> ? key_scale[at] * o.scale : o.scale);
-            if (o.softcap > 0)
-                v = o.softcap * tanhf(v / o.softcap);
-            if (o.alibi)
-                v = fmaf(slope, (float)(p - pos), v);
-            const int seen = p <= pos && p <= j.last && (!o.window || p > pos - o.window);
-            s[i][k] = seen ? v : -INFINITY;
-        }
+        for (int i = 0; i < shape<DIM>::keys / 8; i++)
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                const int p = k0 + 8 * i + lane % 4 * 2 + k % 2, pos = pos0 + 16 * m + k / 2 * 8;
+                float v = s[m][i][k] * o.scale;
+                if (o.softcap > 0)
+                    v = o.softcap * tanhf(v / o.softcap);
+                if (o.alibi)
+                    v = fmaf(slope, (float)(p - pos), v);
+                const int seen = p <= pos && p <= j.last && (!o.window || p > pos - o.window);
+                s[m][i][k] = seen ? v : -INFINITY;
+            }
 }
 
-/* What the positions so far gave: outputs not yet divided by the sums of weights, of rows g and g + 8. */
+/* What the positions so far gave to 16 queries: outputs not yet divided by the sums of weights, of rows g and g + 8. */
 template <int DIM> struct running { float out[DIM / 8][4], most[2], sum[2]; };
 
 /* Scores to weights; what the tiles before gave shrinks to the new maximum. */
-template <int DIM> DEVICE void soften(running<DIM> &r, float s[KEYS / 8][4])
+template <int DIM> DEVICE void soften(running<DIM> &r, float s[shape<DIM>::keys / 8][4])
 {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float most = r.most[half];
 #pragma unroll
-        for (int i = 0; i < KEYS / 8; i++)
+        for (int i = 0; i < shape<DIM>::keys / 8; i++)
             most = fmaxf(most, fmaxf(s[i][2 * half], s[i][2 * half + 1]));
         most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, 1));        /* the four lanes of a row */
         most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, 2));
@@ -156,7 +205,7 @@ template <int DIM> DEVICE void soften(running<DIM> &r, float s[KEYS / 8][4])
         }
     }
 #pragma unroll
-    for (int i = 0; i < KEYS / 8; i++)
+    for (int i = 0; i < shape<DIM>::keys / 8; i++)
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             s[i][k] = s[i][k] == -INFINITY ? 0 : fast_exp(s[i][k] - r.most[k / 2]);
@@ -165,24 +214,33 @@ template <int DIM> DEVICE void soften(running<DIM> &r, float s[KEYS / 8][4])
 }
 
 /* out += weights . values: the scores' accumulators are the fragments of this product. */
-template <int DIM> DEVICE void multiply_values(running<DIM> &r, const float s[KEYS / 8][4], const uint8_t *values)
+template <int DIM> DEVICE void multiply_values(running<DIM> r[shape<DIM>::strips], const scores<DIM> &s, const uint8_t *values)
 {
+    typedef shape<DIM> f;
     const int lane = threadIdx.x % 32;
 #pragma unroll
-    for (int i = 0; i < KEYS / 16; i++) {               /* 16 positions */
-        const uint32_t a0 = pack_half(s[2 * i][0], s[2 * i][1]), a1 = pack_half(s[2 * i][2], s[2 * i][3]);
-        const uint32_t a2 = pack_half(s[2 * i + 1][0], s[2 * i + 1][1]), a3 = pack_half(s[2 * i + 1][2], s[2 * i + 1][3]);
+    for (int i = 0; i < f::keys / 16; i++) {            /* 16 positions */
+        uint32_t a[f::strips][4];
+#pragma unroll
+        for (int m = 0; m < f::strips; m++)
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                a[m][k] = pack_half(s[m][2 * i + k / 2][k % 2 * 2], s[m][2 * i + k / 2][k % 2 * 2 + 1]);
 #pragma unroll
         for (int c = 0; c < DIM / 16; c++) {
             uint32_t b[4];
-            load_matrices_transposed(b, values + (i * 16 + (lane / 8 % 2) * 8 + lane % 8) * V_PITCH<DIM> + (c * 16 + lane / 16 * 8) * 2);
-            mma_f16(r.out[2 * c], a0, a1, a2, a3, b[0], b[1]);
-            mma_f16(r.out[2 * c + 1], a0, a1, a2, a3, b[2], b[3]);
+            load_matrices_transposed(b, values + swizzled<f::row>(i * 16 + lane % 16, 2 * c + lane / 16));
+#pragma unroll
+            for (int m = 0; m < f::strips; m++) {
+                mma_f16(r[m].out[2 * c], a[m][0], a[m][1], a[m][2], a[m][3], b[0], b[1]);
+                mma_f16(r[m].out[2 * c + 1], a[m][0], a[m][1], a[m][2], a[m][3], b[2], b[3]);
+            }
         }
     }
 }
 
-template <int DIM> DEVICE void store_out(const running<DIM> &r, const gpu_attention &o, const tile_job &j)
+/* Of the 16 queries from `first` on. */
+template <int DIM> DEVICE void store_out(const running<DIM> &r, const gpu_attention &o, const tile_job &j, int first)
 {
     const int lane = threadIdx.x % 32, n = o.head_dim;
 #pragma unroll
@@ -190,62 +248,69 @@ template <int DIM> DEVICE void store_out(const running<DIM> &r, const gpu_attent
         float sum = r.sum[half];
         sum += __shfl_xor_sync(FULL_WARP, sum, 1);
         sum += __shfl_xor_sync(FULL_WARP, sum, 2);
-        const int row = threadIdx.x / 32 * 16 + lane / 4 + half * 8;
+        const int row = first + lane / 4 + half * 8;
         if (row >= j.n_queries)
             continue;
         const float inverse = 1 / sum;
+        uint16_t *act = o.act + (size_t)(j.first + row) * o.act_stride;
+        float *out = o.out + ((size_t)(j.first + row) * o.n_heads + j.head) * n;
 #pragma unroll
-        for (int i = 0; i < DIM / 8; i++)
-#pragma unroll
-            for (int k = 0; k < 2; k++) {
-                const int d = 8 * i + lane % 4 * 2 + k, at = j.head * n + d;
-                if (d >= n)
-                    continue;
-                const float v = r.out[i][2 * half + k] * inverse;
-                if (o.out)
-                    o.out[(size_t)(j.first + row) * o.n_heads * n + at] = v;
-                if (o.act)
-                    o.act[(size_t)(j.first + row) * o.act_stride + act_place(at, o.order)] = act_of(v);
+        for (int i = 0; i < DIM / 8; i++) {
+            const int d = 8 * i + lane % 4 * 2, at = j.head * n + d;
+            if (d >= n)
+                continue;
+            const float v[2] = { r.out[i][2 * half] * inverse, r.out[i][2 * half + 1] * inverse };
+            if (o.out)
+                *reinterpret_cast<float2 *>(out + d) = make_float2(v[0], v[1]);
+            if (o.act) {
+                act[act_place(at, o.order)] = act_of(v[0]);
+                act[act_place(at + 1, o.order)] = act_of(v[1]);
             }
+        }
         if (o.act && j.head == o.n_heads - 1)
-            act_pad(o.act + (size_t)(j.first + row) * o.act_stride, o.n_heads * n, o.order, lane % 4, 4);
+            act_pad(act, o.n_heads * n, o.order, lane % 4, 4);
     }
 }
 
-/* DIM: head_dim rounded up; what is beyond head_dim is 0. */
-template <int KV, int DIM> __global__ __launch_bounds__(THREADS) void attn_prefill_kernel(gpu_attention o)
+template <int DIM> __global__ __launch_bounds__(THREADS) void attn_prefill_kernel(gpu_attention o)
 {
-    SHARED(uint8_t, keys);              /* [DIM][K_PITCH] */
-    uint8_t *values = keys + DIM * K_PITCH;                                             /* [KEYS][V_PITCH] */
-    float *key_scale = reinterpret_cast<float *>(values + KEYS * V_PITCH<DIM>);         /* [KEYS] */
+    typedef shape<DIM> f;
+    SHARED(uint8_t, queries);
+    const rooms<DIM> room = { queries, queries + f::tile * f::row, queries + f::tile * f::row + DIM * f::key_row };
     const tile_job j = tile_job_of(o);
-    uint32_t q[DIM / 16][4];
-    load_queries<DIM>(q, o, j);
-    running<DIM> r = { {}, { -INFINITY, -INFINITY }, { 0, 0 } };
-    const int begin = o.window && j.pos0 - o.window + 1 > 0 ? (j.pos0 - o.window + 1) / KEYS * KEYS : 0;
-    for (int k0 = begin; k0 <= j.last; k0 += KEYS) {
+    const int first = threadIdx.x / 32 * 16 * f::strips;
+    copy_queries<DIM>(queries, o, j);
+    running<DIM> r[f::strips];
+#pragma unroll
+    for (int m = 0; m < f::strips; m++)
+        r[m] = { {}, { -INFINITY, -INFINITY }, { 0, 0 } };
+    const int begin = o.window && j.pos0 - o.window + 1 > 0 ? (j.pos0 - o.window + 1) / f::keys * f::keys : 0;
+    for (int k0 = begin; k0 <= j.last; k0 += f::keys) {
         __syncthreads();                /* the tile before is read */
-        copy_keys<KV, DIM>(keys, key_scale, o, j, k0);
-        copy_values<KV, DIM>(values, o, j, k0);
+        copy_any_tile(room, o, j, k0);
         __syncthreads();
-        float s[KEYS / 8][4];
-        multiply_keys<DIM>(s, q, keys);
-        finish_scores<KV>(s, key_scale, o, j, k0);
-        soften<DIM>(r, s);
-        multiply_values<DIM>(r, s, values);
+        if (first >= j.n_queries || k0 > j.pos0 + first + 16 * f::strips - 1)
+            continue;                   /* no query of this warp sees it */
+        float s[f::strips][f::keys / 8][4];
+        multiply_keys<DIM>(s, room);
+        finish_scores<DIM>(s, o, j, k0);
+#pragma unroll
+        for (int m = 0; m < f::strips; m++)
+            soften<DIM>(r[m], s[m]);
+        multiply_values<DIM>(r, s, room.values);
     }
-    store_out<DIM>(r, o, j);
+#pragma unroll
+    for (int m = 0; m < f::strips; m++)
+        store_out<DIM>(r[m], o, j, first + 16 * m);
 }
 
-template <int KV, int DIM> static int run(struct gpu *g, const gpu_attention *o, struct err *e)
+template <int DIM> static int run(struct gpu *g, const gpu_attention *o, struct err *e)
 {
-    const size_t shared = (size_t)DIM * K_PITCH + (size_t)KEYS * V_PITCH<DIM> + KEYS * sizeof(float);
-    return launch(g, "attn_prefill", attn_prefill_kernel<KV, DIM>, dim3((unsigned)o->n_tiles, (unsigned)o->n_heads), THREADS, shared, e, *o);
+    static_assert(shape<DIM>::tile == GPU_ATTN_TILE(DIM), "the backend cuts tiles");
+    return launch(g, "attn_prefill", attn_prefill_kernel<DIM>, dim3((unsigned)o->n_tiles, (unsigned)o->n_heads), THREADS, shape<DIM>::shared, e, *o);
 }
 
-template <int KV> static int run_kv(struct gpu *g, const gpu_attention *o, struct err *e)
+extern "C" int gpu_attn_prefill(struct gpu *g, const struct gpu_attention *o, struct err *e)
 {
-    return o->head_dim <= 64 ? run<KV, 64>(g, o, e) : o->head_dim <= 128 ? run<KV, 128>(g, o, e) : run<KV, 256>(g, o, e);
+    return o->head_dim <= 64 ? run<64>(g, o, e) : o->head_dim <= 128 ? run<128>(g, o, e) : run<256>(g, o, e);
 }
-
-extern "C" int gpu_attn_prefill(struct gpu *g, const struct gpu_attention *o, struct err *e) { return KV_DISPATCH(o->kv.type, run_kv, g, o, e); }

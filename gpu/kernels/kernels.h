@@ -140,12 +140,13 @@ struct gpu_attention {
     const int32_t *rows; int n_rows;
     float *partial;                     /* [n_rows][n_heads][max_splits][head_dim + 2] */
     int max_splits;                     /* of this launch: at least the longest sequence's */
-    /* prefill: tiles of up to 64 tokens of one sequence: first token and number */
+    /* prefill: tiles of tokens of one sequence, as many as follow each other: first token and number */
     const int32_t *tiles; int n_tiles;
 };
 enum { GPU_SPLIT = 256 };               /* positions of a split: fixed, so that a sequence's result does not depend on its neighbours */
 int gpu_attn_decode(struct gpu *g, const struct gpu_attention *o, struct err *e);
-enum { GPU_ATTN_TILE = 64, GPU_ATTN_MAX_DIM = 256 };
+enum { GPU_ATTN_MAX_DIM = 256 };
+#define GPU_ATTN_TILE(head_dim) ((head_dim) <= 128 ? 128 : 64)          /* most tokens of a tile */
 int gpu_attn_prefill(struct gpu *g, const struct gpu_attention *o, struct err *e);
 
 /* How a token is drawn from a row of logits: struct draw (libcommon/engine/draw.h) for kernels. */

@@ -4,131 +4,199 @@
 
 struct setup { int n_heads, n_kv, dim, pos, n, window, rope, pairs, norm, after; float softcap; int alibi; enum kv_type kv; };
 
-/* Keys and values of `pos` tokens and then n tokens through prepare; attention of the n by both kernels. */
-static void check(const struct setup *s)
+/* Keys and values of `pos` tokens and then n tokens, in a cache whose blocks lie in random order behind another sequence's; q becomes what the plain kernels make of it. */
+struct job {
+    const struct setup *s;
+    int len, n_blocks;
+    size_t part, stride, qrow, krow;    /* bytes; elements */
+    float *q, *k, *v, *w, *slopes, *cosine, *sine;
+    int32_t *table, *pos, *table_of, *rows;
+    uint8_t *cache;
+    struct gpu_kv kv;                   /* on the device, with what follows */
+    struct gpu_step step;
+    float *dq;
+};
+
+static float *uniforms(struct rng *r, size_t n, float from, float to)
 {
-    const int hd = s->dim, len = s->pos + s->n, n_blocks = (len + KV_BLOCK - 1) / KV_BLOCK, group = s->n_heads / s->n_kv;
-    const size_t part = kv_block_bytes(s->kv, hd), stride = 2 * (2 * part * (size_t)s->n_kv), qrow = (size_t)s->n_heads * (size_t)hd, krow = (size_t)s->n_kv * (size_t)hd;
+    float *x = malloc(n * sizeof *x);
+    for (size_t i = 0; i < n; i++)
+        x[i] = uniform(r, from, to);
+    return x;
+}
+
+static void job_fill(struct job *j, const struct setup *s)
+{
+    const int hd = s->dim, half = s->rope / 2;
     struct rng r = { (uint64_t)(hd * 7 + s->pos * 3 + s->n + s->n_heads) };
-    float *q = malloc((size_t)len * qrow * 4), *k = malloc((size_t)len * krow * 4), *v = malloc((size_t)len * krow * 4), *w = malloc((size_t)hd * 4), *slopes = malloc((size_t)s->n_heads * 4);
-    float *cosine = calloc((size_t)len * (size_t)hd, 4), *sine = calloc((size_t)len * (size_t)hd, 4);
-    int32_t *table = malloc((size_t)(n_blocks + 3) * 4), *pos = malloc((size_t)len * 4), *table_of = malloc((size_t)len * 4), *rows = malloc((size_t)len * 4);
-    for (size_t i = 0; i < (size_t)len * qrow; i++)
-        q[i] = uniform(&r, -1.5f, 1.5f);
-    for (size_t i = 0; i < (size_t)len * krow; i++)
-        k[i] = uniform(&r, -1, 1), v[i] = uniform(&r, -1, 1);
+    *j = (struct job){ .s = s, .len = s->pos + s->n, .part = kv_block_bytes(s->kv, hd), .qrow = (size_t)s->n_heads * (size_t)hd, .krow = (size_t)s->n_kv * (size_t)hd };
+    const size_t len = (size_t)j->len;
+    j->n_blocks = (j->len + KV_BLOCK - 1) / KV_BLOCK;
+    j->stride = 4 * j->part * (size_t)s->n_kv;          /* of two layers */
+    j->q = uniforms(&r, len * j->qrow, -1.5f, 1.5f);
+    j->k = uniforms(&r, len * j->krow, -1, 1);
+    j->v = uniforms(&r, len * j->krow, -1, 1);
     for (int d = 0; kv_has_scales(s->kv) && d < hd; d++)        /* scales differ from token to token, and one vector is too small for any */
-        for (int t = 0; t < len; t++) {
-            k[(size_t)t * krow + (size_t)d] *= t == 1 ? 1e-33f : t % 3 ? 0.3f : 1;
-            v[(size_t)t * krow + (size_t)d] *= t == 2 ? 1e-33f : t % 4 ? 0.2f : 1;
+        for (int t = 0; t < j->len; t++) {
+            j->k[(size_t)t * j->krow + (size_t)d] *= t == 1 ? 1e-33f : t % 3 ? 0.3f : 1;
+            j->v[(size_t)t * j->krow + (size_t)d] *= t == 2 ? 1e-33f : t % 4 ? 0.2f : 1;
         }
-    for (int i = 0; i < hd; i++)
-        w[i] = uniform(&r, 0.5f, 1.5f);
-    for (int i = 0; i < s->n_heads; i++)
-        slopes[i] = uniform(&r, 0, 0.3f);
-    for (int t = 0; t < len; t++) {
-        pos[t] = t;
-        table_of[t] = 3;
-        rows[t] = s->pos + t % s->n;
-        for (int d = 0; d < s->rope / 2; d++)
-            cosine[t * s->rope / 2 + d] = cosf((float)t * 0.3f / (float)(d + 1)), sine[t * s->rope / 2 + d] = sinf((float)t * 0.3f / (float)(d + 1));
+    j->w = uniforms(&r, (size_t)hd, 0.5f, 1.5f);
+    j->slopes = uniforms(&r, (size_t)s->n_heads, 0, 0.3f);
+    j->cosine = calloc(len * (size_t)hd, 4), j->sine = calloc(len * (size_t)hd, 4);
+    j->pos = malloc(len * 4), j->table_of = malloc(len * 4), j->rows = malloc(len * 4), j->table = malloc((size_t)(j->n_blocks + 3) * 4);
+    for (int t = 0; t < j->len; t++) {
+        j->pos[t] = t;
+        j->table_of[t] = 3;
+        j->rows[t] = s->pos + t % s->n;
+        for (int d = 0; d < half; d++)
+            j->cosine[t * half + d] = cosf((float)t * 0.3f / (float)(d + 1)), j->sine[t * half + d] = sinf((float)t * 0.3f / (float)(d + 1));
     }
-    for (int i = 0; i < 3; i++)
-        table[i] = -1;                  /* another sequence's */
-    for (int i = 0; i < n_blocks; i++)
-        table[3 + i] = i;
-    for (int i = n_blocks - 1; i > 0; i--) {
-        const int j = below(&r, i + 1), x = table[3 + i];
-        table[3 + i] = table[3 + j];
-        table[3 + j] = x;
+    for (int i = 0; i < j->n_blocks + 3; i++)
+        j->table[i] = i < 3 ? -1 : i - 3;
+    for (int i = j->n_blocks - 1; i > 0; i--) {
+        const int other = below(&r, i + 1), x = j->table[3 + i];
+        j->table[3 + i] = j->table[3 + other];
+        j->table[3 + other] = x;
     }
+}
 
-    struct gpu_kv kv = { .base = on_device((size_t)n_blocks * stride), .stride = stride, .head_stride = 2 * part, .layer_offset = 2 * part * (size_t)s->n_kv, .part = (uint32_t)part,
-                         .type = s->kv };
-    struct gpu_step step = { .pos = to_device(pos, (size_t)len * 4), .table_of = to_device(table_of, (size_t)len * 4), .tables = to_device(table, (size_t)(n_blocks + 3) * 4), .n = len };
-    struct gpu_prepare p = { .q = to_device(q, (size_t)len * qrow * 4), .k = to_device(k, (size_t)len * krow * 4), .v = to_device(v, (size_t)len * krow * 4), .n_heads = s->n_heads,
-                             .n_kv_heads = s->n_kv, .head_dim = hd, .cosine = to_device(cosine, (size_t)len * (size_t)hd * 4), .sine = to_device(sine, (size_t)len * (size_t)hd * 4),
-                             .rope_dim = s->rope, .rope_pairs = s->pairs, .norm = s->norm, .norm_after_rope = s->after, .qw = to_device(w, (size_t)hd * 4), .kw = to_device(w, (size_t)hd * 4),
-                             .eps = 1e-5f, .offset = s->norm == 1 ? 0.25f : 0, .step = step, .kv = kv };
+static void job_free(struct job *j)
+{
+    gpu_free(device, j->kv.base), gpu_free(device, j->dq);
+    free(j->q), free(j->k), free(j->v), free(j->w), free(j->slopes), free(j->cosine), free(j->sine), free(j->table), free(j->pos), free(j->table_of), free(j->rows), free(j->cache);
+}
+
+/* By the device. */
+static void prepare(struct job *j)
+{
+    const struct setup *s = j->s;
+    const size_t len = (size_t)j->len, tables = len * (size_t)s->dim * 4;
+    j->kv = (struct gpu_kv){ .base = on_device((size_t)j->n_blocks * j->stride), .stride = j->stride, .head_stride = 2 * j->part, .layer_offset = 2 * j->part * (size_t)s->n_kv,
+                             .part = (uint32_t)j->part, .type = s->kv };
+    j->step = (struct gpu_step){ .pos = to_device(j->pos, len * 4), .table_of = to_device(j->table_of, len * 4), .tables = to_device(j->table, (size_t)(j->n_blocks + 3) * 4), .n = j->len };
+    const struct gpu_prepare p = { .q = j->dq = to_device(j->q, len * j->qrow * 4), .k = to_device(j->k, len * j->krow * 4), .v = to_device(j->v, len * j->krow * 4), .n_heads = s->n_heads,
+                                   .n_kv_heads = s->n_kv, .head_dim = s->dim, .cosine = to_device(j->cosine, tables), .sine = to_device(j->sine, tables), .rope_dim = s->rope,
+                                   .rope_pairs = s->pairs, .norm = s->norm, .norm_after_rope = s->after, .qw = to_device(j->w, (size_t)s->dim * 4), .kw = to_device(j->w, (size_t)s->dim * 4),
+                                   .eps = 1e-5f, .offset = s->norm == 1 ? 0.25f : 0, .step = j->step, .kv = j->kv };
     OK(gpu_prepare(device, &p, &why));
+}
 
-    /* the same by the plain kernels */
-    uint8_t *cache = aligned_alloc(64, (size_t)n_blocks * stride), *got_cache = malloc((size_t)n_blocks * stride);
-    memset(cache, 0xff, (size_t)n_blocks * stride);
-    for (int t = 0; t < len; t++)
+/* The same by the plain kernels: q and k in place, then the cache. */
+static void prepare_plainly(struct job *j)
+{
+    const struct setup *s = j->s;
+    const int hd = s->dim, half = s->rope / 2;
+    j->cache = aligned_alloc(64, (size_t)j->n_blocks * j->stride);
+    memset(j->cache, 0xff, (size_t)j->n_blocks * j->stride);
+    for (int t = 0; t < j->len; t++)
         for (int h = 0; h < s->n_heads + s->n_kv; h++) {
-            float *x = h < s->n_heads ? q + (size_t)t * qrow + (size_t)(h * hd) : k + (size_t)t * krow + (size_t)((h - s->n_heads) * hd);
+            const int key = h - s->n_heads;
+            float *x = key < 0 ? j->q + (size_t)t * j->qrow + (size_t)(h * hd) : j->k + (size_t)t * j->krow + (size_t)(key * hd);
             for (int pass = 0; pass < 2; pass++)
                 if ((pass == 0) == (s->after != 0)) {
                     if (s->rope)
-                        kernels_ref.rope(x, cosine + t * s->rope / 2, sine + t * s->rope / 2, 1, (size_t)hd, s->rope, s->pairs);
+                        kernels_ref.rope(x, j->cosine + t * half, j->sine + t * half, 1, (size_t)hd, s->rope, s->pairs);
                 } else if (s->norm == 1) {
-                    kernels_ref.rms_norm(x, x, w, hd, 1e-5f, 0.25f);
+                    kernels_ref.rms_norm(x, x, j->w, hd, 1e-5f, 0.25f);
                 } else if (s->norm == 2) {
-                    kernels_ref.layer_norm(x, x, w, NULL, hd, 1e-5f);
+                    kernels_ref.layer_norm(x, x, j->w, NULL, hd, 1e-5f);
                 }
-            if (h < s->n_heads)
+            if (key < 0)
                 continue;
-            uint8_t *block = cache + (size_t)table[3 + t / KV_BLOCK] * stride + kv.layer_offset + (size_t)(h - s->n_heads) * 2 * part;
+            uint8_t *block = j->cache + (size_t)j->table[3 + t / KV_BLOCK] * j->stride + j->kv.layer_offset + (size_t)key * 2 * j->part;
             kernels_ref.kv_store_key(s->kv, block, t % KV_BLOCK, x, hd);
-            kernels_ref.kv_store_value(s->kv, block + part, t % KV_BLOCK, v + (size_t)t * krow + (size_t)((h - s->n_heads) * hd), hd);
+            kernels_ref.kv_store_value(s->kv, block + j->part, t % KV_BLOCK, j->v + (size_t)t * j->krow + (size_t)(key * hd), hd);
         }
-    from_device(got_cache, kv.base, (size_t)n_blocks * stride);
-    if (s->norm == 0 && s->rope == 0)
-        assert_memory_equal(got_cache, cache, (size_t)n_blocks * stride);       /* nothing is computed: the same bytes, and nothing else touched */
-    memcpy(cache, got_cache, (size_t)n_blocks * stride);                        /* attention is compared on the same keys */
-    float *got_q = malloc((size_t)len * qrow * 4);
-    from_device(got_q, p.q, (size_t)len * qrow * 4);
-    for (size_t i = 0; i < (size_t)len * qrow; i++)
-        if (!(fabsf(got_q[i] - q[i]) <= 1e-5f * (1 + fabsf(q[i]))))
-            fail_msg("q after norm and rotation: element %zu is %.9g, not %.9g", i, (double)got_q[i], (double)q[i]);
+}
 
-    float *want = malloc((size_t)len * qrow * 4), *got = malloc((size_t)len * qrow * 4);
+/* What both made; from here on both have the device's cache, so that attention is compared on the same keys. */
+static void compare_prepared(struct job *j)
+{
+    const size_t bytes = (size_t)j->n_blocks * j->stride, n = (size_t)j->len * j->qrow;
+    uint8_t *cache = malloc(bytes);
+    float *q = malloc(n * sizeof *q);
+    from_device(cache, j->kv.base, bytes);
+    if (j->s->norm == 0 && j->s->rope == 0)
+        assert_memory_equal(cache, j->cache, bytes);    /* nothing is computed: the same bytes, and nothing else touched */
+    memcpy(j->cache, cache, bytes);
+    from_device(q, j->dq, n * sizeof *q);
+    for (size_t i = 0; i < n; i++)
+        if (!(fabsf(q[i] - j->q[i]) <= 1e-5f * (1 + fabsf(j->q[i]))))
+            fail_msg("q after norm and rotation: element %zu is %.9g, not %.9g", i, (double)q[i], (double)j->q[i]);
+    free(q), free(cache);
+}
+
+static void attend_plainly(const struct job *j, float *want)
+{
+    const struct setup *s = j->s;
+    const int group = s->n_heads / s->n_kv;
+    void *scratch = aligned_alloc(64, (kernels_ref.attention_scratch(s->dim) + 63) / 64 * 64);
     for (int h = 0; h < s->n_kv; h++) {
-        const struct attn a = { .q = q + (size_t)s->pos * qrow + (size_t)(h * group * hd), .q_token_stride = qrow, .q_head_stride = (size_t)hd, .out = want + (size_t)s->pos * qrow + (size_t)(h * group * hd),
-                                .out_token_stride = qrow, .out_head_stride = (size_t)hd, .n_tokens = s->n, .n_q_heads = group, .head_dim = hd, .pos = s->pos, .window = s->window, .base = cache,
-                                .table = table + 3, .stride = stride, .k_offset = kv.layer_offset + (size_t)h * 2 * part, .v_offset = kv.layer_offset + (size_t)h * 2 * part + part,
-                                .kv_type = s->kv, .scale = 0.3f, .softcap = s->softcap, .alibi = s->alibi ? slopes + h * group : NULL };
-        void *scratch = aligned_alloc(64, (kernels_ref.attention_scratch(hd) + 63) / 64 * 64);
+        const size_t first = (size_t)s->pos * j->qrow + (size_t)(h * group * s->dim), keys = j->kv.layer_offset + (size_t)h * 2 * j->part;
+        const struct attn a = { .q = j->q + first, .q_token_stride = j->qrow, .q_head_stride = (size_t)s->dim, .out = want + first, .out_token_stride = j->qrow,
+                                .out_head_stride = (size_t)s->dim, .n_tokens = s->n, .n_q_heads = group, .head_dim = s->dim, .pos = s->pos, .window = s->window, .base = j->cache,
+                                .table = j->table + 3, .stride = j->stride, .k_offset = keys, .v_offset = keys + j->part, .kv_type = s->kv, .scale = 0.3f, .softcap = s->softcap,
+                                .alibi = s->alibi ? j->slopes + h * group : NULL };
         kernels_ref.attention(&a, scratch);
-        free(scratch);
     }
+    free(scratch);
+}
+
+/* f32 and f16 of the n tokens by one of the kernels, both of which must agree with `want`. */
+static void attend(const struct job *j, const struct gpu_attention *o, int by_tiles, const float *want)
+{
+    const struct setup *s = j->s;
+    const size_t n = (size_t)j->len * j->qrow, n_act = (size_t)j->len * (size_t)o->act_stride;
+    const float limit = by_tiles ? 4e-3f : 2e-5f;       /* f32: other orders of sums; tiles: q, p and keys rounded to f16 */
+    float *got = malloc(n * sizeof *got);
+    uint16_t *act = malloc(n_act * sizeof *act);
+    OK(gpu_fill(device, GPU_COMPUTE, o->out, 0xff, n * sizeof *got, &why));
+    OK(gpu_fill(device, GPU_COMPUTE, o->act, 0xff, n_act * sizeof *act, &why));
+    OK(by_tiles ? gpu_attn_prefill(device, o, &why) : gpu_attn_decode(device, o, &why));
+    from_device(got, o->out, n * sizeof *got);
+    from_device(act, o->act, n_act * sizeof *act);
+    for (int t = s->pos; t < j->len; t++) {
+        const uint16_t *row = act + (size_t)t * (size_t)o->act_stride;
+        for (int i = 0; i < (int)j->qrow; i++) {
+            const float a = got[(size_t)t * j->qrow + (size_t)i], b = want[(size_t)t * j->qrow + (size_t)i], h = 16 * f16_to_f32(row[act_at(i, o->order)]);
+            if (!(fabsf(a - b) <= limit) || !(fabsf(h - a) <= 1e-3f * (1 + fabsf(a))))
+                fail_msg("%s, %d heads of %d on %d, kv %d, at %d + %d, window %d: token %d element %d is %.6g (f16 %.6g), not %.6g", by_tiles ? "prefill" : "decode", s->n_heads, s->dim,
+                         s->n_kv, (int)s->kv, s->pos, s->n, s->window, t, i, (double)a, (double)h, (double)b);
+        }
+        for (int i = (int)j->qrow; i < o->act_stride; i++)
+            assert_int_equal(row[act_at(i, o->order)], 0);
+    }
+    free(act), free(got);
+}
+
+static void check(const struct setup *s)
+{
+    struct job j;
     int32_t tiles[64];
-    int n_tiles = 0;
-    for (int t = 0; t < s->n; t += GPU_ATTN_TILE, n_tiles++) {
-        tiles[2 * n_tiles] = s->pos + t;
-        tiles[2 * n_tiles + 1] = s->n - t < GPU_ATTN_TILE ? s->n - t : GPU_ATTN_TILE;
+    job_fill(&j, s);
+    prepare(&j);
+    prepare_plainly(&j);
+    compare_prepared(&j);
+    const int tile = GPU_ATTN_TILE(s->dim), splits = (j.len + GPU_SPLIT - 1) / GPU_SPLIT + 1, act_stride = ((int)j.qrow + 31) / 32 * 32;
+    float *want = malloc((size_t)j.len * j.qrow * sizeof *want);
+    struct gpu_attention o = { .q = j.dq, .out = on_device((size_t)j.len * j.qrow * 4), .act = on_device((size_t)j.len * (size_t)act_stride * 2), .act_stride = act_stride,
+                               .n_heads = s->n_heads, .n_kv_heads = s->n_kv, .head_dim = s->dim, .window = s->window, .scale = 0.3f, .softcap = s->softcap,
+                               .alibi = s->alibi ? to_device(j.slopes, (size_t)s->n_heads * 4) : NULL, .step = j.step, .kv = j.kv, .rows = to_device(j.rows, (size_t)j.len * 4), .n_rows = s->n,
+                               .partial = on_device((size_t)s->n * (size_t)s->n_heads * (size_t)splits * (size_t)(s->dim + 2) * 4), .max_splits = splits };
+    for (int t = 0; t < s->n; t += tile) {
+        tiles[2 * o.n_tiles] = s->pos + t;
+        tiles[2 * o.n_tiles++ + 1] = s->n - t < tile ? s->n - t : tile;
     }
-    const int splits = (len + GPU_SPLIT - 1) / GPU_SPLIT + 1, act_stride = ((int)qrow + 31) / 32 * 32;
-    uint16_t *act = malloc((size_t)len * (size_t)act_stride * 2);
-    struct gpu_attention o = { .q = p.q, .out = on_device((size_t)len * qrow * 4), .act = on_device((size_t)len * (size_t)act_stride * 2), .act_stride = act_stride, .n_heads = s->n_heads,
-                               .n_kv_heads = s->n_kv, .head_dim = hd, .window = s->window, .scale = 0.3f, .softcap = s->softcap, .alibi = s->alibi ? to_device(slopes, (size_t)s->n_heads * 4) : NULL,
-                               .step = step, .kv = kv, .rows = to_device(rows, (size_t)len * 4), .n_rows = s->n,
-                               .partial = on_device((size_t)s->n * (size_t)s->n_heads * (size_t)splits * (size_t)(hd + 2) * 4), .max_splits = splits, .tiles = to_device(tiles, sizeof tiles), .n_tiles = n_tiles };
-    for (int way = 0; way < (hd % 16 ? 1 : 2); way++) {
-        o.order = (s->n + way) % 2 ? GPU_ACT_LANES : GPU_ACT_TILES;
-        OK(gpu_fill(device, GPU_COMPUTE, o.out, 0xff, (size_t)len * qrow * 4, &why));
-        OK(gpu_fill(device, GPU_COMPUTE, o.act, 0xff, (size_t)len * (size_t)act_stride * 2, &why));
-        OK(way ? gpu_attn_prefill(device, &o, &why) : gpu_attn_decode(device, &o, &why));
-        from_device(got, o.out, (size_t)len * qrow * 4);
-        from_device(act, o.act, (size_t)len * (size_t)act_stride * 2);
-        /* f32: other orders of sums; tiles: q, p and keys rounded to f16 */
-        const float limit = way ? 4e-3f : 2e-5f;
-        for (int t = s->pos; t < len; t++)
-            for (int i = 0; i < (int)qrow; i++) {
-                const float a = got[(size_t)t * qrow + (size_t)i], b = want[(size_t)t * qrow + (size_t)i];
-                const float h = 16 * f16_to_f32(act[(size_t)t * (size_t)act_stride + (size_t)act_at((int)i, o.order)]);
-                if (!(fabsf(a - b) <= limit) || !(fabsf(h - a) <= 1e-3f * (1 + fabsf(a))))
-                    fail_msg("%s, %d heads of %d on %d, kv %d, at %d + %d, window %d: token %d element %d is %.6g (f16 %.6g), not %.6g", way ? "prefill" : "decode", s->n_heads, hd, s->n_kv,
-                             (int)s->kv, s->pos, s->n, s->window, t, i, (double)a, (double)h, (double)b);
-            }
-        for (int t = s->pos; t < len; t++)
-            for (int i = (int)qrow; i < act_stride; i++)
-                assert_int_equal(act[(size_t)t * (size_t)act_stride + (size_t)act_at(i, o.order)], 0);
+    o.tiles = to_device(tiles, sizeof tiles);
+    attend_plainly(&j, want);
+    for (int by_tiles = 0; by_tiles < (s->dim % 16 ? 1 : 2); by_tiles++) {
+        o.order = (s->n + by_tiles) % 2 ? GPU_ACT_LANES : GPU_ACT_TILES;
+        attend(&j, &o, by_tiles, want);
     }
-    gpu_free(device, kv.base), gpu_free(device, p.q), gpu_free(device, o.out), gpu_free(device, o.act), gpu_free(device, o.partial);
-    free(q), free(k), free(v), free(w), free(slopes), free(cosine), free(sine), free(table), free(pos), free(table_of), free(rows), free(cache), free(got_cache), free(got_q), free(want), free(got);
-    free(act);
+    gpu_free(device, o.out), gpu_free(device, o.act), gpu_free(device, o.partial);
+    free(want);
+    job_free(&j);
 }
 
 static void attention(void **state)
@@ -155,6 +223,9 @@ static void attention(void **state)
         { 4, 1, 80, 30, 5, 20, 40, 1, 0, 0, 30, 0, KV_F8 },         /* window, cap */
         { 3, 1, 96, 0, 17, 0, 0, 0, 0, 0, 0, 1, KV_BF16 },          /* slopes */
         { 1, 1, 256, 0, 5, 3, 0, 0, 0, 0, 0, 0, KV_F8 },
+        { 1, 1, 64, 3, 145, 0, 0, 0, 0, 0, 0, 0, KV_F16 },          /* more than a tile of queries */
+        { 2, 1, 112, 20, 133, 37, 0, 0, 0, 0, 0, 1, KV_I8 },        /* the same with a window shorter than a warp's queries, slopes */
+        { 1, 1, 144, 0, 66, 0, 0, 0, 0, 0, 0, 0, KV_BF16 },         /* the same of large heads, whose tiles are half as large */
         { 2, 2, 16, 250, 9, 0, 16, 0, 0, 0, 0, 0, KV_BF16 },        /* across the end of a split */
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
