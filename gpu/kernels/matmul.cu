@@ -13,18 +13,6 @@
 
 enum { WARPS = 4, STAGES = 3, STAGE_STEPS = 2 };
 
-template <int WAY, int N8> DEVICE void store(const float c[N8][2][4], const finish_rows &finish, const gpu_linear &l, int first_token, int n_tokens, int t)
-{
-#pragma unroll
-    for (int i = 0; i < N8; i++)
-#pragma unroll
-        for (int k = 0; k < 2; k++) {
-            const int token = 8 * i + 2 * t + k;
-            if (token < n_tokens)
-                finish_four<WAY>(finish, l, l.to[0], first_token + token, c[i][0][k], c[i][0][2 + k], c[i][1][k], c[i][1][2 + k]);
-        }
-}
-
 template <int TYPE, int TOKENS> __global__ __launch_bounds__(WARPS * 32) void matmul_kernel(gpu_linear l)
 {
     typedef format<TYPE> f;
@@ -55,12 +43,7 @@ template <int TYPE, int TOKENS> __global__ __launch_bounds__(WARPS * 32) void ma
     for (int i = 0; i < STAGES - 1; i++)
         fetch(i);
 
-    float c[N8][2][4];
-#pragma unroll
-    for (int i = 0; i < N8; i++)
-#pragma unroll
-        for (int j = 0; j < 8; j++)
-            c[i][j / 4][j % 4] = 0;
+    float c[2][4 * N8] = {};
     raw_step<TYPE> next;
     load_step<TYPE>(next, data, m, 0, g, t);
     for (int stage = 0; stage < n_stages; stage++) {
@@ -84,23 +67,15 @@ template <int TYPE, int TOKENS> __global__ __launch_bounds__(WARPS * 32) void ma
             for (int i = 0; i < N8; i++) {
                 uint32_t x[4];
                 load_matrices(x, from + ((s * TOKENS + 8 * i + lane % 8) * 4 + (lane / 8 ^ (lane >> 1 & 3))) * 16);
-                multiply_rows(c[i][0], rows[0], rows[1], make_uint4(x[0], x[1], x[2], x[3]));
-                multiply_rows(c[i][1], rows[2], rows[3], make_uint4(x[0], x[1], x[2], x[3]));
+                multiply_rows(c[0] + 4 * i, rows[0], rows[1], make_uint4(x[0], x[1], x[2], x[3]));
+                multiply_rows(c[1] + 4 * i, rows[2], rows[3], make_uint4(x[0], x[1], x[2], x[3]));
             }
         }
     }
     copy_wait<0>();
     if (!has_rows)
         return;
-    const finish_rows finish = finish_begin<TYPE>(l, l.to[0], data, tile * 32 + 4 * g, m.rows, ACT_UNIT);
-    const int way = finish_way(finish, l);
-    if (way == FINISH_ADD)
-        store<FINISH_ADD, N8>(c, finish, l, first_token, n_tokens, t);
-    else if (way == FINISH_STORE)
-        store<FINISH_STORE, N8>(c, finish, l, first_token, n_tokens, t);
-    else
-        store<FINISH_ANY, N8>(c, finish, l, first_token, n_tokens, t);
-    finish_caps(finish, l, l.to[0], first_token, first_token + n_tokens, t);
+    finish_tokens<N8>(c, finish_begin<TYPE>(l, l.to[0], data, tile * 32 + 4 * g, m.rows, ACT_UNIT), l, first_token, first_token + n_tokens, t);
 }
 
 template <int TYPE, int TOKENS> static int run(struct gpu *g, const gpu_linear *l, struct err *e)
@@ -115,24 +90,13 @@ template <int TYPE> static int run_type(struct gpu *g, const gpu_linear *l, stru
     return l->n_tokens <= 128 ? run<TYPE, 64>(g, l, e) : run<TYPE, 128>(g, l, e);
 }
 
+#define RUN(type) case type: return run_type<type>(g, l, e);
 extern "C" int gpu_matmul(struct gpu *g, const struct gpu_linear *l, struct err *e)
 {
     if (l->wgmma && gpu_matmul_hopper_takes(g, l))
         return gpu_matmul_hopper(g, l, e);
     switch (l->w[0].type) {
-    case QT_F16:  return run_type<QT_F16>(g, l, e);
-    case QT_BF16: return run_type<QT_BF16>(g, l, e);
-    case QT_I8:   return run_type<QT_I8>(g, l, e);
-    case QT_I8R:  return run_type<QT_I8R>(g, l, e);
-    case QT_I4:   return run_type<QT_I4>(g, l, e);
-    case QT_I4M:  return run_type<QT_I4M>(g, l, e);
-    case QT_I4Z:  return run_type<QT_I4Z>(g, l, e);
-    case QT_NL4:  return run_type<QT_NL4>(g, l, e);
-    case QT_NF4:  return run_type<QT_NF4>(g, l, e);
-    case QT_M2:   return run_type<QT_M2>(g, l, e);
-    case QT_M3:   return run_type<QT_M3>(g, l, e);
-    case QT_M5:   return run_type<QT_M5>(g, l, e);
-    case QT_M6:   return run_type<QT_M6>(g, l, e);
-    default:      return err_set(e, ERR_UNSUPPORTED, "matmul: number format %d", l->w[0].type);
+    EACH_FORMAT(RUN)
+    default: return err_set(e, ERR_UNSUPPORTED, "matmul: number format %d", l->w[0].type);
     }
 }

@@ -1,6 +1,6 @@
 /* matmul_hopper.cu - y = w x for many tokens on compute capability 9.0, by wgmma: the twin of matmul.cu, with the same sums in the same order.
  *
- * shapes   as matmul.cu; the formats of `takes` below
+ * shapes   as matmul.cu; the formats of EACH_TAKEN below
  * tile     a block: 256 rows (2 warpgroups; 1 where an nl4 matrix has too few tiles for the device's multiprocessors) x 128 tokens, all k, one tile after the other.  A warpgroup
  *          takes 128 rows as two wgmma m64n128k16: warp w has the 32 rows of one tile of the file, and its lanes' 4 rows go to rows g and g + 8 of the first product and of the
  *          second, as in matmul.cu.  Weights come from global memory into registers, two steps (32 k) ahead, and are decoded there into the operand A; the decoding of a step
@@ -107,18 +107,6 @@ template <int GROUPS> DEVICE void produce(const gpu_linear &l, const tensor_map 
     }
 }
 
-template <int WAY> DEVICE void store(const float c[2][64], const finish_rows &finish, const gpu_linear &l, int first_token, int t)
-{
-#pragma unroll
-    for (int i = 0; i < TOKENS / 8; i++)
-#pragma unroll
-        for (int k = 0; k < 2; k++) {
-            const int token = first_token + 8 * i + 2 * t + k;
-            if (token < l.n_tokens)
-                finish_four<WAY>(finish, l, l.to[0], token, c[0][4 * i + k], c[0][4 * i + 2 + k], c[1][4 * i + k], c[1][4 * i + 2 + k]);
-        }
-}
-
 /* A warp's share of a tile: a tile of the file, the first where there is none. */
 struct share { int tile, token; bool there; const uint8_t *data; };
 template <int TYPE, int GROUPS> DEVICE share share_of(const gpu_linear &l, const work &w, int i, raw_step<TYPE> raw[STAGE_STEPS])
@@ -176,15 +164,7 @@ template <int TYPE, int GROUPS> DEVICE void consume(const gpu_linear &l, const s
             next = share_of<TYPE, GROUPS>(l, w, i + gridDim.x, raw);
         if (!now.there)
             continue;
-        const finish_rows finish = finish_begin<TYPE>(l, l.to[0], now.data, now.tile * 32 + 4 * g, m.rows, ACT_UNIT * UNIT<TYPE>);
-        const int way = finish_way(finish, l);
-        if (way == FINISH_ADD)
-            store<FINISH_ADD>(c, finish, l, now.token, t);
-        else if (way == FINISH_STORE)
-            store<FINISH_STORE>(c, finish, l, now.token, t);
-        else
-            store<FINISH_ANY>(c, finish, l, now.token, t);
-        finish_caps(finish, l, l.to[0], now.token, min(now.token + TOKENS, l.n_tokens), t);
+        finish_tokens<TOKENS / 8>(c, finish_begin<TYPE>(l, l.to[0], now.data, now.tile * 32 + 4 * g, m.rows, ACT_UNIT * UNIT<TYPE>), l, now.token, l.n_tokens, t);
     }
 }
 
@@ -260,30 +240,23 @@ template <int TYPE> static int run_type(struct gpu *g, const gpu_linear *l, stru
     return run<TYPE, 2>(g, l, act, n_sms, e);
 }
 
-/* From how many tokens on.  By the calculation above, not by measurements: below 129 a tile would be half empty. */
-static const struct { int type, tokens; } takes[] = {
-    { QT_NL4, 129 }, { QT_I4, 129 }, { QT_I4M, 129 }, { QT_I4Z, 129 }, { QT_I8, 129 }, { QT_I8R, 129 }, { QT_F16, 129 }, { QT_BF16, 129 },
-};
+/* Its formats.  From how many tokens on, by the calculation above, not by measurements: with 128 or fewer a tile would be half empty. */
+#define EACH_TAKEN(f) f(QT_NL4) f(QT_I4) f(QT_I4M) f(QT_I4Z) f(QT_I8) f(QT_I8R) f(QT_F16) f(QT_BF16)
+#define IS(type) case type:
+#define RUN(type) case type: return run_type<type>(g, l, e);
 
 extern "C" int gpu_matmul_hopper_takes(const struct gpu *g, const struct gpu_linear *l)
 {
-    for (const auto &t : takes)
-        if (t.type == l->w[0].type)
-            return gpu_capability(g) == 90 && l->n_tokens >= t.tokens;
-    return 0;
+    switch (l->w[0].type) {
+    EACH_TAKEN(IS) return gpu_capability(g) == 90 && l->n_tokens > TOKENS;
+    default: return 0;
+    }
 }
 
 extern "C" int gpu_matmul_hopper(struct gpu *g, const struct gpu_linear *l, struct err *e)
 {
     switch (l->w[0].type) {
-    case QT_NL4:  return run_type<QT_NL4>(g, l, e);
-    case QT_I4:   return run_type<QT_I4>(g, l, e);
-    case QT_I4M:  return run_type<QT_I4M>(g, l, e);
-    case QT_I4Z:  return run_type<QT_I4Z>(g, l, e);
-    case QT_I8:   return run_type<QT_I8>(g, l, e);
-    case QT_I8R:  return run_type<QT_I8R>(g, l, e);
-    case QT_F16:  return run_type<QT_F16>(g, l, e);
-    case QT_BF16: return run_type<QT_BF16>(g, l, e);
-    default:      return err_set(e, ERR_UNSUPPORTED, "matmul_hopper: number format %d", l->w[0].type);
+    EACH_TAKEN(RUN)
+    default: return err_set(e, ERR_UNSUPPORTED, "matmul_hopper: number format %d", l->w[0].type);
     }
 }

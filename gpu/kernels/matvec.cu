@@ -128,22 +128,11 @@ template <int TYPE> static int run_type(struct gpu *g, const gpu_linear *l, stru
     return pair ? run<TYPE, 2, 2>(g, l, e) : run<TYPE, 2, 1>(g, l, e);
 }
 
+#define RUN(type) case type: return run_type<type>(g, l, e);
 extern "C" int gpu_matvec(struct gpu *g, const struct gpu_linear *l, struct err *e)
 {
     switch (l->w[0].type) {
-    case QT_F16:  return run_type<QT_F16>(g, l, e);
-    case QT_BF16: return run_type<QT_BF16>(g, l, e);
-    case QT_I8:   return run_type<QT_I8>(g, l, e);
-    case QT_I8R:  return run_type<QT_I8R>(g, l, e);
-    case QT_I4:   return run_type<QT_I4>(g, l, e);
-    case QT_I4M:  return run_type<QT_I4M>(g, l, e);
-    case QT_I4Z:  return run_type<QT_I4Z>(g, l, e);
-    case QT_NL4:  return run_type<QT_NL4>(g, l, e);
-    case QT_NF4:  return run_type<QT_NF4>(g, l, e);
-    case QT_M2:   return run_type<QT_M2>(g, l, e);
-    case QT_M3:   return run_type<QT_M3>(g, l, e);
-    case QT_M5:   return run_type<QT_M5>(g, l, e);
-    case QT_M6:   return run_type<QT_M6>(g, l, e);
-    default:      return err_set(e, ERR_UNSUPPORTED, "matvec: number format %d", l->w[0].type);
+    EACH_FORMAT(RUN)
+    default: return err_set(e, ERR_UNSUPPORTED, "matvec: number format %d", l->w[0].type);
     }
 }

@@ -25,25 +25,15 @@ void emulated_wgmma_wait(int n);
 #endif
 
 /* Where p lies in the shared memory of the block. */
-DEVICE uint32_t shared_address(const void *p)
-{
-#ifdef __CUDACC__
-    return (uint32_t)__cvta_generic_to_shared(p);
-#else
-    return emulated_shared_address(p);
-#endif
-}
+DEVICE uint32_t shared_address(const void *p) { return EITHER((uint32_t)__cvta_generic_to_shared(p), emulated_shared_address(p)); }
 
 /* ---- barriers: a phase ends when `count` arrivals and all bytes that were announced have come; then the next begins ---- */
 
 /* By one thread; barrier_fence and a barrier of the block must follow before anybody uses it. */
 DEVICE void barrier_init(uint64_t *b, int count)
 {
-#ifdef __CUDACC__
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(shared_address(b)), "r"(count) : "memory");
-#else
-    emulated_barrier_init(b, count);
-#endif
+    EITHER(asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(shared_address(b)), "r"(count) : "memory"),
+           emulated_barrier_init(b, count));
 }
 /* Shows the barriers that this thread initialised to the copy engine. */
 DEVICE void barrier_fence()
@@ -57,34 +47,25 @@ DEVICE void barrier_fence()
 }
 DEVICE void barrier_arrive(uint64_t *b)
 {
-#ifdef __CUDACC__
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(shared_address(b)) : "memory");
-#else
-    emulated_barrier_arrive(b, 0);
-#endif
+    EITHER(asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(shared_address(b)) : "memory"),
+           emulated_barrier_arrive(b, 0));
 }
 /* Arrives and announces bytes. */
 DEVICE void barrier_expect(uint64_t *b, int bytes)
 {
-#ifdef __CUDACC__
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(shared_address(b)), "r"(bytes) : "memory");
-#else
-    emulated_barrier_arrive(b, bytes);
-#endif
+    EITHER(asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(shared_address(b)), "r"(bytes) : "memory"),
+           emulated_barrier_arrive(b, bytes));
 }
 /* Until the phase of this parity (0: the first, third ...) has ended: at once if the one under way has the other. */
 DEVICE void barrier_wait(uint64_t *b, int parity)
 {
-#ifdef __CUDACC__
-    asm volatile("{\n"
-                 ".reg .pred done;\n"
-                 "again:\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-                 "@!done bra again;\n"
-                 "}" :: "r"(shared_address(b)), "r"(parity) : "memory");
-#else
-    emulated_barrier_wait(b, parity);
-#endif
+    EITHER(asm volatile("{\n"
+                        ".reg .pred done;\n"
+                        "again:\n"
+                        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                        "@!done bra again;\n"
+                        "}" :: "r"(shared_address(b)), "r"(parity) : "memory"),
+           emulated_barrier_wait(b, parity));
 }
 
 /* ---- the copy engine ---- */
@@ -93,27 +74,14 @@ DEVICE void barrier_wait(uint64_t *b, int parity)
  * 16-byte pieces of row r in the order of piece ^ r % 8.  What lies outside the matrix is 0.  The bytes count for the barrier. */
 DEVICE void tensor_load(void *to, const tensor_map &map, int x, int y, uint64_t *b)
 {
-#ifdef __CUDACC__
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
-                 :: "r"(shared_address(to)), "l"(&map), "r"(x), "r"(y), "r"(shared_address(b)) : "memory");
-#else
-    emulated_tensor_load(to, &map, x, y, b);
-#endif
+    EITHER(asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
+                        :: "r"(shared_address(to)), "l"(&map), "r"(x), "r"(y), "r"(shared_address(b)) : "memory"),
+           emulated_tensor_load(to, &map, x, y, b));
 }
 
 /* ---- registers of a warpgroup, from here on ---- */
-template <int N> DEVICE void more_registers()
-{
-#ifdef __CUDACC__
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(N));
-#endif
-}
-template <int N> DEVICE void less_registers()
-{
-#ifdef __CUDACC__
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(N));
-#endif
-}
+template <int N> DEVICE void more_registers() { EITHER(asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(N)), (void)0); }
+template <int N> DEVICE void less_registers() { EITHER(asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(N)), (void)0); }
 
 /* ---- products of a warpgroup: 4 warps, the first a multiple of 4 ---- */
 
@@ -122,31 +90,10 @@ template <int N> DEVICE void less_registers()
 DEVICE uint64_t wgmma_tile(uint32_t address) { return (uint64_t)1 << 62 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 16 | (address & 0x3ffff) >> 4; }
 
 /* Before the first product, and where registers of a or c were touched since the last. */
-DEVICE void wgmma_fence()
-{
-#ifdef __CUDACC__
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#else
-    emulated_wgmma_fence();
-#endif
-}
-DEVICE void wgmma_commit()
-{
-#ifdef __CUDACC__
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-#else
-    emulated_wgmma_commit();
-#endif
-}
+DEVICE void wgmma_fence() { EITHER(asm volatile("wgmma.fence.sync.aligned;" ::: "memory"), emulated_wgmma_fence()); }
+DEVICE void wgmma_commit() { EITHER(asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"), emulated_wgmma_commit()); }
 /* Until at most N groups are under way.  Before that, a may not be written and c not be touched. */
-template <int N> DEVICE void wgmma_wait()
-{
-#ifdef __CUDACC__
-    asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory");
-#else
-    emulated_wgmma_wait(N);
-#endif
-}
+template <int N> DEVICE void wgmma_wait() { EITHER(asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory"), emulated_wgmma_wait(N)); }
 
 /* c[64][128] = a[64][16] b[16][128] (+ c where add is not 0), f16 in, f32 out, begun and not waited for.  Lane 4g + t of warp w has, of the rows 16w .. 16w + 15,
  * what it has in mma_f16 (prim.cuh): a[0..3], and for the columns 8i .. 8i + 7 c[4i .. 4i + 3]. */

@@ -17,38 +17,24 @@
 #define SHARED(type, name) type *const name = static_cast<type *>(emulated_shared())
 #endif
 
+/* What a GPU does, and what stands for it in the emulation. */
+#ifdef __CUDACC__
+#define EITHER(device, emulated) device
+#else
+#define EITHER(device, emulated) emulated
+#endif
+
 #define FULL_WARP 0xffffffffu
 #define DEVICE __device__ __forceinline__
 
 /* ---- bits ---- */
 
-DEVICE float float_of(uint32_t u)
-{
-#ifdef __CUDACC__
-    return __uint_as_float(u);
-#else
-    return f32_from_bits(u);
-#endif
-}
+DEVICE float float_of(uint32_t u) { return EITHER(__uint_as_float(u), f32_from_bits(u)); }
 
-DEVICE uint32_t bits_of(float f)
-{
-#ifdef __CUDACC__
-    return __float_as_uint(f);
-#else
-    return f32_bits(f);
-#endif
-}
+DEVICE uint32_t bits_of(float f) { return EITHER(__float_as_uint(f), f32_bits(f)); }
 
 /* exp to a few ulp of f32, good enough beside f16. */
-DEVICE float fast_exp(float x)
-{
-#ifdef __CUDACC__
-    return __expf(x);
-#else
-    return expf(x);
-#endif
-}
+DEVICE float fast_exp(float x) { return EITHER(__expf(x), expf(x)); }
 
 /* Bytes of a (0..3) and b (4..7), chosen by the lower four nibbles of s; with 8 added, the sign of the byte in all its bits.  (__byte_perm would clear those 8.) */
 DEVICE uint32_t prmt(uint32_t a, uint32_t b, uint32_t s)
@@ -107,29 +93,12 @@ void emulated_wait(int n);
 /* 16 bytes from global to shared memory, in the background. */
 DEVICE void copy_async(void *to, const void *from)
 {
-#ifdef __CUDACC__
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"((uint32_t)__cvta_generic_to_shared(to)), "l"(from) : "memory");
-#else
-    emulated_copy(to, from, 16);
-#endif
+    EITHER(asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"((uint32_t)__cvta_generic_to_shared(to)), "l"(from) : "memory"),
+           emulated_copy(to, from, 16));
 }
-DEVICE void copy_commit()
-{
-#ifdef __CUDACC__
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#else
-    emulated_commit();
-#endif
-}
+DEVICE void copy_commit() { EITHER(asm volatile("cp.async.commit_group;" ::: "memory"), emulated_commit()); }
 /* Until at most N of this thread's groups are under way; a barrier must follow before others' bytes are read. */
-template <int N> DEVICE void copy_wait()
-{
-#ifdef __CUDACC__
-    asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory");
-#else
-    emulated_wait(N);
-#endif
-}
+template <int N> DEVICE void copy_wait() { EITHER(asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"), emulated_wait(N)); }
 
 /* ---- f16 in pairs: the low half is the first ---- */
 
@@ -142,30 +111,9 @@ DEVICE uint32_t from_half2(__half2 h) { half2_bits b; b.h = h; return b.u; }
 static inline uint32_t emulated_pair(float a, float b) { return (uint32_t)f32_to_f16(b) << 16 | f32_to_f16(a); }
 #endif
 
-DEVICE float half_low(uint32_t u)
-{
-#ifdef __CUDACC__
-    return __low2float(as_half2(u));
-#else
-    return f16_to_f32((f16)u);
-#endif
-}
-DEVICE float half_high(uint32_t u)
-{
-#ifdef __CUDACC__
-    return __high2float(as_half2(u));
-#else
-    return f16_to_f32((f16)(u >> 16));
-#endif
-}
-DEVICE uint32_t pack_half(float a, float b)
-{
-#ifdef __CUDACC__
-    return from_half2(__floats2half2_rn(a, b));
-#else
-    return emulated_pair(a, b);
-#endif
-}
+DEVICE float half_low(uint32_t u) { return EITHER(__low2float(as_half2(u)), f16_to_f32((f16)u)); }
+DEVICE float half_high(uint32_t u) { return EITHER(__high2float(as_half2(u)), f16_to_f32((f16)(u >> 16))); }
+DEVICE uint32_t pack_half(float a, float b) { return EITHER(from_half2(__floats2half2_rn(a, b)), emulated_pair(a, b)); }
 /* The same, but what is too large for f16 becomes the largest f16. */
 DEVICE uint32_t pack_half_clamped(float a, float b)
 {
@@ -177,27 +125,18 @@ DEVICE uint32_t pack_half_clamped(float a, float b)
 DEVICE uint32_t half_both(uint32_t low) { return prmt(low, low, 0x1010); }
 DEVICE uint32_t half_mul(uint32_t a, uint32_t b)
 {
-#ifdef __CUDACC__
-    return from_half2(__hmul2(as_half2(a), as_half2(b)));
-#else
-    return emulated_pair(half_low(a) * half_low(b), half_high(a) * half_high(b));
-#endif
+    return EITHER(from_half2(__hmul2(as_half2(a), as_half2(b))),
+                  emulated_pair(half_low(a) * half_low(b), half_high(a) * half_high(b)));
 }
 DEVICE uint32_t half_add(uint32_t a, uint32_t b)
 {
-#ifdef __CUDACC__
-    return from_half2(__hadd2(as_half2(a), as_half2(b)));
-#else
-    return emulated_pair(half_low(a) + half_low(b), half_high(a) + half_high(b));
-#endif
+    return EITHER(from_half2(__hadd2(as_half2(a), as_half2(b))),
+                  emulated_pair(half_low(a) + half_low(b), half_high(a) + half_high(b)));
 }
 DEVICE uint32_t half_fma(uint32_t a, uint32_t b, uint32_t c)
 {
-#ifdef __CUDACC__
-    return from_half2(__hfma2(as_half2(a), as_half2(b), as_half2(c)));
-#else
-    return emulated_pair(fmaf(half_low(a), half_low(b), half_low(c)), fmaf(half_high(a), half_high(b), half_high(c)));
-#endif
+    return EITHER(from_half2(__hfma2(as_half2(a), as_half2(b), as_half2(c))),
+                  emulated_pair(fmaf(half_low(a), half_low(b), half_low(c)), fmaf(half_high(a), half_high(b), half_high(c))));
 }
 
 /* ---- the tensor cores ---- */

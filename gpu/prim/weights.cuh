@@ -35,6 +35,8 @@ FORMAT(QT_M3,   2,  3, 4, SCALES_S8,   EXTRAS_NONE, 1, 1, 0);
 FORMAT(QT_M5,   2,  5, 4, SCALES_S8,   EXTRAS_NONE, 1, 0, 16);
 FORMAT(QT_M6,   2,  6, 4, SCALES_S8,   EXTRAS_NONE, 1, 0, 32);
 #undef FORMAT
+/* f(type) of all of them, for a switch. */
+#define EACH_FORMAT(f) f(QT_F16) f(QT_BF16) f(QT_I8) f(QT_I8R) f(QT_I4) f(QT_I4M) f(QT_I4Z) f(QT_NL4) f(QT_NF4) f(QT_M2) f(QT_M3) f(QT_M5) f(QT_M6)
 
 /* One step of a lane, as loaded. */
 template <int TYPE> struct raw_step {
@@ -228,15 +230,18 @@ DEVICE void act_pad(uint16_t *act, int n, int order, int thread, int n_threads)
         act[act_place(k, order)] = 0;
 }
 
+/* y within limit, if there is one: clipped, or bent for GPU_LOGITS. */
+DEVICE float limited(const gpu_linear &l, float y)
+{
+    if (l.limit <= 0)
+        return y;
+    return l.finish == GPU_STORE ? fminf(fmaxf(y, -l.limit), l.limit) : l.limit * tanhf(y / l.limit);
+}
+
 /* What is stored for y (with its bias) where `before` was. */
 DEVICE float finished(const gpu_linear &l, float y, float before)
 {
-    if (l.finish == GPU_STORE)
-        return l.limit > 0 ? fminf(fmaxf(y, -l.limit), l.limit) : y;
-    if (l.finish == GPU_ADD)
-        return fmaf(l.scale, y, before);
-    y *= l.scale;
-    return l.limit > 0 ? l.limit * tanhf(y / l.limit) : y;
+    return l.finish == GPU_ADD ? fmaf(l.scale, y, before) : limited(l, l.finish == GPU_LOGITS ? y * l.scale : y);
 }
 
 /* Element (token, row) of matrix i; y with the row's scale. */
@@ -246,64 +251,79 @@ DEVICE void finish_one(const gpu_linear &l, const gpu_output &to, int token, int
     *out = finished(l, to.bias ? y + to.bias[row] : y, l.finish == GPU_ADD ? *out : 0);
 }
 
-/* A lane's four neighbouring rows of many tokens: four floats a store where the rows of the output lie on 16 bytes. */
+/* A lane's four neighbouring rows of many tokens: factor * (y * scale + bias) + before is stored.  Where nothing is added bias and before are -0: x + -0 is x. */
 struct finish_rows {
-    float bias[4], scale[4];
-    int row, n;                         /* n of the four are there */
-    bool together, with_bias, clip;
-    float factor;
+    float bias[4], scale[4], factor;
+    float *out; int ldo;                /* the first row of token 0 */
+    int n;                              /* of the four rows so many are there */
+    bool add, wide;                     /* wide: four floats an access, as the rows of the output lie on 16 bytes */
 };
 template <int TYPE> DEVICE finish_rows finish_begin(const gpu_linear &l, const gpu_output &to, const uint8_t *tile, int row, int rows, float unit)
 {
     finish_rows f;
-    f.row = row;
+    f.out = to.out + row;
+    f.ldo = to.ldo;
     f.n = min(4, rows - row);
-    f.together = f.n == 4 && to.ldo % 4 == 0 && (reinterpret_cast<uintptr_t>(to.out) & 15) == 0;
-    f.with_bias = to.bias;
-    f.clip = l.finish == GPU_STORE && l.limit > 0;
-    f.factor = l.finish == GPU_LOGITS ? l.scale : 1;
+    f.wide = f.n == 4 && to.ldo % 4 == 0 && (reinterpret_cast<uintptr_t>(to.out) & 15) == 0;
+    f.add = l.finish == GPU_ADD;
+    f.factor = l.finish == GPU_STORE ? 1 : l.scale;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        f.bias[i] = to.bias && i < f.n ? to.bias[row + i] : 0;
+        f.bias[i] = to.bias && i < f.n ? to.bias[row + i] : -0.0f;
         f.scale[i] = format<TYPE>::row_scale ? unit * float_of(load4(tile + 4 * (row % TILE_OF_ROWS + i))) : unit;
     }
     return f;
 }
-/* Three ways, so that the usual two are short: they are unrolled for every token of a lane. */
-enum { FINISH_ANY, FINISH_STORE, FINISH_ADD };
-DEVICE int finish_way(const finish_rows &f, const gpu_linear &l) { return !f.together || f.clip ? FINISH_ANY : l.finish == GPU_ADD ? FINISH_ADD : FINISH_STORE; }
-/* y: sums, without the scales of rows.  GPU_LOGITS lacks its cap: finish_caps. */
-template <int WAY> DEVICE void finish_four(const finish_rows &f, const gpu_linear &l, const gpu_output &to, int token, float y0, float y1, float y2, float y3)
+/* y: the sums of n tokens of this lane from `at` on, as finish_tokens has them. */
+template <int N8, bool WIDE> DEVICE void finish_by(const float y[2][4 * N8], const finish_rows &f, float *at, int n)
 {
-    float *out = to.out + (size_t)token * to.ldo + f.row;
-    float y[4] = { y0, y1, y2, y3 };
+    constexpr int TOGETHER = 8;         /* tokens whose old values are asked for before one of them is waited for: a store keeps later loads behind it */
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        y[i] *= f.scale[i];
-        y[i] = f.with_bias ? y[i] + f.bias[i] : y[i];
-    }
-    if (WAY == FINISH_ADD) {
-        const float4 before = *reinterpret_cast<float4 *>(out);
-        *reinterpret_cast<float4 *>(out) = make_float4(fmaf(l.scale, y[0], before.x), fmaf(l.scale, y[1], before.y), fmaf(l.scale, y[2], before.z), fmaf(l.scale, y[3], before.w));
-    } else if (WAY == FINISH_STORE) {
-        *reinterpret_cast<float4 *>(out) = make_float4(y[0] * f.factor, y[1] * f.factor, y[2] * f.factor, y[3] * f.factor);
-    } else {
+    for (int i = 0; i < 2 * N8; i += TOGETHER) {
+        float v[TOGETHER][4];
 #pragma unroll
-        for (int i = 0; i < 4; i++)
-            if (i < f.n)
-                out[i] = l.finish == GPU_ADD ? fmaf(l.scale, y[i], out[i]) : f.clip ? fminf(fmaxf(y[i], -l.limit), l.limit) : y[i] * f.factor;
+        for (int j = 0; j < TOGETHER; j++) {
+            const int token = (i + j) / 2 * 8 + j % 2;
+            const float *out = at + (size_t)token * f.ldo;
+#pragma unroll
+            for (int r = 0; r < 4; r++)
+                v[j][r] = !WIDE && f.add && token < n && r < f.n ? out[r] : -0.0f;
+            if (WIDE && f.add && token < n) {
+                const float4 before = *reinterpret_cast<const float4 *>(out);
+                v[j][0] = before.x, v[j][1] = before.y, v[j][2] = before.z, v[j][3] = before.w;
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < TOGETHER; j++) {
+            const int token = (i + j) / 2 * 8 + j % 2, k = 4 * ((i + j) / 2) + j % 2;
+            float *out = at + (size_t)token * f.ldo;
+#pragma unroll
+            for (int r = 0; r < 4; r++)
+                v[j][r] = fmaf(f.factor, y[r / 2][k + r % 2 * 2] * f.scale[r] + f.bias[r], v[j][r]);
+            if (WIDE && token < n)
+                *reinterpret_cast<float4 *>(out) = make_float4(v[j][0], v[j][1], v[j][2], v[j][3]);
+#pragma unroll
+            for (int r = 0; r < 4; r++)
+                if (!WIDE && token < n && r < f.n)
+                    out[r] = v[j][r];
+        }
     }
 }
-/* For the tokens 8i + 2t, 8i + 2t + 1 from `first` to `end`, which this lane finished. */
-DEVICE void finish_caps(const finish_rows &f, const gpu_linear &l, const gpu_output &to, int first, int end, int t)
+/* The sums of a tile's tokens, of which there are first .. end - 1: those of token first + 8i + 2t + k and the lane's rows are y[0][4i + k], y[0][4i + 2 + k],
+ * y[1][4i + k], y[1][4i + 2 + k]. */
+template <int N8> DEVICE void finish_tokens(const float y[2][4 * N8], const finish_rows &f, const gpu_linear &l, int first, int end, int t)
 {
-    if (l.finish != GPU_LOGITS || l.limit <= 0)
+    const int n = min(8 * N8, end - first) - 2 * t;
+    float *at = f.out + (size_t)(first + 2 * t) * f.ldo;
+    if (f.wide)
+        finish_by<N8, true>(y, f, at, n);
+    else
+        finish_by<N8, false>(y, f, at, n);
+    if (l.finish == GPU_ADD || l.limit <= 0)
         return;
-    for (int token = first + 2 * t; token < end; token += token & 1 ? 7 : 1)
-        for (int i = 0; i < f.n; i++) {
-            float *out = to.out + (size_t)token * to.ldo + f.row + i;
-            *out = l.limit * tanhf(*out / l.limit);
-        }
+    for (int token = 0; token < n; token += token & 1 ? 7 : 1)
+        for (int r = 0; r < f.n; r++)
+            at[(size_t)token * f.ldo + r] = limited(l, at[(size_t)token * f.ldo + r]);
 }
 
 #endif
