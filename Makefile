@@ -20,7 +20,7 @@ PKG_LIBS   := $(shell pkg-config --libs $(PKGS))
 # -ffp-contract=off: a sum rounds the same way in every build; the kernels say fma where they mean it.
 FLAGS   := -std=c11 -D_GNU_SOURCE -DZSE_VERSION='"$(VERSION)"' -I. $(PKG_CFLAGS) -Wall -Wextra -Werror \
            -Wstrict-prototypes -Wmissing-prototypes -Wshadow -ffp-contract=off -fno-math-errno -pthread \
-           $(if $(filter x86_64,$(ARCH)),-DZSE_X86) $(CFLAGS)
+           $(CFLAGS)
 
 # The device engine: gpu/backend in C, gpu/kernels and gpu/rt in CUDA C++, for a GPU (nvcc) or emulated (the C++ compiler).
 DEVICE  := $(if $(filter auto,$(GPU)),$(if $(and $(NVCC),$(wildcard /proc/driver/nvidia/version)),cuda,none),$(GPU))
@@ -43,14 +43,18 @@ endif
 EMUFLAGS := -std=c++17 -O2 -g -I. -Wall -Wextra -Werror -Wno-unknown-pragmas -Wno-unknown-warning-option -Wno-tsan -Wno-psabi -ffp-contract=off -fno-math-errno -pthread
 # They do not depend on CC and CFLAGS: builds may share them (E=build/emulated).
 E       ?= $(B)/emulated
-EMULATED := $(patsubst %,$(E)/%.o,$(basename $(KERNELS) gpu/rt/emulated.cc gpu/rt/emulated_hopper.cc)) $(patsubst %.c,$(B)/%.o,$(wildcard gpu/backend/*.c))
+EMULATED = $(patsubst %,$(E)/%.o,$(basename $(KERNELS) gpu/rt/emulated.cc gpu/rt/emulated_hopper.cc)) $(call objects,$(wildcard gpu/backend/*.c))
 
 PROGRAMS := $(patsubst cmd/%.c,%,$(wildcard cmd/zse-*.c))
 LIB   := $(filter-out $(if $(filter x86_64,$(ARCH)),,%_avx2.c %_avxvnni.c %_avx512.c %_amx.c),$(wildcard libcommon/*/*.c)) $(if $(filter cuda,$(DEVICE)),$(wildcard gpu/backend/*.c),gpu/stub.c)
 CMD   := $(filter-out cmd/zse-%,$(wildcard cmd/*.c))
 UNIT  := $(patsubst %.c,$(B)/%,$(wildcard tests/unit/t-*.c))
 BINS  := $(addprefix $(B)/,$(PROGRAMS))
-OBJS  := $(patsubst %.c,$(B)/%.o,$(LIB) $(CMD) $(addprefix cmd/,$(addsuffix .c,$(PROGRAMS))) $(patsubst $(B)/%,%.c,$(UNIT)) $(wildcard gpu/backend/*.c)) $(EMULATED)
+# What asks which processor this is for.  All other objects are the same for any: a build may take them from another with the same flags (O=build).
+O     ?= $(B)
+ASKS  := $(shell grep -l 'ifdef ZSE_X86' libcommon/*/*.c tests/unit/*.c)
+objects = $(patsubst %.c,$(B)/%.o,$(filter $(ASKS),$1)) $(patsubst %.c,$(O)/%.o,$(filter-out $(ASKS),$1))
+OBJS  := $(call objects,$(LIB) $(CMD) $(addprefix cmd/,$(addsuffix .c,$(PROGRAMS))) $(patsubst $(B)/%,%.c,$(UNIT)) $(wildcard gpu/backend/*.c)) $(EMULATED)
 
 all: $(BINS)
 
@@ -62,12 +66,22 @@ $(B)/%_avxvnni.o: SIMD := -mavx2 -mfma -mf16c -mavxvnni $(LINES)
 $(B)/%_avx512.o: SIMD := $(AVX512)
 $(B)/%_amx.o: SIMD := -mamx-tile -mamx-int8
 $(B)/libcommon/kernels/%_amx.o: SIMD := $(AVX512) -mamx-tile -mamx-int8
-$(B)/%.o: %.c
+ifeq ($(ARCH),x86_64)
+$(ASKS:%.c=$(B)/%.o): FLAGS += -DZSE_X86
+endif
+define COMPILE
 	@mkdir -p $(@D)
 	$(CC) $(FLAGS) $(SIMD) -MMD -MP -c -o $@ $<
+endef
+$(B)/%.o: %.c
+	$(COMPILE)
+ifneq ($(O),$(B))
+$(O)/%.o: %.c
+	$(COMPILE)
+endif
 
 # It holds this file.
-$(B)/libcommon/plan/registry.o: libcommon/plan/models.json
+$(O)/libcommon/plan/registry.o: libcommon/plan/models.json
 
 $(B)/gpu/%.o: gpu/%.cu
 	@mkdir -p $(@D)
@@ -84,35 +98,38 @@ $(B)/emulated/libgpu.a: $(EMULATED)
 	@rm -f $@
 	$(AR) rcs $@ $^
 
-$(B)/libzse.a: $(patsubst %.c,$(B)/%.o,$(LIB)) $(CUDA_OBJS)
+$(B)/libzse.a: $(call objects,$(LIB)) $(CUDA_OBJS)
+	@mkdir -p $(@D)
 	@rm -f $@
 	$(AR) rcs $@ $^
 
 $(B)/zse-chat: EXTRA := -ledit
 $(B)/zse-apikey $(B)/zse-audit $(B)/tests/unit/t-windows $(B)/tests/unit/t-keys $(B)/tests/unit/t-audit: EXTRA := -lsqlite3 -lcrypto
 $(B)/zse-serve $(B)/tests/unit/t-serve $(B)/tests/unit/t-talk: EXTRA := -lssl -lsqlite3 -lcrypto
-$(B)/zse-%: $(B)/cmd/zse-%.o $(patsubst %.c,$(B)/%.o,$(CMD)) $(B)/libzse.a
+$(B)/zse-%: $(O)/cmd/zse-%.o $(call objects,$(CMD)) $(B)/libzse.a
 	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $^ $(PKG_LIBS) $(EXTRA) $(GPU_LIBS) -lm
 
 # The same programs with the emulated device, for tests: --device emulated.
 $(B)/emulated/zse-chat: EXTRA := -ledit
 $(B)/emulated/zse-serve: EXTRA := -lssl -lsqlite3 -lcrypto
-$(B)/emulated/zse-%: $(B)/cmd/zse-%.o $(patsubst %.c,$(B)/%.o,$(CMD)) $(B)/tests/lib/fault.o $(B)/emulated/libgpu.a $(B)/libzse.a
+$(B)/emulated/zse-%: $(O)/cmd/zse-%.o $(call objects,$(CMD) tests/lib/fault.c) $(B)/emulated/libgpu.a $(B)/libzse.a
 	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $^ $(PKG_LIBS) $(EXTRA) $(GPU_LIBS) -lstdc++ -lm
 
 # Tests of the device: emulated in every build; for the GPU at hand, make check-gpu.
-$(B)/tests/unit/t-gpu-%: $(B)/tests/unit/t-gpu-%.o $(B)/emulated/libgpu.a $(B)/libzse.a
+$(B)/tests/unit/t-gpu-%: $(O)/tests/unit/t-gpu-%.o $(B)/emulated/libgpu.a $(B)/libzse.a
 	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $^ $(PKG_LIBS) -lcmocka $(GPU_LIBS) -lstdc++ -lm
-$(B)/tests/gpu/t-gpu-%: $(B)/tests/unit/t-gpu-%.o $(B)/libzse.a
+$(B)/tests/gpu/t-gpu-%: $(O)/tests/unit/t-gpu-%.o $(B)/libzse.a
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $^ $(PKG_LIBS) -lcmocka $(GPU_LIBS) -lm
 
-$(B)/tests/unit/t-guard: $(B)/cmd/guard.o $(B)/cmd/cli.o
-$(B)/tests/unit/t-cli: $(B)/cmd/cli.o
-$(B)/tests/unit/t-%: $(B)/tests/unit/t-%.o $(B)/libzse.a
+$(B)/tests/unit/t-guard: $(O)/cmd/guard.o $(O)/cmd/cli.o
+$(B)/tests/unit/t-cli: $(O)/cmd/cli.o
+$(B)/tests/unit/t-%: $(O)/tests/unit/t-%.o $(B)/libzse.a
+	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $(filter %.o,$^) $(filter %.a,$^) $(PKG_LIBS) $(EXTRA) -lcmocka $(GPU_LIBS) -lm
 
-$(B)/tests/bench/%: $(B)/tests/bench/%.o $(B)/libzse.a
+$(B)/tests/bench/%: $(O)/tests/bench/%.o $(B)/libzse.a
+	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $^ $(PKG_LIBS) $(GPU_LIBS) -lm
 
 # Before a program (LD_PRELOAD), in a test: never built with a sanitizer.
@@ -121,6 +138,10 @@ $(B)/tests/lib/nomem.so: tests/lib/nomem.c
 	$(CC) -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Werror -shared -fPIC -o $@ $<
 
 unit: $(UNIT) $(B)/tests/lib/nomem.so
+
+# A compiler's warnings on the tests, and on the device's backend, which no program without a device has.
+syntax:
+	$(CC) $(FLAGS) -DZSE_X86 -fsyntax-only $(wildcard tests/unit/t-*.c tests/lib/*.c gpu/backend/*.c)
 
 EMULATED_BINS := $(addprefix $(B)/emulated/,zse-chat zse-bench zse-serve)
 emulated: $(EMULATED_BINS)
@@ -161,6 +182,6 @@ completions: $(BINS)
 clean:
 	rm -rf $(B)
 
-.PHONY: all unit emulated gpu-tests check-gpu check completions install uninstall clean
+.PHONY: all unit syntax emulated gpu-tests check-gpu check completions install uninstall clean
 .SECONDARY:
--include $(OBJS:.o=.d) $(CUDA_OBJS:.o=.d) $(wildcard $(B)/tests/bench/*.d)
+-include $(OBJS:.o=.d) $(CUDA_OBJS:.o=.d) $(wildcard $(O)/tests/bench/*.d)

@@ -47,9 +47,7 @@ struct limit_loops {
     double (*f32_fma)(int rounds);                      /* flop done; NULL: none */
 };
 extern const struct limit_loops limits_generic;
-#ifdef ZSE_X86
-extern const struct limit_loops limits_avx2, limits_avxvnni, limits_avx512, limits_amx;
-#endif
+extern const struct limit_loops limits_avx2, limits_avxvnni, limits_avx512, limits_amx;        /* only where ZSE_X86 is */
 
 #ifdef __cplusplus
 }

@@ -135,7 +135,7 @@ entry() {
   if command -v systemd-analyze >/dev/null; then
     sed 's|^ExecStart=.*|ExecStart=/bin/true|; /^\[Install\]/,$d' scripts/deploy/zse-serve.service >"$T/zse-test.service"
     run systemd-analyze verify "$T/zse-test.service"
-    ! grep -E 'Unknown|Failed to parse|Invalid' <<<"$output" || return 1
+    if grep -E 'Unknown|Failed to parse|Invalid' <<<"$output"; then return 1; fi
   fi
   for word in $(sed -nE 's/^[0-9*].*zse-audit ([a-z]+).*/\1/p' scripts/deploy/crontab); do
     zse-audit --help | grep -q "^  $word" || { echo "no command $word"; return 1; }

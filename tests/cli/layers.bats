@@ -54,3 +54,9 @@
     /^ +(! )?\[.* \]\]? && / && !/\|\|/ && !/&& (continue|break|return)/ { said = FILENAME ":" FNR ": " $0 }' tests/cli/*.bats)
   [ -z "$bad" ] || { echo "$bad"; return 1; }
 }
+
+# Nor does it end where `! command` is false: `run ! command`, or `if command; then return 1; fi`.
+@test "no command of a command test is negated where nobody notices" {
+  bad=$(grep -nE '(^ *|; |do |then )! [a-z[]' tests/cli/*.bats || true)
+  [ -z "$bad" ] || { echo "$bad"; return 1; }
+}

@@ -62,7 +62,7 @@ if not eval(check):
 END
 }
 
-prompt() { for _ in $(seq 40); do printf 'the river runs to a sea of stone, '; done; }      # 1360 bytes: tokens, in this vocabulary
+prompt() { for _ in $(seq 15); do printf 'the river runs to a sea of stone, '; done; }      # 510 bytes: tokens, in this vocabulary
 
 @test "--max-memory: the weights stay below it, the answer is the same" {
   run zse-chat "$MODEL" --raw -p "$(prompt)" -n 12 --temp 0 --ignore-eos --ids
@@ -96,7 +96,7 @@ prompt() { for _ in $(seq 40); do printf 'the river runs to a sea of stone, '; d
 }
 
 @test "private memory is keys and values and at most 32 MB" {
-  kv=$(zse-bench "$MODEL" -p 1000 -n 8 -r 1 -w 0 --json | jq .memory.kv_bytes)
+  kv=$(zse-bench "$MODEL" -p 510 -n 12 -r 1 -w 0 --json | jq .memory.kv_bytes)
   watch "0 < most_anon <= $kv + 32e6" zse-chat "$MODEL" --raw -p "$(prompt)" -n 12 --temp 0 --ignore-eos --ids
 }
 

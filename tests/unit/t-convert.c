@@ -55,7 +55,7 @@ static int setup(void **state)
     if (!mkdtemp(dir))
         return -1;
     FILE *f = fopen(at("text"), "w");           /* enough for a few windows of the tiny tokenizer */
-    for (int i = 0, n = getenv("ZSE_SANITIZED") ? 24 : 120; f && i < n; i++)
+    for (int i = 0, n = getenv("ZSE_SANITIZED") ? 24 : 60; f && i < n; i++)
         fprintf(f, "Question %d: what is %d + %d? The answer is %d, said the fox to the crow; \xc3\xbc \xe2\x82\xac {x: [%d]}\n", i, i, 3 * i, 4 * i, i * i);
     return f ? fclose(f) : -1;
 }
@@ -577,7 +577,7 @@ static void bad_numbers(void **state)
         FILE *f = fopen(path, "wb");
         assert_int_equal(fwrite(bytes, 1, w.size, f), w.size);
         fclose(f);
-        for (int effort = CONVERT_FAST; effort <= CONVERT_BEST; effort++) {
+        for (int effort = CONVERT_FAST; effort <= CONVERT_BEST; effort += getenv("ZSE_SANITIZED") ? CONVERT_BEST - CONVERT_FAST : 1) {
             struct convert_options o = options(folder, at("nan.zse"), "nl4", (enum convert_effort)effort);
             o.calibration = effort == CONVERT_FAST ? NULL : at("text");
             char words[256];
@@ -644,7 +644,7 @@ static void cancelled(void **state)
     snprintf(folder, sizeof folder, "%s/stop", dir);
     mkdir(folder, 0755);
     const char *out = at("stop/m.zse");
-    for (int k = 0; k < 3; k++)
+    for (int k = 0; k < 3; k += getenv("ZSE_SANITIZED") ? 2 : 1)
         for (int after = 0; after < 36; after += getenv("ZSE_SANITIZED") ? 15 : 7) {
             struct stop s = { after, 0 };
             struct progress p = { stop_after, &s };

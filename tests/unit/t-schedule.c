@@ -19,7 +19,7 @@
 #include "libcommon/engine/cpu.h"
 #include "tests/unit/tiny.h"
 
-enum { SEQS = 6, LONGEST = 1100, THREADS = 4, MOST_TOKENS = 256, BLOCKS_EACH = LONGEST / KV_BLOCK + 2, BLOCKS = SEQS * BLOCKS_EACH, ROUNDS = 26, FEW_ROUNDS = 5 };
+enum { SEQS = 6, LONGEST = 1100, THREADS = 4, MOST_TOKENS = 256, BLOCKS_EACH = LONGEST / KV_BLOCK + 2, BLOCKS = SEQS * BLOCKS_EACH, ROUNDS = 13, FEW_ROUNDS = 3 };
 
 static const int length[SEQS] = { 1100, 690, 120, 64, 33, 17 };
 static const int same[SEQS] = { 0, 600, 50, 0, 0, 5 };          /* so many tokens begin like the sequence before */
@@ -239,8 +239,8 @@ static void shared_experts(void **state) { (void)state; run_schedules("qwen2_moe
 static void sinks(void **state) { (void)state; run_schedules("gpt_oss", FEW_ROUNDS); }
 static void chunked(void **state) { (void)state; run_schedules("llama4_text", FEW_ROUNDS); }
 static void latent(void **state) { (void)state; run_schedules("deepseek_v3", FEW_ROUNDS); }
-static void delta_net(void **state) { (void)state; run_schedules("qwen3_next", 3); }
-static void mamba(void **state) { (void)state; run_schedules("granitemoehybrid", 3); }
+static void delta_net(void **state) { (void)state; run_schedules("qwen3_next", 2); }
+static void mamba(void **state) { (void)state; run_schedules("granitemoehybrid", 2); }
 static void convolutions(void **state) { (void)state; run_schedules("lfm2", 2); }
 
 int main(void)
