@@ -255,20 +255,20 @@ INLINE void dot_stream(const int T, const int bits, const int more, const struct
 }
 
 /* What the most used types are is known when these are compiled: S is nl4; M is m5, m6; F is i4, i8; E is mxfp4; T is t2, t3; X is any. */
-#define STREAM_S(T, bits) dot_stream(T, bits, 0, (struct qtype_info){ .scale = SCALE_S8 }, 32, w, tile, k0, n_k, a, c)
-#define STREAM_M(T, more) dot_stream(T, 4, more, (struct qtype_info){ .scale = SCALE_S8 }, 32, w, tile, k0, n_k, a, c)
-#define STREAM_F(T, bits) dot_stream(T, bits, 0, (struct qtype_info){ .scale = SCALE_F16 }, w->step, w, tile, k0, n_k, a, c)
-#define STREAM_E(T, bits) dot_stream(T, bits, 0, (struct qtype_info){ .scale = SCALE_E8M0 }, 32, w, tile, k0, n_k, a, c)
-#define STREAM_T(T, base3) stream_trits(T, base3, w, tile, k0, n_k, a, c)
-#define STREAM_X(T, bits) dot_stream(T, bits, 0, *w->type, w->step, w, tile, k0, n_k, a, c)
+#define STREAM_S(T, bits) dot_stream(T, bits, 0, (struct qtype_info){ .scale = SCALE_S8 }, 32, w, tile, k0, n_k, *a, c)
+#define STREAM_M(T, more) dot_stream(T, 4, more, (struct qtype_info){ .scale = SCALE_S8 }, 32, w, tile, k0, n_k, *a, c)
+#define STREAM_F(T, bits) dot_stream(T, bits, 0, (struct qtype_info){ .scale = SCALE_F16 }, w->step, w, tile, k0, n_k, *a, c)
+#define STREAM_E(T, bits) dot_stream(T, bits, 0, (struct qtype_info){ .scale = SCALE_E8M0 }, 32, w, tile, k0, n_k, *a, c)
+#define STREAM_T(T, base3) stream_trits(T, base3, w, tile, k0, n_k, *a, c)
+#define STREAM_X(T, bits) dot_stream(T, bits, 0, *w->type, w->step, w, tile, k0, n_k, *a, c)
 #define STREAM(name, T, bits, kind) \
-    static void name##_##T(const struct weights *w, const uint8_t *tile, int k0, int n_k, struct act_panel a, float *c) { kind(T, bits); }
+    static void name##_##T(const struct weights *w, const uint8_t *tile, int k0, int n_k, const struct act_panel *a, float *c) { kind(T, bits); }
 #define STREAMS(T) STREAM(stream_nl4, T, 4, STREAM_S) STREAM(stream_m5, T, 1, STREAM_M) STREAM(stream_m6, T, 2, STREAM_M) STREAM(stream_i4, T, 4, STREAM_F) STREAM(stream_4, T, 4, STREAM_X) STREAM(stream_i8, T, 8, STREAM_F) STREAM(stream_8, T, 8, STREAM_X) \
     STREAM(stream_mxfp4, T, 4, STREAM_E) STREAM(stream_t2, T, 0, STREAM_T) STREAM(stream_t3, T, 1, STREAM_T)
 STREAMS(1) STREAMS(2) STREAMS(3) STREAMS(4) STREAMS(5) STREAMS(6) STREAMS(7) STREAMS(8) STREAMS(9) STREAMS(10) STREAMS(11) STREAMS(12)
 
 #define TWELVE(name) { name##_1, name##_2, name##_3, name##_4, name##_5, name##_6, name##_7, name##_8, name##_9, name##_10, name##_11, name##_12 }
-typedef void stream_fn(const struct weights *, const uint8_t *, int, int, struct act_panel, float *);
+typedef void stream_fn(const struct weights *, const uint8_t *, int, int, const struct act_panel *, float *);
 static stream_fn *const stream_nl4[] = TWELVE(stream_nl4), *const stream_i4[] = TWELVE(stream_i4), *const stream_4[] = TWELVE(stream_4),
                  *const stream_i8[] = TWELVE(stream_i8), *const stream_8[] = TWELVE(stream_8), *const stream_mxfp4[] = TWELVE(stream_mxfp4),
                  *const stream_t2[] = TWELVE(stream_t2), *const stream_t3[] = TWELVE(stream_t3), *const stream_m5[] = TWELVE(stream_m5), *const stream_m6[] = TWELVE(stream_m6);
@@ -324,7 +324,8 @@ void SET(matmul)(float *out, size_t ldo, const struct mat *m, int tile0, int til
             const int n_k = m->cols_padded - k0 < BLOCK_K ? m->cols_padded - k0 : BLOCK_K;
             const struct act_block b = act_block(act, n_tokens, k0, n_k, m->act_group, w.step);
             if (stream) {
-                stream(&w, tile, k0, n_k, act_panel(&b, 0, n_tokens), s->c);
+                const struct act_panel a = act_panel(&b, 0, n_tokens);
+                stream(&w, tile, k0, n_k, &a, s->c);
                 continue;
             }
             const uint8_t *next = unpack_block(&w, tile, k0, n_k, s);
