@@ -155,3 +155,24 @@ metric() { curl -s "$URL/metrics" | sed -n "s/^$1 //p"; }
   [ "$(zse-audit query -p /v1 --json | jq -s length)" = 7 ]
   [ "$(zse-audit verify --json | jq .intact)" = true ]
 }
+
+@test "a queue that one key has filled: another key gets in, and the first is told to come back" {
+  many=$(zse-apikey create many 2>/dev/null)
+  one=$(zse-apikey create one --scope chat,models 2>/dev/null)
+  serve --port 0 --max-seqs 1 --max-queue 5
+  await listens "$URL"
+  waiting() { curl -s -H "X-API-Key: $one" "$URL/api/stats/models" | jq '.models[0].waiting'; }
+  for i in {1..6}; do                                   # one program, so that they come together
+    [ "$i" = 1 ] || echo next
+    printf 'url = "%s/v1/completions"\nheader = "X-API-Key: %s"\noutput = "%s"\nwrite-out = "%%{http_code}\\n"\n' "$URL" "$many" "$T/$i"
+    printf 'data = "{\\"prompt\\":\\"%s\\",\\"max_tokens\\":1900,\\"ignore_eos\\":true,\\"priority\\":1000}"\n' "$i"
+  done >"$T/requests"
+  curl -s --parallel --parallel-immediate -K "$T/requests" >"$T/codes" 3>&- 5<&- &
+  many=$!
+  until [ "$(waiting)" = 5 ]; do kill -0 "$many"; done
+  [ "$(status -H "X-API-Key: $one" "$URL/v1/completions" -d '{"prompt":"a","max_tokens":2}')" = 200 ]
+  wait "$many"
+  [ "$(sort "$T/codes" | uniq -c | xargs)" = "5 200 1 503" ]
+  [ "$(jq -r '.error.code // empty' "$T"/[1-6])" = overloaded ]
+  stop
+}
