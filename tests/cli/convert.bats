@@ -316,6 +316,7 @@ P
 
 @test "--synthetic: types, sizes without writing, refusals" {
   [ "$(zse-convert --synthetic Qwen2.5-32B -n --json | field parameters)" = 32763876352 ]
+  [ "$(zse-convert --synthetic Qwen2.5-72B -n --json | field parameters)" = 72706203648 ]
   [ "$(zse-convert --synthetic Llama-3.1-8B -n --json -q bf16 | field weight_bytes)" = 16061054976 ]
   [ "$(zse-convert --synthetic Llama-3.1-8B -n --json -m 9GB | field type)" = int8 ]
   run -1 zse-convert --synthetic Llama-4 -o "$T/m.zse"
