@@ -43,6 +43,8 @@ static inline int device_open(void)
 {
     if (!device_usable())
         return 0;
+    if (getenv("ZSE_ONLY"))             /* one test of the program: tests/gpu/mutations */
+        cmocka_set_test_filter(getenv("ZSE_ONLY"));
     device = gpu_open(0, 1, &why);
     if (!device)
         fail_msg("%s", why.msg);
