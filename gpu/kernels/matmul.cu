@@ -75,7 +75,7 @@ template <int TYPE, int TOKENS> __global__ __launch_bounds__(WARPS * 32) void ma
     copy_wait<0>();
     if (!has_rows)
         return;
-    finish_tokens<N8>(c, finish_begin<TYPE>(l, l.to[0], data, tile * 32 + 4 * g, m.rows, ACT_UNIT), l, first_token, first_token + n_tokens, t);
+    finish_tokens<N8, 8>(c, finish_begin<TYPE>(l, l.to[0], data, tile * 32 + 4 * g, m.rows, ACT_UNIT), l, first_token, first_token + n_tokens, t);
 }
 
 template <int TYPE, int TOKENS> static int run(struct gpu *g, const gpu_linear *l, struct err *e)

@@ -164,7 +164,7 @@ template <int TYPE, int GROUPS> DEVICE void consume(const gpu_linear &l, const s
             next = share_of<TYPE, GROUPS>(l, w, i + gridDim.x, raw);
         if (!now.there)
             continue;
-        finish_tokens<TOKENS / 8>(c, finish_begin<TYPE>(l, l.to[0], now.data, now.tile * 32 + 4 * g, m.rows, ACT_UNIT * UNIT<TYPE>), l, now.token, l.n_tokens, t);
+        finish_tokens<TOKENS / 8, 2>(c, finish_begin<TYPE>(l, l.to[0], now.data, now.tile * 32 + 4 * g, m.rows, ACT_UNIT * UNIT<TYPE>), l, now.token, l.n_tokens, t);
     }
 }
 

@@ -274,10 +274,10 @@ template <int TYPE> DEVICE finish_rows finish_begin(const gpu_linear &l, const g
     }
     return f;
 }
-/* y: the sums of n tokens of this lane from `at` on, as finish_tokens has them. */
-template <int N8, bool WIDE> DEVICE void finish_by(const float y[2][4 * N8], const finish_rows &f, float *at, int n)
+/* y: the sums of n tokens of this lane from `at` on, as finish_tokens has them.  TOGETHER: tokens whose old values are asked for before one of them is waited for, as a store
+ * keeps later loads behind it: 4 registers each. */
+template <int N8, int TOGETHER, bool WIDE> DEVICE void finish_by(const float y[2][4 * N8], const finish_rows &f, float *at, int n)
 {
-    constexpr int TOGETHER = 8;         /* tokens whose old values are asked for before one of them is waited for: a store keeps later loads behind it */
 #pragma unroll
     for (int i = 0; i < 2 * N8; i += TOGETHER) {
         float v[TOGETHER][4];
@@ -311,14 +311,14 @@ template <int N8, bool WIDE> DEVICE void finish_by(const float y[2][4 * N8], con
 }
 /* The sums of a tile's tokens, of which there are first .. end - 1: those of token first + 8i + 2t + k and the lane's rows are y[0][4i + k], y[0][4i + 2 + k],
  * y[1][4i + k], y[1][4i + 2 + k]. */
-template <int N8> DEVICE void finish_tokens(const float y[2][4 * N8], const finish_rows &f, const gpu_linear &l, int first, int end, int t)
+template <int N8, int TOGETHER> DEVICE void finish_tokens(const float y[2][4 * N8], const finish_rows &f, const gpu_linear &l, int first, int end, int t)
 {
     const int n = min(8 * N8, end - first) - 2 * t;
     float *at = f.out + (size_t)(first + 2 * t) * f.ldo;
     if (f.wide)
-        finish_by<N8, true>(y, f, at, n);
+        finish_by<N8, TOGETHER, true>(y, f, at, n);
     else
-        finish_by<N8, false>(y, f, at, n);
+        finish_by<N8, TOGETHER, false>(y, f, at, n);
     if (l.finish == GPU_ADD || l.limit <= 0)
         return;
     for (int token = 0; token < n; token += token & 1 ? 7 : 1)
