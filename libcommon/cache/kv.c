@@ -120,6 +120,20 @@ int32_t pool_take(struct kv_pool *p)
 
 static int blocks_for(int n_tokens) { return n_tokens / KV_BLOCK + (n_tokens % KV_BLOCK != 0); }
 
+int kv_table_leave(const struct kv_table *t, struct kv_pool *p)
+{
+    int n = 0;
+    for (int i = 0; i < t->n_blocks; i++)
+        n += --p->refs[t->block[i]] == 0;
+    return n;
+}
+
+void kv_table_return(const struct kv_table *t, struct kv_pool *p)
+{
+    for (int i = 0; i < t->n_blocks; i++)
+        p->refs[t->block[i]]++;
+}
+
 int kv_table_init(struct kv_table *t, int max_len, struct err *e)
 {
     memset(t, 0, sizeof *t);

@@ -36,6 +36,9 @@ void kv_table_release(struct kv_table *t, struct kv_pool *p);           /* gives
 /* Blocks for positions [0, n_tokens). -1 when the pool is empty (nothing changed). Allocates nothing. */
 int kv_table_reserve(struct kv_table *t, struct kv_pool *p, int n_tokens);
 void kv_table_truncate(struct kv_table *t, struct kv_pool *p, int n_tokens);
+/* As if t held nothing: the blocks that then nobody holds.  Nothing may happen to the pool before kv_table_return. */
+int kv_table_leave(const struct kv_table *t, struct kv_pool *p);
+void kv_table_return(const struct kv_table *t, struct kv_pool *p);
 /* t, which is given back first, holds all that from holds, by reference. */
 void kv_table_share(struct kv_table *t, struct kv_pool *p, const struct kv_table *from);
 /* Before position n_tokens is written: if its block is shared, t gets one of its own instead. 1: the caller copies block *from to *to, now; 0: there is

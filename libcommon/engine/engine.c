@@ -239,9 +239,7 @@ void engine_stats(const struct engine *g, struct engine_stats *s)
     s->broken = g->broken;
     s->n_running = g->n_running;
     s->n_waiting = g->n_waiting + g->n_pending;
-    s->n_shares = 0;
-    for (const struct share *x = g->shares; x; x = x->next)
-        s->n_shares++;
+    s->n_shares = g->n_shares;
     s->backend = g->backend->describe(g->b);
     s->device = (struct backend_device){ .n_layers = 0 };
     if (g->backend->device)

@@ -90,6 +90,8 @@ struct request_params {
     uint64_t share;                             /* whose request it is, by any number: requests of one share get together what those of another get */
     int priority;                               /* -MAX_PRIORITY to MAX_PRIORITY: higher first among requests of a share.  AGEING_S seconds of waiting count as one
                                                  * more, so that nothing starves.  Below 0 it also lets other shares go first, for a while */
+    int *heard;                                 /* one int, 0, for all requests whose answers are worth nothing without each other; the engine's until the last of
+                                                 * them ends.  Once something was heard of one, none of them is refused any more.  NULL: it is alone */
     uint64_t deadline_ns;                       /* clock_ns() at which it ends with FINISH_DEADLINE; 0: none */
     const struct constraint *constraint;        /* NULL: none; see there for ownership */
     /* Called from engine_step for every token.  An EOS has no text of its own; the last call also brings what was held back because a stop string could have

@@ -54,6 +54,7 @@ struct request {
     float *pooled;                      /* [hidden_size] sum of hidden states so far; only with embed */
     enum embed embed;
     int ignore_eos, priority, n_logprobs, prompt_logprobs, n_heard;     /* n_heard: tokens of the prompt that the callback has heard of */
+    int *heard;                         /* of all that fail together: somebody has heard of one of them; borrowed; NULL: it is alone */
     int cancelled, holds;               /* holds: WAITING, and has KV blocks */
     int planned;                        /* tokens of this step */
     void (*on_token)(void *user, const struct token_event *ev);
@@ -85,7 +86,8 @@ struct engine {
     struct sampler_scratch *scratch;
     struct request **running; int n_running;        /* [max_seqs] in order of their turn */
     struct request **to_plan;           /* [max_seqs] scratch */
-    struct share *shares; int n_waiting;            /* in the order in which they came; n_waiting: of all */
+    struct share *shares; int n_shares, n_waiting;  /* in the order in which they came; n_waiting: of all */
+    double level;                       /* what each share was given on average since somebody waits */
     struct queue deadlines;
     struct request *cancelled;
     int n_pending, n_holding;
@@ -132,11 +134,13 @@ struct share *share_get(struct engine *g, uint64_t id);         /* made if there
 void share_put(struct engine *g, struct share *s);              /* gone if nobody needs it */
 void wait_add(struct engine *g, struct request *r);             /* to those that wait; the share has room */
 void wait_remove(struct engine *g, struct request *r);
-void share_charge(struct request *r, int n);                    /* n tokens were computed for it */
+void share_charge(struct engine *g, struct request *r, int n);  /* n tokens were computed for it */
 void shares_settle(struct engine *g);                           /* before anybody is chosen for a step */
 int share_goes_before(const struct request *a, const struct request *b);
 struct request *share_next(const struct engine *g);             /* who waits and goes first; NULL: nobody waits */
 int share_yields(const struct engine *g, const struct request *r);      /* index of who runs and makes room for r, which waits; -1: nobody does */
+/* Would r, which lacks so many blocks, get them and a place if all went that share_yields() would name one after the other? */
+int share_would_fit(struct engine *g, const struct request *r, int missing);
 int share_of_most(const struct engine *g);                      /* index of who gives its blocks back: the last in turn of the share that runs most */
 /* The queue lacks `missing` places for n requests of this share: end as many of shares that have more.  0: they have not. */
 int share_make_room(struct engine *g, const struct share *own, int n, int missing);

@@ -30,6 +30,12 @@ static int is_eos(const struct engine *g, const struct request *r, int32_t id)
     return 0;
 }
 
+static void note_heard(struct request *r)
+{
+    if (r->heard)
+        *r->heard = 1;
+}
+
 /* A new token of the answer: to the sequence, the sampler, the text, the callback.  1: nothing may follow; r may be gone. */
 static int add_token(struct engine *g, struct request *r, int32_t id, const struct logprobs *lp)
 {
@@ -98,6 +104,7 @@ static void choose(struct engine *g, struct request *r, float *logits, int32_t d
     r->last_ns = clock_ns();
     if (!r->first_ns) {
         r->first_ns = r->last_ns;
+        note_heard(r);
         g->count.prompt_tokens += (uint64_t)r->n_prompt;
         g->count.cached_tokens += (uint64_t)r->n_cached;
     }
@@ -164,6 +171,7 @@ static void tell_prompt(struct request *r, const struct logprobs *lp)
         ev.top = lp->top;
         ev.n_top = lp->n_top;
     }
+    note_heard(r);
     tell(r, &ev);
     for (const struct request *s = r->siblings; s; s = s->next_sibling)
         tell(s, &ev);
@@ -214,6 +222,7 @@ static void deliver_hidden(struct engine *g, struct request *r, const float *h, 
     for (int i = 0; i < hidden; i++)
         out[i] = (float)(r->pooled[i] / sqrt(sum));
     r->first_ns = r->last_ns = clock_ns();
+    note_heard(r);
     g->count.prompt_tokens += (uint64_t)r->n_prompt;
     request_finish(g, r, &(struct token_event){ .id = -1, .text = "", .finish = FINISH_STOP, .embedding = out, .n_embedding = hidden });
 }
@@ -242,7 +251,7 @@ void deliver_step(struct engine *g, int n_items)
             continue;
         r->kv.n_tokens += g->items[i].n_tokens;
         g->count.tokens += (uint64_t)g->items[i].n_tokens;
-        share_charge(r, g->items[i].n_tokens);
+        share_charge(g, r, g->items[i].n_tokens);
         if (enters_prefixes(g, r))
             prefix_enter(&r->kv, g->pool, r->ids, 0);
         if (enters_prefixes(g, r) && g->states && r->slot >= 0 && r->kv.n_tokens % g->snapshot_every == 0)

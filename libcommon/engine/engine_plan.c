@@ -253,7 +253,7 @@ static void take_state(struct engine *g, struct request *r)
     }
 }
 
-/* Blocks for all of its tokens, and one more to go on if there is any.  Copies are made when they are there: a request may wait for them for long. */
+/* A place, and blocks for all of its tokens, and one more to go on if there is any; nobody makes room in vain.  Copies are made when they are there: a request may wait for them for long. */
 static int make_fit(struct engine *g, struct request *r)
 {
     struct beginning b = { .snapshot = -1 };
@@ -263,17 +263,20 @@ static int make_fit(struct engine *g, struct request *r)
     else if (takes_prefixes(g, r))
         count_cached(r, prefix_take(&r->kv, g->pool, r->ids, r->n_ids - 1));
     const int want = n_blocks(r->n_ids < g->max_len ? r->n_ids + 1 : r->n_ids);
-    while (want - r->kv.n_blocks > n_available(g)) {
+    int fits = share_would_fit(g, r, want - r->kv.n_blocks - n_available(g));
+    while (fits && (g->n_running >= g->limits.max_running || want - r->kv.n_blocks > n_available(g))) {
         const int i = share_yields(g, r);
-        if (i >= 0) {
+        if (i >= 0)
             preempt(g, i);
-        } else if (g->n_running || !reclaim(g)) {
-            if (r->holds)
-                drop_beginning(g, r, &b);
-            else
-                request_release(g, r, 0);
-            return 0;
-        }
+        else if (g->n_running || !reclaim(g))
+            fits = 0;
+    }
+    if (!fits) {
+        if (r->holds)
+            drop_beginning(g, r, &b);
+        else
+            request_release(g, r, 0);
+        return 0;
     }
     if (held && !r->holds)
         b.snapshot = -1;                        /* r was reclaimed itself */
@@ -301,16 +304,9 @@ static void start(struct engine *g, struct request *r)
 static void admit(struct engine *g)
 {
     for (struct request *r; (r = share_next(g));) {
-        if (g->n_running >= g->limits.max_running) {
-            const int i = share_yields(g, r);
-            if (i < 0)
-                return;
-            preempt(g, i);
-        } else if (make_fit(g, r)) {
-            start(g, r);
-        } else {
+        if ((g->n_running >= g->limits.max_running && share_yields(g, r) < 0) || !make_fit(g, r))
             return;
-        }
+        start(g, r);
     }
 }
 

@@ -76,6 +76,7 @@ static struct request *make_request(struct engine *g, struct share *s, const str
     r->prompt_logprobs = p->prompt_logprobs;
     r->embed = p->embed;
     r->on_token = p->on_token;
+    r->heard = p->heard;
     r->user = p->users ? p->users[i] : p->user;
     r->order = ++g->orders;
     r->submitted_ns = clock_ns();

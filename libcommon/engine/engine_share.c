@@ -3,11 +3,13 @@
  * While somebody waits, each share is counted the tokens that are computed for it; who was given the fewest goes first: into a place among those that run, and
  * with its prompt into a step.  That is fair queueing by tokens as they are computed, as nobody knows how long an answer becomes (Sheng et al., arXiv:2401.00588).
  * What was computed while nobody waited is no debt, and who did not wait has no claim: who begins to wait is counted as much as the least served of those that
- * wait already.  A share lasts as long as it has requests, so there are never more of them than requests.
+ * wait already, and no less than the level, what each share got on average since somebody waits.  A share lasts as long as it has requests, so there are never more
+ * of them than requests; who comes back at once has forgotten what it got, but the level rises past those who stayed, so nobody is passed for ever.
  *
  * Where all places are taken, a share that runs two or more requests fewer than another gets one of that one's; what was computed of the request that makes room
  * stays in the tree of prefixes while there are blocks.  A full queue is shared in the same way. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "libcommon/engine/engine_core.h"
 
@@ -21,6 +23,7 @@ struct share *share_get(struct engine *g, uint64_t id)
     while (*link && (*link)->id != id)
         link = &(*link)->next;
     if (!*link && (*link = calloc(1, sizeof **link))) {
+        g->n_shares++;
         (*link)->id = id;
         (*link)->waiting.which = BY_TURN;
     }
@@ -35,6 +38,7 @@ void share_put(struct engine *g, struct share *s)
     while (*link != s)
         link = &(*link)->next;
     *link = s->next;
+    g->n_shares--;
     free(s->waiting.r);
     free(s);
 }
@@ -54,12 +58,13 @@ void wait_remove(struct engine *g, struct request *r)
 
 /* ---- what was computed for whom ---- */
 
-void share_charge(struct request *r, int n)
+void share_charge(struct engine *g, struct request *r, int n)
 {
     const int end = r->kv.n_tokens, from = end - n > r->charged ? end - n : r->charged;         /* what is computed a second time is nobody's wish */
     if (end <= from)
         return;
     r->share->served += (uint64_t)(end - from);
+    g->level += (double)(end - from) / g->n_shares;
     r->charged = end;
 }
 
@@ -82,6 +87,10 @@ void shares_settle(struct engine *g)
     for (const struct share *s = g->shares; s; s = s->next)
         if (s->waits && s->waited && s->served < least)
             least = s->served;
+    if (least == UINT64_MAX)
+        g->level = 0;
+    else if (least < (uint64_t)g->level)
+        least = (uint64_t)g->level;
     for (struct share *s = g->shares; s; s = s->next)
         if (least == UINT64_MAX)
             s->served = 0;
@@ -135,6 +144,34 @@ int share_yields(const struct engine *g, const struct request *r)
     return best;
 }
 
+int share_would_fit(struct engine *g, const struct request *r, int missing)
+{
+    const int n = g->n_running, most = g->limits.max_running;
+    if (n < most && missing <= 0)
+        return 1;
+    memcpy(g->to_plan, g->running, (size_t)n * sizeof *g->running);
+    for (int i; (g->n_running >= most || missing > 0) && (i = share_yields(g, r)) >= 0;) {       /* as if they were gone */
+        struct request *v = g->running[i];
+        missing -= kv_table_leave(&v->kv, g->pool);
+        v->share->n_running--;
+        g->n_running--;
+        memmove(&g->running[i], &g->running[i + 1], (size_t)(g->n_running - i) * sizeof *g->running);
+    }
+    const int fits = (g->n_running < most && missing <= 0) || g->n_running == 0;        /* with nobody there, those who wait give theirs */
+    for (int i = 0, at = 0; i < n; i++) {
+        struct request *v = g->to_plan[i];
+        if (at < g->n_running && g->running[at] == v) {
+            at++;
+            continue;
+        }
+        kv_table_return(&v->kv, g->pool);
+        v->share->n_running++;
+    }
+    memcpy(g->running, g->to_plan, (size_t)n * sizeof *g->running);
+    g->n_running = n;
+    return fits;
+}
+
 int share_of_most(const struct engine *g)
 {
     int best = g->n_running - 1;
@@ -148,8 +185,8 @@ int share_of_most(const struct engine *g)
 
 static int n_queued(const struct share *s) { return s->n - s->n_running; }
 
-/* May it be refused still?  Nobody has heard of an answer; the leader of others takes none of them along. */
-static int can_leave(const struct request *r) { return !r->first_ns && !r->cancelled && !r->n_heard; }
+/* May it be refused still?  Nobody has heard of an answer, nor of one that fails with it; the leader of others takes none of them along. */
+static int can_leave(const struct request *r) { return !r->first_ns && !r->cancelled && !r->n_heard && !(r->heard && *r->heard); }
 
 /* How many of s would leave for one that then has `others` in the queue. */
 static int n_spare(const struct share *s, int others)

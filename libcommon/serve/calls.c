@@ -663,7 +663,7 @@ static void submit(struct call *c)
     int embed = c->form->body == BODY_EMBEDDING, n = embed ? 1 : p->n;
     struct request_params rp = { .sampling = p->sampling, .max_tokens = c->max_tokens ? c->max_tokens : c->form->body == BODY_COMPLETION && p->given & GIVEN_MAX_TOKENS ? 1 : 0,
                                  .stop = c->stop, .n_stop = c->n_stop, .ignore_eos = p->ignore_eos, .keep_special = c->raw_text, .n_logprobs = embed ? -1 : c->n_logprobs,
-                                 .prompt_logprobs = p->echo && c->n_logprobs >= 0, .embed = embed ? EMBED_MEAN : EMBED_NONE, .priority = p->priority, .share = c->share, .n = n };
+                                 .prompt_logprobs = p->echo && c->n_logprobs >= 0, .embed = embed ? EMBED_MEAN : EMBED_NONE, .priority = p->priority, .share = c->share, .heard = &c->heard, .n = n };
     if (c->s->o.timeout_s > 0)
         rp.deadline_ns = c->start_ns + (uint64_t)(c->s->o.timeout_s * 1e9);
     c->n_open = c->n_choices;
@@ -727,7 +727,7 @@ static int to_thread(struct call *c)
     struct call **at = &p->first, **last = NULL;
     int rc = 0;
     pthread_mutex_lock(&p->lock);
-    c->round = p->round;
+    c->round = p->round + 1;            /* whoever was just served goes behind those that wait in the next round */
     for (struct call **q = &p->first; *q; q = &(*q)->next_preparing) {
         if ((*q)->share == c->share && (*q)->round >= c->round)
             c->round = (*q)->round + 1;

@@ -88,6 +88,7 @@ struct call {
     struct problem problem;
     uint64_t start_ns, first_ns;
     int status;
+    int heard;                          /* the engine's, while jobs are open: see request_params */
 };
 
 /* A request arrived; its body is taken. */

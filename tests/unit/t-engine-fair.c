@@ -259,11 +259,102 @@ static void test_many_shares(void **state)
     engine_close(g);
 }
 
+/* Shares that send one request after another, and are new each time, beside one that always has two: it is not passed for ever. */
+static void test_one_after_another(void **state)
+{
+    (void)state;
+    enum { ONES = 20, STEPS = 1500, PROMPT = 4, ANSWER = 10 };
+    static struct answer ones[ONES], own[2];
+    struct engine_stats s;
+    struct engine *g = open_engine(8, 64, 80);
+    int which = 0, got = 0;
+    add(g, &own[0], A, which++, PROMPT, ANSWER);
+    add(g, &own[1], A, which++, PROMPT, ANSWER);
+    for (int i = 0; i < ONES; i++)
+        add(g, &ones[i], 100 + (uint64_t)i, which++, PROMPT, ANSWER);
+    for (int n = 0; n < STEPS; n++) {
+        step(g, 1);
+        for (int i = 0; i < ONES; i++)
+            if (ones[i].finish)
+                add(g, &ones[i], 100 + (uint64_t)i, which++, PROMPT, ANSWER);
+        for (int i = 0; i < 2; i++)
+            if (own[i].finish) {
+                got++;
+                add(g, &own[i], A, which++, PROMPT, ANSWER);
+            }
+    }
+    engine_stats(g, &s);
+    assert_true(s.finished > STEPS / 2);
+    assert_in_range(got, s.finished / (ONES + 1) / 2, s.finished / (ONES + 1) * 3);
+    run_to_end(g);
+    engine_close(g);
+}
+
+/* Nobody makes room for a request that then has too few blocks all the same. */
+static void test_no_room_in_vain(void **state)
+{
+    (void)state;
+    static struct answer a[2], b, c, want;
+    struct engine_stats s;
+    for (int places = 3; places <= 4; places++) {       /* with all places taken, and with one left */
+        struct engine *g = open_engine(places, 128, 16);
+        add(g, &c, C, 1, 100, 20);                      /* 7 or 8 blocks */
+        for (int i = 0; i < 2; i++)
+            add(g, &a[i], A, 100 + i, 33, 12);          /* 3 blocks each */
+        step(g, 1);
+        engine_stats(g, &s);
+        assert_int_equal(s.n_running, 3);
+        add(g, &b, B, 5000, 100, 5);                    /* 7: more than one of A's and what is left */
+        step(g, 5);
+        engine_stats(g, &s);
+        assert_int_equal(s.preemptions, 0);
+        assert_int_equal(b.n, 0);
+        run_to_end(g);
+        struct request_params p = params(prompt(5000, 100), 100, &want);
+        p.max_tokens = 5;
+        p.ignore_eos = 1;
+        alone(&p, &want);
+        assert_same(&b, &want);
+        assert_all_free(g);
+        engine_close(g);
+    }
+}
+
+/* Requests that fail together: once something was heard of one, the others are not refused. */
+static void test_heard_of_one(void **state)
+{
+    (void)state;
+    static struct answer a[12], b;
+    static int heard[12];
+    struct err e;
+    for (int together = 0; together < 2; together++) {
+        struct engine *g = open_engine(2, 64, 40);
+        assert_int_equal(engine_set_limits(g, &(struct engine_limits){ .max_running = 2, .max_waiting = 10 }, &e), 0);
+        memset(heard, 0, sizeof heard);
+        for (int i = 0; i < 12; i++) {
+            struct request_params p = params(prompt(i, 20), 20, &a[i]);
+            p.share = A;
+            p.max_tokens = 10;
+            p.ignore_eos = 1;
+            p.heard = &heard[together && (i == 0 || i > 8) ? 0 : i];
+            submit(g, &p, &a[i]);
+        }
+        step(g, 2);
+        assert_true(a[0].n > 0 && heard[0]);
+        add(g, &b, B, 500, 20, 10);
+        for (int i = 2; i < 12; i++)
+            assert_int_equal(a[i].finish, i == (together ? 8 : 11) ? FINISH_REFUSED : FINISH_NONE);
+        run_to_end(g);
+        engine_close(g);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_one_beside_many), cmocka_unit_test(test_tokens), cmocka_unit_test(test_prompts), cmocka_unit_test(test_no_debt),
         cmocka_unit_test(test_standing_back), cmocka_unit_test(test_full_queue), cmocka_unit_test(test_many_shares),
+        cmocka_unit_test(test_one_after_another), cmocka_unit_test(test_no_room_in_vain), cmocka_unit_test(test_heard_of_one),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
