@@ -21,6 +21,7 @@
 #include "libcommon/base/thread.h"
 
 enum { LINE_ROOM = 65536, FIELD_MAX = 1024, PROMPT_MAX = 4096 };
+enum { LOOK_MS = 20, LAST_LOOKS = 50 };     /* the packer looks so often for the lock, and so many times more when the end has come */
 
 struct known_end;
 
@@ -166,10 +167,9 @@ static int begin_file(const char *path, int *fd, struct sha256 *sha, char hash[S
     struct line l = { text, 0, sizeof text };
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
-    *fd = open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
+    *fd = file_open_made(path, O_RDWR | O_APPEND);
     if (*fd < 0)
         return err_sys(e, "%s", path);
-    file_give(*fd, path);
     put_time(&l, (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000);
     put(&l, ",\"event\":\"begin\",\"prev\":\"%s\"", hash);
     if (after)
@@ -402,10 +402,38 @@ void audit_add(struct audit *a, const struct audit_entry *x)
 
 /* ---- what happens to rotated files, in a thread of its own ---- */
 
-/* The compressed file takes the place of path, unless path was cleared away meanwhile. */
-static int replace(const char *folder, const char *path, const char *temp, const char *gz, struct err *e)
+static int is_stopping(struct audit *a)
 {
-    int lock = audit_lock(folder, 1, e), rc = 0;
+    pthread_mutex_lock(&a->mutex);
+    const int stopping = a->stopping;
+    pthread_mutex_unlock(&a->mutex);
+    return stopping;
+}
+
+/* The lock, for the packer, who can do without: a program that stands still with it holds up nobody's end.  -1: *e. */
+static int wait_lock(struct audit *a, struct err *e)
+{
+    int lock, looks = 0;
+    while ((lock = audit_try_lock(a->folder, e)) == -2) {
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += LOOK_MS * 1000000;
+        until.tv_sec += until.tv_nsec / 1000000000;
+        until.tv_nsec %= 1000000000;
+        pthread_mutex_lock(&a->mutex);
+        pthread_cond_timedwait(&a->wake, &a->mutex, &until);
+        looks = a->stopping ? looks + 1 : 0;
+        pthread_mutex_unlock(&a->mutex);
+        if (looks > LAST_LOOKS)
+            return -1;
+    }
+    return lock;
+}
+
+/* The compressed file takes the place of path, unless path was cleared away meanwhile. */
+static int replace(struct audit *a, const char *path, const char *temp, const char *gz, struct err *e)
+{
+    int lock = wait_lock(a, e), rc = 0;
     if (lock < 0)
         return -1;
     if (access(path, F_OK))
@@ -419,7 +447,7 @@ static int replace(const char *folder, const char *path, const char *temp, const
 }
 
 /* X.jsonl to X.jsonl.gz: under a name that nobody takes for a log until it is whole. Somebody else may be at it: then not. */
-static int pack(const char *folder, const char *path, struct err *e)
+static int pack(struct audit *a, const char *path, struct err *e)
 {
     char gz[4224], temp[4232];
     struct stat st;
@@ -446,7 +474,7 @@ static int pack(const char *folder, const char *path, struct err *e)
     if (!good || n < 0 || futimens(out, times) || fsync(out))
         err_sys(e, "%s", temp);
     else
-        rc = replace(folder, path, temp, gz, e);
+        rc = replace(a, path, temp, gz, e);
     if (rc)
         unlink(temp);
     free(buffer);
@@ -456,23 +484,24 @@ static int pack(const char *folder, const char *path, struct err *e)
     return rc;
 }
 
-static int pack_all(const char *folder, int keep, struct err *e)
+static int pack_all(struct audit *a, struct err *e)
 {
     struct audit_files f;
+    const int keep = a->keep;
     int rc = 0, lock;
-    if (audit_files_list(&f, folder, e))
+    if (audit_files_list(&f, a->folder, e))
         return -1;
     int n = f.n;
     if (n && strcmp(strrchr(f.file[n - 1].path, '/') + 1, AUDIT_FILE) == 0)
         n--;
     /* a reader holds the lock while it opens its files: none disappears in between */
-    if (n > keep && (lock = audit_lock(folder, 1, e)) >= 0) {
+    if (n > keep && (lock = wait_lock(a, e)) >= 0) {
         for (int i = 0; i < n - keep; i++)
             unlink(f.file[i].path);
         close(lock);
     }
-    for (int i = n > keep ? n - keep : 0; i < n; i++)
-        if (!f.file[i].gz && pack(folder, f.file[i].path, e))
+    for (int i = n > keep ? n - keep : 0; i < n && !(rc && is_stopping(a)); i++)
+        if (!f.file[i].gz && pack(a, f.file[i].path, e))
             rc = -1;
     audit_files_release(&f);
     return rc;
@@ -490,7 +519,7 @@ static void *packer(void *user)
         a->work = 0;
         pthread_mutex_unlock(&a->mutex);
         struct err e;
-        if (pack_all(a->folder, a->keep, &e))
+        if (pack_all(a, &e) && !is_stopping(a))         /* the next one who opens the log goes on with it */
             audit_lost(a, &e);
         pthread_mutex_lock(&a->mutex);
     }

@@ -121,24 +121,27 @@ int audit_files_remove(const char *folder, struct err *e)
     return rc;
 }
 
-int audit_lock(const char *folder, int exclusive, struct err *e)
+static int lock(const char *folder, int how, struct err *e)
 {
     char path[4096];
     if (snprintf(path, sizeof path, "%s/audit.lock", folder) >= (int)sizeof path)
         return err_set(e, ERR_IO, "%s: the path is too long", folder);
-    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    int fd = file_open_made(path, O_RDWR);
     if (fd < 0)
         return err_sys(e, "%s", path);
-    file_give(fd, path);
-    while (flock(fd, exclusive ? LOCK_EX : LOCK_SH)) {
+    while (flock(fd, how)) {
         if (errno == EINTR)
             continue;
+        const int held = errno == EWOULDBLOCK;
         err_sys(e, "%s: lock", path);
         close(fd);
-        return -1;
+        return held ? -2 : -1;
     }
     return fd;
 }
+
+int audit_lock(const char *folder, int exclusive, struct err *e) { return lock(folder, exclusive ? LOCK_EX : LOCK_SH, e); }
+int audit_try_lock(const char *folder, struct err *e) { return lock(folder, LOCK_EX | LOCK_NB, e); }
 
 size_t audit_line_hash(const char *line, size_t size, const char **hash)
 {

@@ -24,6 +24,8 @@ int audit_files_remove(const char *folder, struct err *e);
 
 /* FOLDER/audit.lock, taken: a descriptor whose closing gives it back, or -1. */
 int audit_lock(const char *folder, int exclusive, struct err *e);
+/* The same, exclusive, where nobody else holds it now; -2: somebody does. */
+int audit_try_lock(const char *folder, struct err *e);
 
 /* The hash in the last whole line of an open log file (zeros: none), and where that line ends. */
 int audit_tail(int fd, const char *path, char hash[SHA256_HEX + 1], uint64_t *end, struct err *e);

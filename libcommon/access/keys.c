@@ -145,11 +145,10 @@ static int take_lock(struct keys *k, struct err *e)
 {
     char path[4096];
     snprintf(path, sizeof path, "%s.lock", k->path);
-    const int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    const int fd = file_open_made(path, O_RDWR);
     int n = 0, rc;
     if (fd < 0)
         return err_sys(e, "%s", path);
-    file_give(fd, path);
     while ((rc = flock(fd, LOCK_EX | LOCK_NB)) && errno == EWOULDBLOCK && wait_for_others(k, n))
         n++;
     if (rc == 0)
@@ -535,7 +534,7 @@ static int load(struct keys *k, struct err *e)
 /* Somebody put another file in its place. */
 static int reopen(struct keys *k, struct err *e)
 {
-    struct keys other = { .path = k->path, .until_ns = k->until_ns };
+    struct keys other = { .path = k->path, .until_ns = k->until_ns, .file = k->file == MAY_BE_ABSENT ? MAY_BE_ABSENT : MUST_BE_THERE };
     if (open_file(&other, e)) {
         sqlite3_close(other.db);
         k->locked = other.locked;
@@ -545,7 +544,7 @@ static int reopen(struct keys *k, struct err *e)
     k->db = other.db;
     sqlite3_busy_handler(k->db, wait_for_others, k);
     k->ino = other.ino;
-    k->absent = 0;
+    k->absent = other.absent;
     k->seen = -1;
     return 0;
 }

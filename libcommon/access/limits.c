@@ -71,10 +71,9 @@ static void prepare(struct table *t)
 static int open_shared(struct usage *u, const char *path, struct err *e)
 {
     struct stat st;
-    u->fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    u->fd = file_open_made(path, O_RDWR);
     if (u->fd < 0 || flock(u->fd, LOCK_EX) || fstat(u->fd, &st))
         return err_sys(e, "%s", path);
-    file_give(u->fd, path);
     /* posix_fallocate: a full disk says so now, not by SIGBUS in the middle of a request */
     if ((size_t)st.st_size < sizeof *u->t && posix_fallocate(u->fd, 0, sizeof *u->t))
         return err_set(e, ERR_IO, "%s: no room for %zu bytes of counters", path, sizeof *u->t);

@@ -103,6 +103,19 @@ void file_give(int fd, const char *path)
         return;                             /* then it is root's, and its owner will hear of it as of any file that cannot be written */
 }
 
+int file_open_made(const char *path, int flags)
+{
+    int fd;
+    flags |= O_CLOEXEC | O_NOFOLLOW;
+    do {
+        if ((fd = open(path, flags | O_CREAT | O_EXCL, 0600)) >= 0)
+            file_give(fd, path);
+        else if (errno == EEXIST)
+            fd = open(path, flags);
+    } while (fd < 0 && errno == ENOENT && access(path, F_OK) == 0);         /* it went and came in between */
+    return fd;
+}
+
 char *file_read(const char *path, size_t max, size_t *size, struct err *e)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC);

@@ -39,8 +39,11 @@ struct map_guard { void (*add)(struct map *), (*remove)(struct map *); };
 /* Read a small text file whole, '\0' appended (not counted).  Refuses more than max bytes.  Caller frees. */
 char *file_read(const char *path, size_t max, size_t *size, struct err *e);
 
-/* What root makes beside path belongs to whom the folder belongs: a server that runs as that user goes on writing. */
+/* What root makes at path (fd: with O_EXCL, so that it is nobody else's) belongs to whom the folder belongs: a server that runs as that user goes on writing. */
 void file_give(int fd, const char *path);
+/* open() with these flags and O_CLOEXEC | O_NOFOLLOW; where there is none a new one of mode 0600, which is given away.  One that is there belongs to whom it did:
+ * nobody is given a file that root did not make just now. */
+int file_open_made(const char *path, int flags);
 
 /* A new file that is invisible under its final name until atomic_commit: written as DIR/.NAME.zse-XXXXXX, then
  * fsync, rename, fsync of DIR.  atomic_abort (or a crash) leaves the old file untouched; abort removes the

@@ -682,6 +682,29 @@ static void the_end_does_not_wait_for_ever(void **state)
     while (s.entries < 2);
 }
 
+/* Nor for who holds the lock when a file is to be compressed: the next one does it. */
+static void the_end_does_not_wait_for_compression(void **state)
+{
+    (void)state;
+    struct audit_files f;
+    struct audit *a = open_log(0, 0);
+    add_entry(a, 0, 200, "/v1/x");
+    audit_close(a);
+    make("requests_20200101_000000.jsonl");
+    const int lock = audit_lock(folder, 1, &e);
+    assert_true(lock >= 0);
+    audit_close(open_log(0, 0));
+    assert_int_equal(audit_files_list(&f, folder, &e), 0);
+    assert_false(f.file[0].gz);
+    audit_files_release(&f);
+    assert_int_equal(n_names("requests_20200101_000000.jsonl.gz"), 0);
+    close(lock);
+    audit_close(open_log(0, 0));
+    assert_int_equal(audit_files_list(&f, folder, &e), 0);
+    assert_true(f.file[0].gz);
+    audit_files_release(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -692,6 +715,7 @@ int main(void)
         IN_FOLDER(clearing_goes_on_beside_a_writer), IN_FOLDER(queries), IN_FOLDER(csv_is_safe), IN_FOLDER(formulas_begin_nowhere),
         IN_FOLDER(fields_in_any_order),
         IN_FOLDER(lines_wait_for_who_holds_the_lock), IN_FOLDER(the_end_does_not_wait_for_ever),
+        IN_FOLDER(the_end_does_not_wait_for_compression),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
