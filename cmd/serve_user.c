@@ -1,6 +1,7 @@
 #include "cmd/serve_user.h"
 
 #include <ctype.h>
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
@@ -72,15 +73,40 @@ void serve_user_release(struct serve_user *u)
 
 int serve_user_environment(const struct serve_user *u, struct err *e)
 {
+    unsetenv("XDG_CACHE_HOME");                 /* root's */
+    unsetenv("XDG_RUNTIME_DIR");
     return setenv("HOME", u->home, 1) || setenv("USER", u->name, 1) || setenv("LOGNAME", u->name, 1) ? err_nomem(e, "the environment") : 0;
 }
 
+/* Root's, mode 0700 and empty: what mkdir made. */
+static int is_fresh_folder(int fd)
+{
+    struct stat st;
+    const int again = fstat(fd, &st) == 0 && st.st_uid == 0 && (st.st_mode & 0777) == 0700 ? openat(fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+    DIR *d = again < 0 ? NULL : fdopendir(again);
+    int n = 0;
+    if (!d) {
+        if (again >= 0)
+            close(again);
+        return 0;
+    }
+    for (const struct dirent *x; (x = readdir(d));)
+        n += strcmp(x->d_name, ".") != 0 && strcmp(x->d_name, "..") != 0;
+    closedir(d);
+    return n == 0;
+}
+
+/* Names may come to mean other files while root looks at them: only what was opened, and is what was made, is given away. */
 int serve_user_folder(const struct serve_user *u, const char *path, struct err *e)
 {
     if (mkdir(path, 0700) != 0)
         return errno == EEXIST ? 0 : err_sys(e, "%s", path);
     const int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    const int rc = fd < 0 || fchown(fd, u->uid, u->gid) != 0 ? err_sys(e, "%s: cannot be given to %s", path, u->name) : 0;
+    int rc = fd < 0 ? err_sys(e, "%s: cannot be given to %s", path, u->name) : 0;
+    if (rc == 0 && !is_fresh_folder(fd))
+        rc = err_set(e, ERR_IO, "%s: somebody put another folder there while it was made", path);
+    if (rc == 0 && fchown(fd, u->uid, u->gid) != 0)
+        rc = err_sys(e, "%s: cannot be given to %s", path, u->name);
     if (fd >= 0)
         close(fd);
     return rc;
@@ -88,7 +114,28 @@ int serve_user_folder(const struct serve_user *u, const char *path, struct err *
 
 int serve_user_socket(const struct serve_user *u, const char *path, struct err *e)
 {
-    return lchown(path, u->uid, u->gid) != 0 ? err_sys(e, "--socket %s: cannot be given to %s", path, u->name) : 0;
+    struct stat st;
+    const int fd = open(path, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+    int rc = fd < 0 || fstat(fd, &st) != 0 ? err_sys(e, "--socket %s: cannot be given to %s", path, u->name) : 0;
+    if (rc == 0 && (!S_ISSOCK(st.st_mode) || st.st_uid != 0 || st.st_nlink != 1))
+        rc = err_set(e, ERR_IO, "--socket %s: somebody put another file there", path);
+    if (rc == 0 && fchownat(fd, "", u->uid, u->gid, AT_EMPTY_PATH) != 0)
+        rc = err_sys(e, "--socket %s: cannot be given to %s", path, u->name);
+    if (fd >= 0)
+        close(fd);
+    return rc;
+}
+
+/* initgroups takes what the system's file of groups says, and that may be root's. */
+static int has_root_group(void)
+{
+    const int n = getgroups(0, NULL);
+    gid_t *list = n > 0 ? calloc((size_t)n, sizeof *list) : NULL;
+    int found = n < 0 || (n > 0 && (!list || getgroups(n, list) != n));
+    for (int i = 0; !found && i < n; i++)
+        found = list[i] == 0;
+    free(list);
+    return found;
 }
 
 static int drop_capabilities(void)
@@ -115,6 +162,8 @@ int serve_user_become(const struct serve_user *u, struct err *e)
 {
     if (initgroups(u->name, u->gid) != 0)
         return err_sys(e, "--user %s: its groups", u->name);
+    if (has_root_group())
+        return err_set(e, ERR_IO, "--user %s: is in root's group; expected somebody who may less", u->name);
     if (setresgid(u->gid, u->gid, u->gid) != 0 || setresuid(u->uid, u->uid, u->uid) != 0)
         return err_sys(e, "--user %s", u->name);
     if (drop_capabilities() != 0 || prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0)

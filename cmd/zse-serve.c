@@ -105,6 +105,12 @@ static void say(void *user, const char *text)
         cli_note(prog, "%s", text);
 }
 
+static void warn(void *user, const char *text)
+{
+    (void)user;
+    cli_note(prog, "%s", text);
+}
+
 static void raise_descriptors(void)
 {
     struct rlimit l;
@@ -215,7 +221,7 @@ static int serve(struct serve_options *o, const struct serve_user *user, struct 
         .home = p->home, .no_auth = o->no_auth, .query_keys = o->query_keys, .anonymous_limit = o->anonymous_limit,
         .audit_folder = p->audit, .audit_bytes = o->audit_bytes, .audit_prompts = o->audit_prompts, .trust_proxy = o->trust_proxy, .origins = o->origins, .n_origins = o->n_origins, .hosts = o->hosts, .n_hosts = o->n_hosts,
         .model_dir = o->model_dir, .max_connections = o->max_connections, .max_body = o->max_body, .max_queue = o->max_queue, .timeout_s = o->timeout_s, .drain_s = o->drain_s,
-        .max_memory = o->max_memory, .no_watch = o->no_watch, .sysroot = preflight_root(), .log = say, .user = o,
+        .max_memory = o->max_memory, .no_watch = o->no_watch, .sysroot = preflight_root(), .log = say, .warn = warn, .user = o,
     };
     struct server *s = server_bind(&so, e);
     int rc = !s || (user && become_user(o, user, p, e)) ? -1 : 0;
@@ -232,12 +238,11 @@ static int serve(struct serve_options *o, const struct serve_user *user, struct 
     if (rc != 0)
         cli_fail(prog, e);
     if (s && server_is_loading(s)) {            /* a conversion may take minutes, and nobody waits for it any more */
-        server_leave(s);
+        rc = server_leave(s) || rc;
         fflush(stdout);
         _exit(rc ? CLI_FAILED : CLI_OK);
     }
-    server_close(s);
-    return rc;
+    return server_close(s) || rc;
 }
 
 static int run(struct serve_options *o)

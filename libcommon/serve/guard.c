@@ -84,21 +84,24 @@ void guard_tick(struct server *s)
     audit_stats(g->audit, &now);
     const int lost = now.errors > g->errors, written = now.entries > g->entries;
     if (lost && !g->losing)
-        server_log(s, "the audit log lacks lines from now on: %s", now.last_error);
+        server_warn(s, "the audit log lacks lines from now on: %s", now.last_error);
     g->losing = lost || (g->losing && !written);
     g->errors = now.errors;
     g->entries = now.entries;
 }
 
-void guard_finish_audit(struct server *s)
+int guard_finish_audit(struct server *s)
 {
     struct guard *g = &s->guard;
     const int left = audit_later_close(g->later, AUDIT_PATIENCE_S);
     g->later = NULL;
     if (left) {
-        server_log(s, "%s: %d lines of the audit log were not written: its disk, or who holds its lock, does not answer", s->o.audit_folder, left);
+        server_warn(s, "%s: %d lines of the audit log were not written: its disk, or who holds its lock, does not answer", s->o.audit_folder, left);
         g->audit = NULL;                    /* the thread is at it still */
+        return -1;
     }
+    guard_tick(s);                          /* what was lost since the last one */
+    return 0;
 }
 
 int guard_has_keys(const struct server *s)

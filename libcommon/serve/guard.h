@@ -44,10 +44,10 @@ struct guard {
 
 /* Reads the keys. Refuses a key file that is there and cannot be read: it must not look like a server without keys. */
 int guard_open(struct server *s, struct err *e);
-void guard_close(struct server *s);
+int guard_close(struct server *s);                      /* guard_finish_audit, too */
 void guard_tick(struct server *s);                      /* on_second */
-/* Nothing more comes for the audit log: wait until it is written, for some seconds. */
-void guard_finish_audit(struct server *s);
+/* Nothing more comes for the audit log: wait until it is written, for some seconds.  -1: it was not. */
+int guard_finish_audit(struct server *s);
 int guard_has_keys(const struct server *s);             /* a key is needed, and there is one */
 
 /* A request begins. */

@@ -243,7 +243,7 @@ void guard_reports(struct server *s)
 
 void report_gone(struct conn *c) { ((struct report *)conn_exchange(c))->conn = NULL; }
 
-void guard_close(struct server *s)
+int guard_close(struct server *s)
 {
     struct guard *g = &s->guard;
     for (struct report *r; (r = g->reports);) {
@@ -252,12 +252,13 @@ void guard_close(struct server *s)
         json_decref(r->answer);
         free(r);
     }
-    guard_finish_audit(s);
+    const int rc = guard_finish_audit(s);
     audit_close(g->audit);
     usage_close(g->usage);
     keys_close(g->keys);
     address_limits_close(g->anonymous);
     address_limits_close(g->refused);
+    return rc;
 }
 
 /* ---- keys, the routes ---- */

@@ -17,15 +17,28 @@
 static const int signals[] = { SIGTERM, SIGINT, SIGHUP };
 enum { N_SIGNALS = sizeof signals / sizeof *signals };
 
-void server_log(struct server *s, const char *fmt, ...)
+static void tell(const struct server *s, void (*hear)(void *user, const char *text), const char *fmt, va_list ap)
 {
     char text[800];
+    vsnprintf(text, sizeof text, fmt, ap);
+    if (hear)
+        hear(s->o.user, text);
+}
+
+void server_log(struct server *s, const char *fmt, ...)
+{
     va_list ap;
     va_start(ap, fmt);
-    vsnprintf(text, sizeof text, fmt, ap);
+    tell(s, s->o.log, fmt, ap);
     va_end(ap);
-    if (s->o.log)
-        s->o.log(s->o.user, text);
+}
+
+void server_warn(struct server *s, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    tell(s, s->o.warn ? s->o.warn : s->o.log, fmt, ap);
+    va_end(ap);
 }
 
 void server_id(struct server *s, const char *prefix, char out[48])
@@ -310,27 +323,28 @@ int server_start(struct server *s, const char *admin_token, struct err *e)
     return guard_open(s, e) || listen_if_guarded(s, e) || models_start(s, e) || calls_open(s, e) ? -1 : 0;
 }
 
-void server_leave(struct server *s)
+int server_leave(struct server *s)
 {
     loop_drop_all(s->loop);
     calls_close(s);
     models_leave(s);
-    guard_finish_audit(s);
+    return guard_finish_audit(s);
 }
 
-void server_close(struct server *s)
+int server_close(struct server *s)
 {
     if (!s)
-        return;
+        return 0;
     if (s->loop)
         loop_drop_all(s->loop);                 /* clients are gone; threads may still be busy with what they asked for */
     calls_close(s);
     models_stop(s);
-    guard_close(s);                             /* joins a thread that wakes the loop */
+    const int rc = guard_close(s);              /* joins a thread that wakes the loop */
     loop_close(s->loop);
     metrics_release(&s->metrics);
     nvml_close(s->nvml);
     free(s);
+    return rc;
 }
 
 int server_is_loading(const struct server *s) { return models_n(s, HOSTED_LOADING) > 0; }

@@ -61,6 +61,7 @@ struct server_options {
     int no_watch;                       /* memory is not watched; else see watch.h */
     const char *sysroot;                /* where proc and sys lie; NULL: / */
     void (*log)(void *user, const char *text);
+    void (*warn)(void *user, const char *text);         /* what must be heard in any case; NULL: log */
     void *user;
 };
 
@@ -69,9 +70,9 @@ struct server;
 struct server *server_bind(const struct server_options *o, struct err *e);
 /* Opens all else, as who the process is by then, and listens on return.  admin_token: borrowed; NULL: no administration over HTTP. */
 int server_start(struct server *s, const char *admin_token, struct err *e);
-void server_close(struct server *s);                    /* NULL is fine */
+int server_close(struct server *s);                     /* -1: lines of the audit log were not written, as warn was told; NULL is fine */
 /* Instead, before the process ends at once: clients are let go, and their requests have their lines in the audit log. */
-void server_leave(struct server *s);
+int server_leave(struct server *s);
 int server_port(const struct server *s);                /* 0: no TCP */
 int server_is_loading(const struct server *s);          /* then server_close waits for the opener */
 /* Open in the background. name NULL: from the path. */

@@ -120,6 +120,7 @@ struct server {
 /* No new clients; calls that run get so many seconds. */
 void server_stop(struct server *s, double drain_s);
 void server_log(struct server *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+void server_warn(struct server *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));       /* also where log is not wanted */
 /* "PREFIX" and 24 hexadecimal digits. */
 void server_id(struct server *s, const char *prefix, char out[48]);
 
