@@ -555,6 +555,11 @@ static uint64_t memory_needed(const struct job *j, const struct calibration *c)
         width += n;
     }
     uint64_t window = (uint64_t)c->window_len * (2 * (uint64_t)f->hidden_size + 2 * most + (uint64_t)f->n_heads * (uint64_t)f->head_dim * 3 + 3 * rows) * 4;
+    for (int i = 0; i < f->n_layers; i++)
+        if (f->ff[i] == FF_MOE) {               /* what enters the experts is kept, with their choice for each token */
+            window += tokens * ((uint64_t)linalg_pad(f->hidden_size) + 4 * (uint64_t)f->moe.top_k) * 4 + (uint64_t)c->window_len * (uint64_t)f->hidden_size * 4;
+            break;
+        }
     if (j->effort != CONVERT_BEST)
         return layer + tokens * ((uint64_t)f->hidden_size + width + GOOD_RANK) * 4 + window + most * GOOD_RANK * 24;
     return 2 * layer + 2 * tokens * (uint64_t)f->hidden_size * 4 + window + tokens * width * 4 + 3 * most * most * 4;
