@@ -63,6 +63,11 @@ long_options() { grep -oE '^ +(-[A-Za-z], )?--[a-z0-9-]+' | grep -oE -- '--[a-z0
     if command -v zsh >/dev/null; then zsh -n "completions/_$p"; fi
     if command -v fish >/dev/null; then fish -n "completions/$p.fish"; fi
   done
+  # zsh ends the name of an argument at a colon
+  run grep -nE '\]:' completions/_*
+  [ "${#lines[@]}" -gt 50 ]
+  bad=$(printf '%s\n' "${lines[@]}" | grep -vE '\]:([^:\\]|\\.)+:[^:]*$' || true)
+  [ -z "$bad" ] || { echo "$bad"; return 1; }
 }
 
 # bats test_tags=plain
