@@ -32,7 +32,7 @@ SMS     ?= 80 86 89 90
 NVFLAGS := -std=c++17 -O3 -fmad=false -I. -Xcompiler -Wall,-Wextra -Werror all-warnings --threads 2
 # The front end, half of the time, runs once, for the oldest: nothing but *_hopper.cu needs more.  Its PTX is for GPUs that come after.
 COMMA   := ,
-OLDEST  := compute_$(firstword $(SMS))
+OLDEST  := compute_$(shell printf '%s\n' $(SMS) | sort -n | head -n 1)
 NVCODE  := -gencode 'arch=$(OLDEST)$(COMMA)code=[$(subst $() $(),$(COMMA),$(SMS:%=sm_%) $(OLDEST))]'
 # *_hopper.cu is for compute capability 9.0 alone: wgmma exists nowhere else.
 $(B)/gpu/kernels/%_hopper.o: NVCODE := -gencode arch=compute_90a,code=sm_90a
@@ -52,7 +52,7 @@ UNIT  := $(patsubst %.c,$(B)/%,$(wildcard tests/unit/t-*.c))
 BINS  := $(addprefix $(B)/,$(PROGRAMS))
 # What asks which processor this is for.  All other objects are the same for any: a build may take them from another with the same flags (O=build).
 O     ?= $(B)
-ASKS  := $(shell grep -l 'ifdef ZSE_X86' libcommon/*/*.c tests/unit/*.c)
+ASKS  := $(shell grep -lw ZSE_X86 libcommon/*/*.c tests/unit/*.c)
 objects = $(patsubst %.c,$(B)/%.o,$(filter $(ASKS),$1)) $(patsubst %.c,$(O)/%.o,$(filter-out $(ASKS),$1))
 OBJS  := $(call objects,$(LIB) $(CMD) $(addprefix cmd/,$(addsuffix .c,$(PROGRAMS))) $(patsubst $(B)/%,%.c,$(UNIT)) $(wildcard gpu/backend/*.c)) $(EMULATED)
 
@@ -76,6 +76,7 @@ endef
 $(B)/%.o: %.c
 	$(COMPILE)
 ifneq ($(O),$(B))
+$(if $(filter-out generic,$(ARCH)),$(error O=$(O) is for ARCH=generic: what other builds compile differs))
 $(O)/%.o: %.c
 	$(COMPILE)
 endif
@@ -152,7 +153,7 @@ check-gpu: all $(GPU_TESTS)
 	@test $(DEVICE) = cuda || { echo "make check-gpu: this is a build without CUDA; make GPU=cuda check-gpu" >&2; exit 1; }
 	for t in $(GPU_TESTS); do CMOCKA_MESSAGE_OUTPUT=TAP $$t || exit 1; done
 
-check: all $(UNIT) emulated
+check: all unit emulated
 	B=$(B) tests/run $(UNIT) | tee $(B)/check.tap | tests/lib/show
 	tests/lib/count $(B)/check.tap
 

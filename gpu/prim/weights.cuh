@@ -278,6 +278,7 @@ template <int TYPE> DEVICE finish_rows finish_begin(const gpu_linear &l, const g
  * keeps later loads behind it: 4 registers each. */
 template <int N8, int TOGETHER, bool WIDE> DEVICE void finish_by(const float y[2][4 * N8], const finish_rows &f, float *at, int n)
 {
+    static_assert(TOGETHER % 2 == 0 && 2 * N8 % TOGETHER == 0, "whole pairs of tokens, and nothing beyond the last");
 #pragma unroll
     for (int i = 0; i < 2 * N8; i += TOGETHER) {
         float v[TOGETHER][4];

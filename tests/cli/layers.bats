@@ -22,6 +22,11 @@
   [ -z "$bad" ] || { echo "$bad"; return 1; }
 }
 
+@test "what asks which processor a build is for are files that the Makefile finds" {
+  bad=$(grep -rnE '^ *#.*\bZSE_X86\b' --include='*.[ch]' --include='*.inc' --include='*.cu' --include='*.cuh' --include='*.cc' libcommon cmd gpu tests | grep -vE '^(libcommon/[^/]+|tests/unit)/[^/]+\.c:' || true)
+  [ -z "$bad" ] || { echo "$bad"; return 1; }
+}
+
 @test "every header compiles alone" {
   for h in $(find libcommon -name '*.h'); do
     echo "#include \"$h\"" | gcc -std=c11 -D_GNU_SOURCE -I. $(pkg-config --cflags jansson) -Wall -Wextra -Werror -fsyntax-only -x c - || { echo "$h"; return 1; }
