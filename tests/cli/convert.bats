@@ -394,6 +394,6 @@ END
       zse-bench quality "$T/f32.zse" "$T/$level.zse" "$T/text" --window 128 --windows 6 --exact | field kl_mean >>"$T/$name"
     done
     cat "$T/$name"
-    sort -g -r -c "$T/$name"
+    sort -g -r -c -u "$T/$name"          # equal is not nearer
   done
 }

@@ -22,7 +22,7 @@ def count(what):
 
 def ask(path, body=None):
     """status, what came of the body, whether it is whole"""
-    c = http.client.HTTPConnection('127.0.0.1', port, timeout=600)
+    c = http.client.HTTPConnection('127.0.0.1', port, timeout=120)
     try:
         c.request('GET' if body is None else 'POST', path, None if body is None else json.dumps(body), {'Authorization': 'Bearer none'})
         r = c.getresponse()
@@ -70,9 +70,9 @@ def streamed(path, body, delta_of, ends, expected):
             wrong.append((path, 'stream', got, text[-600:]))
     else:
         count('broken')
-        if not complete and expected.startswith(got) or any('error' in str(e.get('type', '')) or e.get('error') or 'failed' in e.get('type', '') for e in events):
+        if expected.startswith(got) and (not complete or any('error' in str(e.get('type', '')) or e.get('error') or 'failed' in e.get('type', '') for e in events)):
             return
-        wrong.append((path, 'a stream without end or error', text[-600:]))
+        wrong.append((path, 'a stream without end or error, or with another text', got, text[-600:]))
 
 
 def socket_chat():
@@ -85,6 +85,8 @@ def socket_chat():
         text, m = '', {'type': 'token', 'content': ''}
         while m['type'] == 'token':
             text += m['content']
+            if not ANSWER.startswith(text):
+                wrong.append(('/ws/chat', text, m))
             opcode, data = w.receive()
             if opcode == 8:
                 count('broken')
@@ -127,6 +129,8 @@ def repeat(seed, all_of_them):
     while not stop.is_set() and not wrong:
         try:
             rnd.choice(all_of_them)()
+        except TimeoutError:                # an OSError, too: first
+            wrong.append('no answer in time')
         except BROKEN:
             count('broken')
         except Exception as e:

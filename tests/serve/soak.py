@@ -138,7 +138,8 @@ def settled():
 def sample():
     """[(seconds since the start, kB)] until the time is over and all that takes memory has been there; None: the server ended."""
     begin, samples = time.monotonic(), []
-    needed = {'clients': ('answers', 'left'), 'loads': ('loads',)}.get(only, ('answers', 'left', 'loads', 'looks'))
+    everything = ('answers', 'left', 'loads', 'looks') + (('conversations', 'changes') if seconds >= 10 else ())        # rarer: a short run would wait for them
+    needed = {'clients': ('answers', 'left'), 'loads': ('loads',)}.get(only, everything)
     while True:
         now, kb = time.monotonic() - begin, anonymous()
         if kb is None:
