@@ -383,8 +383,12 @@ END
 @test "experts and layers with a state: good is nearer to the model than fast, best than good" {
   local models=${ZSE_ORACLES:-../shared/oracles}/models/hf name level text
   [ -d "$models/qwen3_moe" ] || skip "$models is not here"
-  head -c 8000 LICENSE >"$T/text"
+  head -c "$([ -n "${ZSE_SANITIZED-}" ] && echo 1500 || echo 8000)" LICENSE >"$T/text"
   for name in qwen3_moe mamba2; do
+    if [ -n "${ZSE_SANITIZED-}" ]; then       # that it runs; how near it comes does not depend on the build
+      zse-convert "$models/$name" -o "$T/best.zse" -q nl4 --quality best --calibration "$T/text" >/dev/null
+      continue
+    fi
     zse-convert "$models/$name" -o "$T/f32.zse" -q f32 >/dev/null
     for level in fast good best; do
       text=(--calibration "$T/text")

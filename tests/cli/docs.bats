@@ -86,6 +86,7 @@ keys() {
   jq -r 'del(.config?, .[]?.config?, .hf_config_json?, .memory?.by_type?, .memory?.by_role?) | [paths | map(select(type == "string")) | last | select(. != null)] | unique[]' "$1"
 }
 
+# bats test_tags=plain
 @test "the man pages name every key of the JSON" {
   t=$BATS_TEST_TMPDIR
   zse-convert models/tiny -o "$t/m.zse" --json --tensors >"$t/zse-convert.a"

@@ -73,7 +73,7 @@ static void test_one_beside_many(void **state)
         engine_close(g);
     }
     assert_in_range(steps[0], 400, 1000);               /* 100 answers of 20 tokens, 4 at a time */
-    assert_in_range(steps[1], 1, 2);
+    assert_in_range(steps[1], 1, 4);                    /* how much of a prompt a step takes is a matter of time */
 }
 
 /* The same tokens for both, whatever their requests are like; and places by turns where nothing else tells them apart. */
