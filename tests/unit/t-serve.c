@@ -136,7 +136,7 @@ static void test_small_pieces(void **state)
             small = fmin(small, seconds_for(4200, 1 << 20, frames));
             large = fmin(large, seconds_for(420000, 1 << 20, frames));
         }
-        if (large > 8 * small + 0.01)
+        if (large > 30 * small + 0.05)                  /* moved anew for each: 1000 times */
             fail_msg("%s of one byte: %.3f s in large pieces, %.3f in small ones", frames ? "frames" : "chunks", large, small);
     }
 }
