@@ -418,6 +418,15 @@ static void looking_writes_nothing(void **state)
     assert_false(required);
     assert_int_equal(keys_refresh(look, &e), 0);
     assert_int_equal(access(path, F_OK), -1);
+    assert_int_equal(mkdir(path, 0700), 0);
+    snprintf(path, sizeof path, "%s/home/keys.db", folder);
+    const int fd = open(path, O_WRONLY | O_CREAT | O_EXCL, 0600);       /* somebody is about to make it */
+    assert_true(fd >= 0);
+    assert_int_equal(keys_refresh(look, &e), 0);
+    assert_int_equal(keys_refresh(look, &e), 0);
+    assert_int_equal(lseek(fd, 0, SEEK_END), 0);
+    close(fd);
+    snprintf(path, sizeof path, "%s/home", folder);
     struct keys *k = keys_open(path, &e);
     assert_non_null(k);
     new_key(k, "app", text);
