@@ -470,11 +470,14 @@ kept_half() { [ -n "$(find "$XDG_CACHE_HOME" -name '.*.part.zse-*' -size +100k)"
 }
 
 @test "zse-chat, ended while a model comes: nothing is left but what has come" {
-  local rc=0
+  local rc=0 file
   fault '{"file":"model-00003-of-00003.safetensors","kind":"hold","at":"cdn","if_range":"bytes=524288-"}'
   zse-chat test/layers --temp 0 -p 'What is 2+2?' >"$BATS_TEST_TMPDIR/a" 2>&1 3>&- &
   local a=$!
   await kept_half || { cat "$BATS_TEST_TMPDIR/a"; return 1; }
+  for file in model-0000{1,2}-of-00003.safetensors; do
+    await test -e "$HF_HOME/hub/models--test--layers/snapshots/$COMMIT/$file"
+  done
   kill -TERM $a
   wait $a || rc=$?
   [ $rc = 143 ] || { echo "$rc"; cat "$BATS_TEST_TMPDIR/a"; return 1; }

@@ -302,7 +302,7 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
 @test "the audit log: streams and clients that leave, a folder that cannot be written" {
   local log=$BATS_TEST_TMPDIR/log URL PID
   export ZSE_HOME=$BATS_TEST_TMPDIR/home
-  start "$log" "$T/tiny.zse" --port 0 --audit-size 2kB
+  start "$log" "$T/tiny.zse" --port 0 --audit-size 4kB        # ten files and one hold some 80 lines
   await listens "$URL"
   curl -sN "$URL/v1/chat/completions" -d "${QUESTION/\{/\{\"stream\":true,}" >/dev/null
   # the client leaves with the first piece; once more where the answer was complete before it could
@@ -317,6 +317,7 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   await says '[200,true,true]' eval "zse-audit query -p /v1/chat --json | jq -c '[.status_code, .completion_tokens > 3, .total_tokens > 10]'"
   for _ in {1..20}; do status "$URL/v1/models" >/dev/null; done
   stop "$PID"
+  zse-audit stats
   [ "$(zse-audit stats --json | jq -c '[.total_entries, .rotated_files > 1, .skipped_lines]')" = "[$((21 + n)),true,0]" ]
   [ "$(zse-audit verify --json | jq .intact)" = true ]
   rm -r "$ZSE_HOME/audit" && touch "$ZSE_HOME/audit"
