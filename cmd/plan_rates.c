@@ -8,19 +8,34 @@
 #include "libcommon/base/clock.h"
 #include "libcommon/base/pool.h"
 #include "libcommon/engine/cpu.h"
+#include "libcommon/engine/sampler.h"
 #include "libcommon/hw/limits.h"
 
-/* The best of several: a limit is what the machine can do when nobody else wants it. */
-static double best_time(void (*run)(void *arg), void *arg, int runs, int times)
+/* What a step will take is asked for, not the best that was ever seen: medians. */
+enum { MOST_RUNS = 20 };
+
+static int by_size(const void *a, const void *b)
 {
-    double best = INFINITY;
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(double *v, int n)
+{
+    qsort(v, (size_t)n, sizeof *v, by_size);
+    return v[n / 2];
+}
+
+static double usual_time(void (*run)(void *arg), void *arg, int runs, int times)
+{
+    double s[MOST_RUNS];
     for (int i = 0; i < runs; i++) {
         const uint64_t start = clock_ns();
         for (int k = 0; k < times; k++)
             run(arg);
-        best = fmin(best, (double)(clock_ns() - start) * 1e-9 / times);
+        s[i] = (double)(clock_ns() - start) * 1e-9 / times;
     }
-    return best;
+    return median(s, runs);
 }
 
 static void nothing(void *arg, int i, int thread)
@@ -30,7 +45,38 @@ static void nothing(void *arg, int i, int thread)
     (void)thread;
 }
 
-static void empty_loop(void *pool) { pool_run(pool, pool_size(pool), nothing, NULL); }
+enum { JOBS_EACH = 6 };                          /* of a thread, as in a linear layer */
+static void empty_loop(void *pool) { pool_run(pool, pool_size(pool) * JOBS_EACH, nothing, NULL); }
+
+/* ---- the likeliest token ---- */
+
+struct pick { struct sampler *sampler; float *logits; };
+
+static void pick(void *arg)
+{
+    const struct pick *p = arg;
+    struct err ignored;
+    int32_t id;
+    sampler_pick(p->sampler, p->logits, NULL, &id, NULL, &ignored);
+}
+
+static int pick_rate(struct plan_rates *out, struct err *e)
+{
+    enum { N = 32768, RUNS = 10, TIMES = 5 };
+    struct sampling greedy = sampling_defaults();
+    greedy.temperature = 0;
+    struct sampler_scratch *scratch = sampler_scratch_open(e);
+    struct pick p = { scratch ? sampler_open(&greedy, N, 0, scratch, e) : NULL, malloc(N * sizeof *p.logits) };
+    for (int i = 0; p.logits && i < N; i++)
+        p.logits[i] = (float)(i % 97);
+    if (p.sampler && p.logits)
+        out->pick_s = usual_time(pick, &p, RUNS, TIMES) / N;
+    const int rc = !p.sampler ? -1 : p.logits ? 0 : err_nomem(e, "rates");
+    sampler_close(p.sampler);
+    sampler_scratch_close(scratch);
+    free(p.logits);
+    return rc;
+}
 
 /* ---- rows of floats, in one thread ---- */
 
@@ -65,9 +111,9 @@ static int row_rates(struct plan_rates *out, const struct kernels *k, struct err
         r.w = r.y + N;
         for (int i = 0; i < 3 * N; i++)
             r.x[i] = 0.5f + (float)(i % 97) / 97;
-        out->norm_s = best_time(normalise, &r, RUNS, TIMES) / N;
-        out->round_s = best_time(round_row, &r, RUNS, TIMES) / N;
-        out->act_s = best_time(gate, &r, RUNS, TIMES) / N;
+        out->norm_s = usual_time(normalise, &r, RUNS, TIMES) / N;
+        out->round_s = usual_time(round_row, &r, RUNS, TIMES) / N;
+        out->act_s = usual_time(gate, &r, RUNS, TIMES) / N;
     }
     const int ok = r.x && r.act;
     free(r.x);
@@ -151,7 +197,7 @@ static int attention_rates(struct plan_rates *out, const struct plan_shape *s, c
         h.chunk = many ? most : 1;
         h.n_chunks = many ? POSITIONS / h.chunk : 1;
         const double seen = POSITIONS - (h.n_chunks * h.chunk - 1) / 2.0, products = 2.0 * h.n_heads * h.group * h.head_dim * seen * h.n_chunks * h.chunk;
-        const double seconds = best_time(attend_all, &h, RUNS, many ? 1 : 10);
+        const double seconds = usual_time(attend_all, &h, RUNS, many ? 1 : 10);
         out->attend[many] = products / fmax(seconds - out->sync_s, seconds / 2);
     }
     free(row);
@@ -176,12 +222,14 @@ static int rate_of(struct plan_rates *r, enum qtype type, int rows, int cols, ui
     struct matmul_time *b = matmul_time_open(&m, k, pool, many, (struct matmul_time_weights){ footprint, 1 }, e);
     if (!b)
         return -1;
+    double alone[REPEATS], together[REPEATS];
     for (int i = 0; i < REPEATS; i++) {
-        const double one = matmul_time_run(b, 1), beside = r->sync_s + (floats ? 0 : cols * r->round_s);
-        const double read = (double)m.size / fmax(one - beside, one / 2), multiply = 2.0 * rows * cols * many / matmul_time_run(b, many);
-        r->read[type] = fmax(read, r->read[type]);
-        r->multiply[type] = fmax(multiply, r->multiply[type]);
+        alone[i] = matmul_time_run(b, 1);
+        together[i] = matmul_time_run(b, many);
     }
+    const double one = median(alone, REPEATS), beside = r->sync_s + (floats ? 0 : cols * r->round_s);
+    r->read[type] = (double)m.size / fmax(one - beside, one / 2);
+    r->multiply[type] = 2.0 * rows * cols * many / median(together, REPEATS);
     matmul_time_close(b);
     return 0;
 }
@@ -197,8 +245,8 @@ static int common_rates(struct plan_rates *r, const struct plan_shape *s, int n_
     r->n_threads = l.n_threads;
     r->memory = l.read[1];
     r->f32 = l.f32[1];
-    r->sync_s = best_time(empty_loop, pool, RUNS, TIMES);
-    return row_rates(r, k, e) == 0 ? attention_rates(r, s, k, pool, e) : -1;
+    r->sync_s = usual_time(empty_loop, pool, RUNS, TIMES);
+    return row_rates(r, k, e) == 0 && pick_rate(r, e) == 0 ? attention_rates(r, s, k, pool, e) : -1;
 }
 
 int planned_rates(struct plan_rates *r, const struct plan_weights *w, const struct plan_shape *s, int n_threads, const char *kernels, struct err *e)

@@ -193,8 +193,9 @@ static json_t *rates_json(const struct plan_rates *r)
     for (int i = 0; i < PLAN_QTYPES; i++)
         if (r->read[i] > 0)
             json_object_set_new(types, qtype_info((enum qtype)i)->name, json_pack("{s:f, s:f}", "read_bytes_per_s", r->read[i], "multiply_ops_per_s", r->multiply[i]));
-    return json_pack("{s:i, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:o}", "threads", r->n_threads, "memory_bytes_per_s", r->memory, "f32_flop_per_s", r->f32, "loop_s", r->sync_s,
-                     "attend_one_per_s", r->attend[0], "attend_many_per_s", r->attend[1], "norm_s", r->norm_s, "round_s", r->round_s, "act_s", r->act_s, "types", types);
+    return json_pack("{s:i, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:o}", "threads", r->n_threads, "memory_bytes_per_s", r->memory, "f32_flop_per_s", r->f32, "loop_s", r->sync_s,
+                     "attend_one_per_s", r->attend[0], "attend_many_per_s", r->attend[1], "norm_s", r->norm_s, "round_s", r->round_s, "act_s", r->act_s, "pick_s", r->pick_s, "types",
+                     types);
 }
 
 static json_t *plan_json(const struct subject *s, const struct need *n, const struct planned *p, const struct plan_weights *w, const struct run_options *r, int max_len, int ok,

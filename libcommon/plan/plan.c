@@ -173,7 +173,7 @@ static double inner_width(const struct plan_shape *s, const struct plan_layer *l
 
 double plan_decode(const struct plan_shape *s, const struct plan_weights *w, const struct plan_rates *r, enum kv_type kv, int context)
 {
-    double t = 0;
+    double t = s->vocab_size * r->pick_s;
     for (int i = 0; i < PLAN_QTYPES; i++) {
         if (w->by_type[i] && !(r->read[i] > 0))
             return 0;

@@ -83,6 +83,7 @@ struct plan_rates {
     double f32;                                 /* flop/s: recurrences */
     double sync_s;                              /* of one parallel loop */
     double norm_s, round_s, act_s;              /* of a float in one thread: normalised and added to the residual; rounded; gated */
+    double pick_s;                              /* of a logit, when the likeliest is looked for */
 };
 /* Tokens a second.  0: a rate is missing. */
 double plan_decode(const struct plan_shape *s, const struct plan_weights *w, const struct plan_rates *r, enum kv_type kv, int context);
