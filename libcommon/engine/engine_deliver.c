@@ -113,7 +113,7 @@ static void choose(struct engine *g, struct request *r, float *logits, int32_t d
         id = drawn;
     } else if (r->at_forced < r->n_forced) {
         id = r->forced[r->at_forced++];         /* no random number is spent, as where it needs no logits */
-        rc = logprobs_of(logits, g->vocab_size, id, &lp, &e);
+        rc = logprobs_of(g->scratch, logits, g->vocab_size, id, &lp, &e);
     } else {
         if (r->constrained)
             allowed.bits = r->has_allowed ? r->allowed : r->constraint.mask(r->constraint.state);
@@ -187,7 +187,7 @@ static void deliver_logits(struct engine *g, struct request *r, float *logits, i
         if (next < r->n_prompt) {
             struct logprobs lp = { .n_top = r->n_logprobs };
             struct err e;
-            if (logprobs_of(logits, g->vocab_size, r->ids[next], &lp, &e) != 0) {
+            if (logprobs_of(g->scratch, logits, g->vocab_size, r->ids[next], &lp, &e) != 0) {
                 request_finish_early(g, r, FINISH_ERROR, &e);
                 return;
             }

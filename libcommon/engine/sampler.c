@@ -17,6 +17,7 @@
 
 #include "libcommon/base/json.h"
 #include "libcommon/base/rng.h"
+#include "libcommon/kernels/kernels.h"
 
 struct cand {
     float key;                  /* small ones are kept first; among equals the lower id */
@@ -25,6 +26,7 @@ struct cand {
 };
 
 struct sampler_scratch {
+    const struct kernels *kernels;              /* looked for once: a virtual machine's processor is slow to say what it can do */
     struct cand *cand; int n_cand;
     uint64_t *seen, epoch; uint32_t *count; int n_seen;         /* by id: the last pass that met it; how often */
     struct logit_bias *saved; size_t n_saved;   /* what logits were before they were changed */
@@ -43,8 +45,11 @@ struct sampler {
 
 struct sampler_scratch *sampler_scratch_open(struct err *e)
 {
-    struct sampler_scratch *c = calloc(1, sizeof *c);
-    if (!c)
+    const struct kernels *kernels = kernels_pick(NULL, e);
+    struct sampler_scratch *c = kernels ? calloc(1, sizeof *c) : NULL;
+    if (c)
+        c->kernels = kernels;
+    else if (kernels)
         err_nomem(e, "sampler");
     return c;
 }
@@ -238,22 +243,17 @@ static void penalise(struct sampler *s, float *logits)
     }
 }
 
-/* The lowest id with the largest logit.  One pass finds the largest of each piece (a loop that compilers turn into vectors) and
- * that nothing is NaN or +inf. */
-static int find_max(const float *x, int n, int32_t *best, struct err *e)
+/* The lowest id with the largest logit.  The largest of a piece first: then only one piece is looked through. */
+static int find_max(const struct sampler_scratch *c, const float *x, int n, int32_t *best, struct err *e)
 {
-    enum { PIECE = 64 };
+    enum { PIECE = 1024 };
     float max = -INFINITY;
     int at = 0;
     for (int i = 0; i < n; i += PIECE) {
-        float m = -INFINITY;
-        int end = i + PIECE < n ? i + PIECE : n, bad = 0;
-        for (int j = i; j < end; j++) {
-            m = x[j] > m ? x[j] : m;
-            bad |= !(x[j] <= FLT_MAX);
-        }
-        if (bad)
-            for (int j = i; j < end; j++)
+        const int count = i + PIECE < n ? PIECE : n - i;
+        const float m = c->kernels->largest(x + i, count);
+        if (isnan(m))
+            for (int j = i; j < i + count; j++)
                 if (!(x[j] <= FLT_MAX))
                     return err_set(e, ERR_FORMAT, "logits: token %d: %s, expected a number", j, isnan(x[j]) ? "NaN" : "+inf");
         if (m > max) {
@@ -450,10 +450,10 @@ static double log_sum_exp(const float *x, int n, int32_t best)
     return x[best] + log(sum);
 }
 
-int logprobs_of(const float *logits, int vocab_size, int32_t id, struct logprobs *lp, struct err *e)
+int logprobs_of(const struct sampler_scratch *c, const float *logits, int vocab_size, int32_t id, struct logprobs *lp, struct err *e)
 {
     int32_t best;
-    if (find_max(logits, vocab_size, &best, e) != 0)
+    if (find_max(c, logits, vocab_size, &best, e) != 0)
         return -1;
     double log_sum = log_sum_exp(logits, vocab_size, best);
     find_top(logits, vocab_size, lp, log_sum);
@@ -528,7 +528,7 @@ int sampler_pick(struct sampler *s, float *logits, const struct allowed *allowed
 {
     int32_t best;
     double log_sum = 0;
-    if ((lp || !allowed) && find_max(logits, s->vocab_size, &best, e) != 0)
+    if ((lp || !allowed) && find_max(s->c, logits, s->vocab_size, &best, e) != 0)
         return -1;
     if (lp) {
         log_sum = log_sum_exp(logits, s->vocab_size, best);
@@ -539,7 +539,7 @@ int sampler_pick(struct sampler *s, float *logits, const struct allowed *allowed
         return -1;
     if (s->s.n_bias || s->history)
         penalise(s, logits);
-    if ((s->s.n_bias || s->history) && find_max(logits, s->vocab_size, &best, e) != 0)
+    if ((s->s.n_bias || s->history) && find_max(s->c, logits, s->vocab_size, &best, e) != 0)
         return allowed ? err_prefix(e, "constraint") : -1;
     *id = greedy(&s->s) ? best : s->n_cand ? draw_filtered(s, logits, logits[best]) : draw_all(s, logits, best);
     if (lp)

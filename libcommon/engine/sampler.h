@@ -53,7 +53,7 @@ struct logprobs {                   /* of the distribution that logits are, befo
     struct top_logprob top[MAX_TOP_LOGPROBS];           /* likeliest first, ties by lower id */
 };
 /* Of token id, no sampler involved. */
-int logprobs_of(const float *logits, int vocab_size, int32_t id, struct logprobs *lp, struct err *e);
+int logprobs_of(const struct sampler_scratch *c, const float *logits, int vocab_size, int32_t id, struct logprobs *lp, struct err *e);
 
 /* Ties go to the lower id.  logits are changed.  NaN or all -inf logits are an error (ERR_FORMAT "logits ... NaN"), not garbage.  allowed: tokens outside of it have
  * logits of -inf before bias and penalties; NULL: all.  lp: of the chosen token; NULL: not wanted.  Allocates nothing. */

@@ -100,6 +100,7 @@ struct kernels {
     void (*layer_norm)(float *out, const float *x, const float *w, const float *b, int n, float eps);  /* w, b may be NULL */
     void (*add)(float *out, const float *a, const float *b, float scale_b, int n);                      /* fma(scale_b, b, a) */
     void (*act_mul)(float *out, const float *gate, const float *up, int n, int act);                    /* act(gate) * up; up NULL: act(gate).  enum act_kind */
+    float (*largest)(const float *x, int n);            /* NaN if one is NaN or +inf, -inf if n is 0 */
     void (*rope)(float *x, const float *cos, const float *sin, int n_heads, size_t head_stride, int dim, int pairs);  /* dim rotated, cos/sin [dim/2]; pairs: (0,1),(2,3).. else (i, i+dim/2) */
 
     /* One step of a linear recurrence of one head: state [n][dim], x, v, out [dim], b, c, q, k [n].  For each element e, rows i in order:

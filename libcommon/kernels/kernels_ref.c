@@ -407,6 +407,17 @@ static void scan_mamba(float *state, const float *b, const float *c, const float
     }
 }
 
+static float largest(const float *x, int n)
+{
+    float best = -INFINITY;
+    for (int i = 0; i < n; i++) {
+        if (!(x[i] < INFINITY))
+            return NAN;
+        best = x[i] > best ? x[i] : best;
+    }
+    return best;
+}
+
 static void scan_delta(float *state, const float *q, const float *k, const float *v, float *out, int n, int dim, float decay, float rate)
 {
     for (int e = 0; e < dim; e++) {
@@ -427,5 +438,5 @@ static void scan_delta(float *state, const float *q, const float *k, const float
 
 const struct kernels kernels_ref = {
     "ref", supported, act_bytes, act_parts, act_pack, matmul, matmul_f32, scratch_bytes,
-    rms_norm, layer_norm, add, act_mul, rope, scan_mamba, scan_delta, kv_store_key, kv_store_value, attention, attention_merge, attention_scratch,
+    rms_norm, layer_norm, add, act_mul, largest, rope, scan_mamba, scan_delta, kv_store_key, kv_store_value, attention, attention_merge, attention_scratch,
 };

@@ -180,6 +180,32 @@ static void additions(void **state)
     }
 }
 
+static void largest(void **state)
+{
+    (void)state;
+    static const float odd[] = { INFINITY, NAN, -INFINITY, -NAN, 1e38f };
+    struct rng r = { 4 };
+    float x[MAX];
+    for (int s = 0; s < N_SIZES; s++) {
+        const int n = sizes[s];
+        for (int i = 0; i < n; i++) {                   /* the largest in every place, and what is odd in one */
+            fill(x, n, 1, &r);
+            x[i] = 3;
+            const float v = odd[i % 5], want = i % 5 == 4 && n > 1 ? 1e38f : i % 5 == 2 || n == 1 ? 3 : NAN;
+            const int at = n > 1 ? (i + 1 + (int)(rng_u64(&r) % (uint64_t)(n - 1))) % n : -1;
+            if (at >= 0)
+                x[at] = v;
+            FOR_SETS(k) {
+                const float got = (*k)->largest(x, n);
+                if (isnan(want) ? !isnan(got) : got != want)
+                    fail_msg("%s: largest of %d, %g at %d: %g, not %g", (*k)->name, n, (double)v, at, (double)got, (double)want);
+            }
+        }
+    }
+    FOR_SETS(k)
+        assert_true((*k)->largest(x, 0) == -INFINITY);
+}
+
 static void rotations(void **state)
 {
     (void)state;
@@ -265,7 +291,7 @@ static void scans(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(approximations), cmocka_unit_test(norms), cmocka_unit_test(activations), cmocka_unit_test(additions), cmocka_unit_test(rotations),
+        cmocka_unit_test(approximations), cmocka_unit_test(norms), cmocka_unit_test(activations), cmocka_unit_test(additions), cmocka_unit_test(largest), cmocka_unit_test(rotations),
         cmocka_unit_test(scans),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -429,7 +429,7 @@ static void test_logprobs(void **state)
             assert_int_equal(before, i);
             assert_true(fabs(lp.top[i].logprob - log(exp(x[lp.top[i].id]) / sum)) < 1e-5);
         }
-        assert_int_equal(logprobs_of(x, V, id, &other, &e), 0);
+        assert_int_equal(logprobs_of(scratch, x, V, id, &other, &e), 0);
         assert_memory_equal(&lp, &other, offsetof(struct logprobs, top) + (size_t)lp.n_top * sizeof *lp.top);
         sampler_close(p);
     }
