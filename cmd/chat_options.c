@@ -210,7 +210,10 @@ static int check(struct chat_options *o)
         return cli_wrong(prog, "--json-schema, --grammar and --regex exclude each other");
     if (o->ignore_eos && (o->schema_file || o->grammar_file || o->regex))
         return cli_wrong(prog, "--ignore-eos goes on after the end, which --json-schema, --grammar and --regex give");
-    return o->url ? check_url(o) : run_options_check(prog, &o->run);
+    if (o->url)
+        return check_url(o);
+    const int unnamed = open_model_unnamed(prog, o->model);
+    return unnamed ? unnamed : run_options_check(prog, &o->run);
 }
 
 int chat_options_parse(struct chat_options *o, int argc, char **argv)

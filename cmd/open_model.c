@@ -302,6 +302,18 @@ static void end_warm_up(struct opened_model *o)
     o->warming = 0;
 }
 
+/* NULL: nothing does. */
+static const char *named(const char *path)
+{
+    path = path ? path : getenv("ZSE_MODEL");
+    return path && *path ? path : NULL;
+}
+
+int open_model_unnamed(const char *prog, const char *path)
+{
+    return named(path) ? 0 : cli_wrong(prog, "which MODEL? None is given, and ZSE_MODEL is not set");
+}
+
 int open_model(const char *prog, const char *path, const struct run_options *r, struct opened_model *o, struct err *e)
 {
     guard_start(prog);
@@ -310,9 +322,7 @@ int open_model(const char *prog, const char *path, const struct run_options *r, 
     memset(o, 0, sizeof *o);
     o->bounded = r->max_memory != 0 && !r->gpu;
     o->prog = prog;
-    if (!path)
-        path = getenv("ZSE_MODEL");
-    if (!path || !*path)
+    if (!(path = named(path)))
         return err_set(e, ERR_IO, "no MODEL given, and ZSE_MODEL is not set");
     o->name = path;
     char *found;

@@ -74,6 +74,8 @@ struct opened_model {
     uint64_t mapped_ns;             /* when the .zse was mapped and checked: clock_ns() */
     pthread_t warmer; int warming;  /* makes the GPU's context beside the opening */
 };
+/* Neither path nor ZSE_MODEL names one: 2 after a sentence on stderr; else 0. */
+int open_model_unnamed(const char *prog, const char *path);
 /* path NULL: $ZSE_MODEL.  Notes about conversions go to stderr in the name of prog. */
 int open_model(const char *prog, const char *path, const struct run_options *r, struct opened_model *o, struct err *e);
 void close_model(struct opened_model *o);

@@ -266,7 +266,9 @@ static int run(struct bench_options *o, unsigned given, int n, char **args)
         o->batch = c == MOE ? 8 : 16;
     if ((c == THREADS || c == COLDSTART || c == GPU) && o->prompt == 0)
         return cli_wrong(prog, "%s: -p 0 leaves nothing to measure", commands[c].name);
-    int rc;
+    int rc = (c == SPEED || c == BATCH || c == MOE || c == KV || c == THREADS || c == COLDSTART) ? open_model_unnamed(prog, model) : 0;
+    if (rc)
+        return rc;
     switch (c) {
     case LIMITS: return bench_limits(o);
     case BATCH: return bench_batch(o, model);

@@ -213,6 +213,8 @@ END
 
 @test "wrong usage ends with 2, what fails with 1" {
   wrong() { run --separate-stderr zse-bench "$@"; [ "$status" = 2 ] && [ -z "$output" ] || { echo "$*: $status $output"; return 1; }; }
+  wrong
+  wrong batch
   wrong logits "$MODEL"
   wrong logits "$MODEL" --ids 1
   wrong perplexity "$MODEL"

@@ -187,6 +187,8 @@ print(f"{h:016x}-int8.lock")')
   ZSE_DEVICE=tpu run --separate-stderr ask -p hi
   [ "$status" = 2 ]
   [[ "$stderr" == *ZSE_DEVICE* ]]
+  run -2 --separate-stderr zse-chat -p hi
+  [[ "$stderr" == *"ZSE_MODEL is not set"* ]]
 }
 
 @test "what fails ends with 1, one sentence on standard error and nothing on standard output" {
@@ -197,7 +199,6 @@ print(f"{h:016x}-int8.lock")')
     [ "$status" = 1 ] && [ -z "$output" ] && [[ "$stderr" == *$want* ]] && [ "$(wc -l <<<"$stderr")" = 1 ] || { echo "$*: $status: $output / $stderr"; return 1; }
   }
   fails "/no/such.zse" zse-chat /no/such.zse -p hi
-  fails "ZSE_MODEL" zse-chat -p hi
   fails "no room is left" ask -p "$(head -c 20000 /dev/zero | tr '\0' x)"
   fails "at most" ask -p hi --ctx 1000000
   fails "converted already" ask -p hi -q int8
