@@ -119,6 +119,12 @@ void handle_root(struct server *s, struct conn *c, const char *rest)
                                        (json_int_t)s->metrics.tokens, "throughput_tok_s", metrics_rate(&s->metrics)));
 }
 
+void handle_dashboard(struct server *s, struct conn *c, const char *rest)
+{
+    (void)rest;
+    page_reply(s, c);
+}
+
 /* /proc/meminfo in kB: total and available. */
 static void memory_info(double *total, double *available)
 {

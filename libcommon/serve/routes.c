@@ -24,6 +24,7 @@ const struct route routes[] = {
     { "GET", "/metrics", ROUTE_PLAIN, ACCESS_READ, handle_metrics, 0, "Figures for Prometheus", "text/plain" },
     { "GET", "/openapi.json", ROUTE_PLAIN, ACCESS_PUBLIC, handle_openapi, 0, "This description", JSON },
     { "GET", "/", ROUTE_PLAIN, ACCESS_PUBLIC, handle_root, 0, "Name, version and figures; a page for browsers", JSON },
+    { "GET", "/dashboard", ROUTE_PLAIN, ACCESS_PUBLIC, handle_dashboard, 0, "That page", "text/html" },
     { "POST", "/api/models/load", ROUTE_PLAIN, ACCESS_ADMIN, handle_load, BODY_LOAD, "Load a model; answers when it is ready", JSON },
     { "POST", "/api/models/unload", ROUTE_PLAIN, ACCESS_ADMIN, handle_unload, BODY_UNLOAD, "Take a model out of service; running requests end first", JSON },
     { "GET", "/api/stats", ROUTE_PLAIN, ACCESS_READ, handle_stats, 0, "The machine and the models", JSON },

@@ -167,6 +167,7 @@ void handle_detokenize(struct server *s, struct conn *c, const char *rest);
 void handle_template(struct server *s, struct conn *c, const char *rest);
 void handle_health(struct server *s, struct conn *c, const char *rest);
 void handle_root(struct server *s, struct conn *c, const char *rest);
+void handle_dashboard(struct server *s, struct conn *c, const char *rest);
 void handle_load(struct server *s, struct conn *c, const char *rest);
 void handle_unload(struct server *s, struct conn *c, const char *rest);
 void handle_stats(struct server *s, struct conn *c, const char *rest);

@@ -71,6 +71,7 @@ QUESTION='{"temperature":0,"messages":[{"role":"user","content":"What is 2+2?"}]
   [ "$(ask '{"messages":' | jq -r .error.code)" = invalid_json ]
   run curl -s -H 'Accept: text/html,*/*' "$URL/"
   [[ $output == '<!doctype html>'* && $output != *http://* && $output != *https://* ]]
+  [ "$(curl -s "$URL/dashboard")" = "$output" ]
   [[ $(curl -sI -H 'Accept: text/html' "$URL/") == *"Content-Security-Policy: default-src 'none'; script-src 'sha256-"* ]]
   [ "$(curl -s "$URL/" | jq -r '.name, (.metrics | keys | join(" "))')" = "zse-serve
 active_requests throughput_tok_s total_requests total_tokens" ]
