@@ -216,7 +216,8 @@ static uint32_t text_then(struct exprs *s, const unsigned char *p, size_t n, uin
 
 uint32_t expr_text(struct exprs *s, const void *bytes, size_t n) { return text_then(s, bytes, n, EXPR_EPSILON); }
 
-uint32_t expr_concat(struct exprs *s, uint32_t a, uint32_t b)
+/* a is no CONCAT. */
+static uint32_t concat_one(struct exprs *s, uint32_t a, uint32_t b)
 {
     if (s->failed || a == EXPR_NONE || b == EXPR_NONE)
         return EXPR_NONE;
@@ -226,12 +227,37 @@ uint32_t expr_concat(struct exprs *s, uint32_t a, uint32_t b)
         return a;
     if (a == EXPR_ALL && b == EXPR_ALL)
         return a;
-    if (s->e[a].kind == EXPR_CONCAT) {              /* nested to the right; loops of the left spine are as long as it was written */
-        uint32_t x = s->e[a].a, y = s->e[a].b;
-        return expr_concat(s, x, expr_concat(s, y, b));
+    const uint8_t fa = s->e[a].flags, fb = s->e[b].flags;
+    const int32_t ahead = fa & EXPR_NULLABLE ? (s->e[b].kind == EXPR_CONCAT ? s->e[b].lo : 0) + 1 : 0;
+    if (ahead > MAX_UNION) {                        /* each may be left out: a derivative looks at all of them, one within the other */
+        fail(s, 3);
+        return EXPR_NONE;
     }
-    uint8_t fa = s->e[a].flags, fb = s->e[b].flags;
-    return intern(s, &(struct expr){ .kind = EXPR_CONCAT, .flags = (uint8_t)((fa & fb & EXPR_NULLABLE) | ((fa | fb) & EXPR_FILTERED)), .a = a, .b = b });
+    return intern(s, &(struct expr){ .kind = EXPR_CONCAT, .flags = (uint8_t)((fa & fb & EXPR_NULLABLE) | ((fa | fb) & EXPR_FILTERED)), .a = a, .b = b, .lo = ahead });
+}
+
+/* Nested to the right.  In loops: rules that double each other make a left side as long as the limit lets it become. */
+uint32_t expr_concat(struct exprs *s, uint32_t a, uint32_t b)
+{
+    uint32_t few[32], *heads = few, n = 0, tail = a;
+    if (s->failed || b == EXPR_NONE)
+        return EXPR_NONE;
+    if (b == EXPR_EPSILON)
+        return a;
+    for (; s->e[tail].kind == EXPR_CONCAT; tail = s->e[tail].b)
+        n++;
+    if (n > 32 && !(heads = malloc(n * sizeof *heads))) {
+        fail(s, 1);
+        return EXPR_NONE;
+    }
+    for (uint32_t i = 0, x = a; i < n; i++, x = s->e[x].b)
+        heads[i] = s->e[x].a;
+    uint32_t r = concat_one(s, tail, b);
+    for (uint32_t i = n; i > 0; i--)
+        r = concat_one(s, heads[i - 1], r);
+    if (heads != few)
+        free(heads);
+    return r;
 }
 
 static int by_number(const void *a, const void *b)

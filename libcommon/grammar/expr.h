@@ -32,7 +32,7 @@ enum { EXPR_MANY = -1 };
 struct expr {
     uint8_t kind, flags;
     uint32_t a, b;                  /* operands; BRANCH: first arm and number; UNION, BOTH, ANY_OF: first in `lists` and number */
-    int32_t lo, hi;                 /* REPEAT, TIMES: bounds, hi EXPR_MANY: none; RULE: lo is its index */
+    int32_t lo, hi;                 /* REPEAT, TIMES: bounds, hi EXPR_MANY: none; RULE: lo is its index; CONCAT: lo parts at its front may be left out */
 };
 struct arm { uint8_t lo, hi; uint32_t to; };                /* bytes lo to hi, then `to` */
 

@@ -239,6 +239,20 @@ static void limits(void **state)
         if (cpu_s() - t > 60)
             fail_msg("%s: %.1f s", regex[i], cpu_s() - t);
     }
+    /* rules that double each other: 2^18 parts are a grammar, 2^60 are too many, and so are 2^13 that may each be left out */
+    static const struct { int n; const char *last, *why; } doubled[] = { { 18, "\"x\"", NULL }, { 60, "\"x\"", "too large" }, { 13, "\"x\"?", "too ambiguous" } };
+    for (size_t i = 0; i < sizeof doubled / sizeof *doubled; i++) {
+        char rules[2048];
+        int n = sprintf(rules, "root ::= a0\n");
+        for (int k = 0; k < doubled[i].n; k++)
+            n += sprintf(rules + n, "a%d ::= a%d a%d\n", k, k + 1, k + 1);
+        sprintf(rules + n, "a%d ::= %s\n", doubled[i].n, doubled[i].last);
+        struct err why = { .msg = "" };
+        struct grammar *x = compile(GBNF, NULL, rules, &why);
+        if (doubled[i].why ? x || !strstr(why.msg, doubled[i].why) : !x)
+            fail_msg("2^%d times %s: %s", doubled[i].n, doubled[i].last, x ? "accepted" : why.msg);
+        grammar_close(x);
+    }
     /* nested anyOf: 3^40 ways, compiled once for each set of schemas; deep nesting is refused */
     char *text = malloc(1 << 20), *p = text;
     p += sprintf(p, "{\"allOf\":[");
