@@ -33,6 +33,14 @@ static int is_token(const char *s)
     return at > s && !*at;
 }
 
+static int has_control(const char *s, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (((unsigned char)s[i] < ' ' && s[i] != '\t') || s[i] == 0x7f)
+            return 1;
+    return 0;
+}
+
 static int hex_digit(char c)
 {
     return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
@@ -139,9 +147,8 @@ static enum http_answer field_line(struct http_parser *p, struct http_request *r
     char *value = colon + 1 + strspn(colon + 1, " \t"), *end = value + strlen(value);
     while (end > value && (end[-1] == ' ' || end[-1] == '\t'))
         *--end = '\0';
-    for (const char *c = value; *c; c++)
-        if (((unsigned char)*c < ' ' && *c != '\t') || *c == 0x7f)
-            return refuse(p, 400, "header %.40s has a control character", line);
+    if (has_control(value, strlen(value)))
+        return refuse(p, 400, "header %.40s has a control character", line);
     if (r->n_fields == HTTP_MAX_FIELDS)
         return refuse(p, 431, "more than %d header fields", HTTP_MAX_FIELDS);
     r->field[r->n_fields++] = (struct http_field){ line, value };
@@ -296,6 +303,23 @@ static long line_at_front(const struct buf *in, size_t max)
     return (size_t)(end - in->data) > max ? -2 : (long)(end - in->data);
 }
 
+/* What may stand behind a chunk's size.  A bare LF in it would be the line's end to a less strict proxy, which would see other requests than we do. */
+static int is_extension(const char *s, size_t n)
+{
+    size_t i = 0;
+    while (i < n && (s[i] == ' ' || s[i] == '\t'))
+        i++;
+    return i == n || (s[i] == ';' && !has_control(s + i, n - i));
+}
+
+static int is_trailer(const char *s, size_t n)
+{
+    size_t i = 0;
+    while (i < n && is_token_char((unsigned char)s[i]))
+        i++;
+    return i > 0 && i < n && s[i] == ':' && !has_control(s + i, n - i);
+}
+
 static enum http_answer on_chunk_size(struct http_parser *p, struct buf *in, const struct http_limits *l)
 {
     long n = line_at_front(in, MAX_CHUNK_LINE);
@@ -305,7 +329,7 @@ static enum http_answer on_chunk_size(struct http_parser *p, struct buf *in, con
         return HTTP_MORE;
     for (; i < n && hex_digit(in->data[i]) >= 0 && i < 16; i++)
         size = size << 4 | (uint64_t)hex_digit(in->data[i]);
-    if (n < 0 || i == 0 || (i < n && in->data[i] != ';' && in->data[i] != ' ' && in->data[i] != '\t'))
+    if (n < 0 || i == 0 || !is_extension(in->data + i, (size_t)(n - i)))
         return refuse(p, 400, "a chunk does not begin with its size");
     if (size > l->body_bytes || p->req->body.size + size > l->body_bytes)
         return refuse(p, 413, "a body of more than %zu bytes", l->body_bytes);
@@ -333,6 +357,8 @@ static enum http_answer on_trailer(struct http_parser *p, struct buf *in)
         return HTTP_MORE;
     if (n < 0 || (p->trailer += (size_t)n + 2) > MAX_TRAILER)
         return refuse(p, 431, "the trailers have more than %d bytes", MAX_TRAILER);
+    if (n > 0 && !is_trailer(in->data, (size_t)n))
+        return refuse(p, 400, "a trailer is no header line");
     skip(in, (size_t)n + 2);
     if (n == 0)
         p->state = HTTP_COMPLETE;

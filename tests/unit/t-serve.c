@@ -53,13 +53,15 @@ static void test_http_cut_at_every_byte(void **state)
 
 static void test_http_limits(void **state)
 {
+#define CHUNKED "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
     static const struct { const char *text; int status; } bad[] = {
-        { "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 1001\r\n\r\n", 413 }, { "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n3e9\r\n", 413 },
+        { "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 1001\r\n\r\n", 413 }, { CHUNKED "3e9\r\n", 413 },
         { "GET / HTTP/1.1\r\n\r\n", 400 }, { "GET / HTTP/3.0\r\nHost: h\r\n\r\n", 505 }, { "GET /%2 HTTP/1.1\r\nHost: h\r\n\r\n", 400 },
         { "GET / HTTP/1.1\r\nHost: h\r\nA\r\n\r\n", 400 }, { "GET http: HTTP/1.1\r\nHost: h\r\n\r\n", 400 },
         { "GET http://evil/x HTTP/1.1\r\nHost: h\r\n\r\n", 400 }, { "GET http://h:443/ HTTP/1.1\r\nHost: h\r\n\r\n", 400 }, { "GET https://h:8/ HTTP/1.1\r\nHost: h\r\n\r\n", 400 }, { "GET http:// HTTP/1.1\r\nHost: h\r\n\r\n", 400 },
         { "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n", 400 },
-        { "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nab\r\n", 400 },
+        { CHUNKED "1\r\nab\r\n", 400 }, { CHUNKED "1 1\r\na\r\n0\r\n\r\n", 400 }, { CHUNKED "1;a\nb\r\na\r\n0\r\n\r\n", 400 },
+        { CHUNKED "1 ;a\rb\r\na\r\n0\r\n\r\n", 400 }, { CHUNKED "0\r\nx\r\n\r\n", 400 }, { CHUNKED "0\r\nx: a\n\r\n\r\n", 400 }, { CHUNKED "0\r\n x: a\r\n\r\n", 400 },
     };
     (void)state;
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
