@@ -14,7 +14,7 @@
 #include "libcommon/base/clock.h"
 #include "libcommon/serve/conn_impl.h"
 
-enum { READ_SIZE = 1 << 16, MAX_AHEAD = 1 << 16, MAX_WS_MESSAGE = 4 << 20, LINGER_BYTES = 64 << 20 };
+enum { READ_SIZE = 1 << 16, MAX_AHEAD = 1 << 16, SMALL_BODY = 1 << 16, MAX_WS_MESSAGE = 4 << 20, LINGER_BYTES = 64 << 20 };
 static const double second = 1e9;
 
 static uint64_t after(double s) { return clock_ns() + (uint64_t)(s * second); }
@@ -247,6 +247,29 @@ static void on_head_seen(struct conn *c)
     }
 }
 
+static void hand_over(struct conn *c, int whole)
+{
+    c->busy = 1;
+    c->body_from_ns = 0;
+    c->body_seen = 0;
+    c->body_may = 0;
+    c->deadline_ns = 0;
+    c->status = 0;
+    c->request_ns = clock_ns();
+    c->close_after = !whole || !c->parser.req->keep_alive;
+    c->head_only = strcmp(c->parser.req->method, "HEAD") == 0;
+    c->l->o.on_request(c->l->o.user, c);
+}
+
+/* Whoever is refused anyway is so before a large body takes memory. */
+static int body_may_come(struct conn *c)
+{
+    const struct http_parser *p = &c->parser;
+    if (c->body_may || !c->l->o.on_body || p->left <= SMALL_BODY - (p->req->body.size < SMALL_BODY ? p->req->body.size : SMALL_BODY))
+        return 1;
+    return c->body_may = c->l->o.on_body(c->l->o.user, c);
+}
+
 /* Parse what is there, and hand a whole request over. */
 static void next_http(struct conn *c)
 {
@@ -256,24 +279,18 @@ static void next_http(struct conn *c)
     }
     switch (http_parse(&c->parser, &c->in, &c->l->o.http)) {
     case HTTP_MORE:
-        if (c->parser.req)
-            on_head_seen(c);
-        if (c->eof && !c->dead)
+        if (c->eof)
             conn_kill(c);
+        else if (c->parser.req && !body_may_come(c))
+            hand_over(c, 0);
+        else if (c->parser.req)
+            on_head_seen(c);
         return;
     case HTTP_REFUSED:
         refused(c, c->parser.status, c->parser.why);
         return;
     case HTTP_DONE:
-        c->busy = 1;
-        c->body_from_ns = 0;
-        c->body_seen = 0;
-        c->deadline_ns = 0;
-        c->status = 0;
-        c->request_ns = clock_ns();
-        c->close_after = !c->parser.req->keep_alive;
-        c->head_only = strcmp(c->parser.req->method, "HEAD") == 0;
-        c->l->o.on_request(c->l->o.user, c);
+        hand_over(c, 1);
         return;
     }
 }
@@ -416,6 +433,7 @@ void conn_check_time(struct conn *c, uint64_t now)
 /* ---- responses ---- */
 
 const struct http_request *conn_request(const struct conn *c) { return c->parser.req; }
+int conn_is_whole(const struct conn *c) { return c->parser.state == HTTP_COMPLETE; }
 struct http_request *conn_take_body(struct conn *c) { return c->parser.req; }
 const char *conn_peer(const struct conn *c) { return c->peer; }
 int conn_is_local(const struct conn *c) { return c->local; }

@@ -26,6 +26,8 @@ struct loop_options {
     size_t max_unsent;              /* bytes of a response that may wait for a slow client */
     double head_s, body_s;          /* a head must be whole after head_s, a body must go on arriving at 1 KB/s, with body_s to begin with */
     double idle_s, stalled_s;       /* between requests; without progress while there is something to send */
+    /* A large body is to come: may it?  0: on_request is called at once, without it (conn_is_whole), and the connection closes after the answer. */
+    int (*on_body)(void *user, struct conn *c);
     /* A request is whole: conn_request(c). Answer now or later, once. */
     void (*on_request)(void *user, struct conn *c);
     /* The client is gone before its answer was complete (conn_set_exchange said that something works on it). c dies on return. */
@@ -64,6 +66,7 @@ uint64_t loop_bytes_sent(const struct loop *l);
 /* ---- one connection ---- */
 const struct http_request *conn_request(const struct conn *c);
 struct http_request *conn_take_body(struct conn *c);    /* the same, to move the body out of it */
+int conn_is_whole(const struct conn *c);        /* with its body */
 const char *conn_peer(const struct conn *c);    /* "127.0.0.1", "unix" */
 int conn_is_local(const struct conn *c);        /* its listener is loopback or a Unix socket */
 /* Whoever works on the answer; NULL: nobody. on_gone is called only while it is set. */

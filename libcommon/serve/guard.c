@@ -307,17 +307,27 @@ static uint64_t *seen_at(struct server *s, struct conn *c, int64_t key, uint64_t
     return &s->guard.seen[h >> 32 & (SEEN - 1)];
 }
 
-/* A good key. 0 after a refusal: from an address with too many wrong ones only keys are taken that were good there before, so that a right guess
- * looks like a wrong one, and a neighbour's guesses lock nobody out. */
-static int admit_guess(struct server *s, struct conn *c, int64_t key)
+/* May a good key be one?  From an address with too many wrong ones only keys are taken that were good there before, so that a right guess looks like a
+ * wrong one, and a neighbour's guesses lock nobody out. */
+static int may_be_guess(struct server *s, struct conn *c, int64_t key, struct verdict *v)
 {
     char address[64];
-    uint64_t mark, *seen = seen_at(s, c, key, &mark);
-    const struct verdict v = address_peek(s->guard.refused, client_address(s, c, address));
-    if (!v.allowed && *seen != mark) {
+    uint64_t mark;
+    const uint64_t *seen = seen_at(s, c, key, &mark);
+    *v = address_peek(s->guard.refused, client_address(s, c, address));
+    return !v->allowed && *seen != mark;
+}
+
+/* A good key. 0 after a refusal. */
+static int admit_guess(struct server *s, struct conn *c, int64_t key)
+{
+    uint64_t mark;
+    struct verdict v;
+    if (may_be_guess(s, c, key, &v)) {
         limit_headers(c, &v);
         return too_many(s, c, &v);
     }
+    uint64_t *seen = seen_at(s, c, key, &mark);
     *seen = mark;
     return 1;
 }
@@ -344,6 +354,23 @@ static int admit_anonymous(struct server *s, struct conn *c)
 
 /* A listener that others can reach never answers without a key, whatever became of the setting and the file since the start. */
 static int key_is_needed(const struct guard *g, const struct conn *c) { return g->keys && (keys_known_required(g->keys) || !conn_is_local(c)); }
+
+int guard_knows(struct server *s, struct conn *c, const struct route *r)
+{
+    const struct guard *g = &s->guard;
+    char query[128];
+    struct key_info k;
+    struct verdict v;
+    const char *key = given_key(s, c, query, sizeof query);
+    if (r->access == ACCESS_PUBLIC)
+        return 1;
+    if (is_admin_token(s, key))
+        return !may_be_guess(s, c, 0, &v);
+    refresh(s);
+    if (key && g->keys && keys_check(g->keys, key, &k) == KEY_GOOD)
+        return (k.scopes & needs(r->access)) && !may_be_guess(s, c, k.id, &v);
+    return r->access != ACCESS_ADMIN && !key_is_needed(g, c);
+}
 
 int guard_admits(struct server *s, struct conn *c, const struct route *r)
 {

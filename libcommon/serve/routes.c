@@ -201,7 +201,11 @@ void routes_request(struct server *s, struct conn *c)
     } else if (at < 0) {
         conn_add_header(c, "Allow", methods);
         reply_refusal(s, c, 405, "method_not_allowed", "%.32s %.200s: expected %s", r->method, r->path, methods);
-    } else if (guard_admits(s, c, &routes[at])) {
+    } else if (!guard_admits(s, c, &routes[at])) {
+        return;
+    } else if (!conn_is_whole(c)) {
+        reply_refusal(s, c, 503, "memory_pressure", "memory is short: no large bodies until there is more");
+    } else {
         matches(&routes[at], r->path, &rest);
         routes[at].handle(s, c, rest);
     }

@@ -142,6 +142,13 @@ const char *client_address(const struct server *s, const struct conn *c, char ou
 
 /* ---- what the loop calls ---- */
 
+static int on_body(void *user, struct conn *c)
+{
+    struct server *s = user;
+    const int at = conn_route(c);
+    return at >= 0 && guard_knows(s, c, &routes[at]) && s->watch.state == WATCH_FINE;
+}
+
 static void on_request(void *user, struct conn *c) { routes_request(user, c); }
 
 /* The line of a call whose client left waits for the end of the work. */
@@ -303,7 +310,7 @@ struct server *server_bind(const struct server_options *o, struct err *e)
         return NULL;
     }
     const struct loop_options lo = { .http = { .head_bytes = 16 << 10, .body_bytes = o->max_body }, .max_connections = o->max_connections, .max_unsent = 16 << 20,
-                                     .head_s = 10, .body_s = 10, .idle_s = 75, .stalled_s = 30, .on_request = on_request, .on_gone = on_gone,
+                                     .head_s = 10, .body_s = 10, .idle_s = 75, .stalled_s = 30, .on_body = on_body, .on_request = on_request, .on_gone = on_gone,
                                      .on_refused = on_refused, .on_answered = on_answered, .on_message = on_message, .on_wake = on_wake, .on_second = on_second, .on_signal = on_signal,
                                      .user = s };
     s->o = *o;
