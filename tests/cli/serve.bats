@@ -111,7 +111,7 @@ active_requests throughput_tok_s total_requests total_tokens" ]
 }
 
 @test "keys: required once there is one, scopes, limits, models, taken back; nobody listens to the world without" {
-  local home=$BATS_TEST_TMPDIR/home key chat old log=$BATS_TEST_TMPDIR/log URL PID
+  local home=$BATS_TEST_TMPDIR/home key chat old size line log=$BATS_TEST_TMPDIR/log URL PID
   export ZSE_HOME=$home
   run ! zse-serve --host 0.0.0.0 --port 0
   [[ "$output" == *"there are no keys"* ]]
@@ -125,6 +125,13 @@ active_requests throughput_tok_s total_requests total_tokens" ]
   grep -qi '^WWW-Authenticate: Bearer' "$BATS_TEST_TMPDIR/head"
   [ "$(status -H 'Authorization: Bearer zse-wrong' "$URL/v1/models")" = 401 ]
   [ "$(status "$URL/health")" = 200 ]
+  for size in "Content-Length: 1000000" $'Transfer-Encoding: chunked\r\n\r\nf4240'; do       # a large body is not waited for, let alone kept
+    exec 6<>"/dev/tcp/127.0.0.1/${URL##*:}"
+    printf 'POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n%s\r\n\r\n' "$size" >&6
+    read -r line <&6
+    exec 6>&-
+    [[ "$line" == "HTTP/1.1 401 "* ]]
+  done
   [ "$(status -H "X-API-Key: $chat" "$URL/v1/chat/completions" -d "$QUESTION")" = 403 ]
   [ "$(status -H "X-API-Key: $chat" "$URL/api/keys")" = 403 ]
   [ "$(status -H "X-API-Key: $chat" "$URL/metrics")" = 403 ]
@@ -440,7 +447,9 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   cp "$T/tiny.zse" "$d/models.zse"
   ln -s ../other/out.zse "$d/models/link.zse"
   ln -s sub/in.zse "$d/models/good.zse"
+  mkfifo "$d/models/pipe"
   start "$d/log" --port 0 --model-dir "$d/models"
+  [ "$(admin -m 60 "$URL/api/models/load" -d '{"model_path":"pipe"}' | jq -r .detail)" = "$d/models/pipe: not a regular file" ]       # nobody waits for who might write to it
   for path in "$d/other/out.zse" "$d/models/../other/out.zse" ../other/out.zse link.zse "$d/models.zse" /proc/self/exe /no/such.zse no.zse org/name; do
     [ "$(admin "$URL/api/models/load" -d "{\"model_path\":\"$path\"}" | jq -r .error.code)" = path_not_allowed ] || { echo "$path"; return 1; }
   done
