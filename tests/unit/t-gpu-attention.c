@@ -219,7 +219,7 @@ static void attention(void **state)
         { 2, 1, 32, 600, 2, 40, 0, 0, 0, 0, 0, 0, KV_F32 },         /* a window that leaves out whole splits */
         { 2, 2, 32, 0, 17, 0, 0, 0, 0, 0, 0, 0, KV_BF16 },
         { 2, 2, 32, 0, 17, 0, 0, 0, 0, 0, 0, 0, KV_F8 },
-        { 2, 1, 64, 5, 66, 0, 64, 0, 1, 0, 0, 0, KV_F8 },
+        { 2, 1, 64, 5, 66, 0, 64, 1, 1, 0, 0, 0, KV_F8 },         /* a norm, then pairs, whose lanes are others */
         { 4, 1, 80, 30, 5, 20, 40, 1, 0, 0, 30, 0, KV_F8 },         /* window, cap */
         { 3, 1, 96, 0, 17, 0, 0, 0, 0, 0, 0, 1, KV_BF16 },          /* slopes */
         { 1, 1, 256, 0, 5, 3, 0, 0, 0, 0, 0, 0, KV_F8 },
