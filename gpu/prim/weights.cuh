@@ -274,40 +274,47 @@ template <int TYPE> DEVICE finish_rows finish_begin(const gpu_linear &l, const g
     }
     return f;
 }
-/* y: the sums of n tokens of this lane from `at` on, as finish_tokens has them.  TOGETHER: tokens whose old values are asked for before one of them is waited for, as a store
- * keeps later loads behind it: 4 registers each. */
-template <int N8, int TOGETHER, bool WIDE> DEVICE void finish_by(const float y[2][4 * N8], const finish_rows &f, float *at, int n)
+/* y: the sums of n tokens of this lane from `at` on, as finish_tokens has them; four floats an access.  TOGETHER: tokens whose old values are asked for before one of them is
+ * waited for, as a store keeps later loads behind it: 4 registers each. */
+template <int N8, int TOGETHER> DEVICE void finish_wide(const float y[2][4 * N8], const finish_rows &f, float *at, int n)
 {
     static_assert(TOGETHER % 2 == 0 && 2 * N8 % TOGETHER == 0, "whole pairs of tokens, and nothing beyond the last");
 #pragma unroll
     for (int i = 0; i < 2 * N8; i += TOGETHER) {
-        float v[TOGETHER][4];
+        float4 v[TOGETHER];
 #pragma unroll
         for (int j = 0; j < TOGETHER; j++) {
             const int token = (i + j) / 2 * 8 + j % 2;
-            const float *out = at + (size_t)token * f.ldo;
-#pragma unroll
-            for (int r = 0; r < 4; r++)
-                v[j][r] = !WIDE && f.add && token < n && r < f.n ? out[r] : -0.0f;
-            if (WIDE && f.add && token < n) {
-                const float4 before = *reinterpret_cast<const float4 *>(out);
-                v[j][0] = before.x, v[j][1] = before.y, v[j][2] = before.z, v[j][3] = before.w;
-            }
+            v[j] = make_float4(-0.0f, -0.0f, -0.0f, -0.0f);
+            if (f.add && token < n)
+                v[j] = *reinterpret_cast<const float4 *>(at + (size_t)token * f.ldo);
         }
 #pragma unroll
         for (int j = 0; j < TOGETHER; j++) {
             const int token = (i + j) / 2 * 8 + j % 2, k = 4 * ((i + j) / 2) + j % 2;
-            float *out = at + (size_t)token * f.ldo;
-#pragma unroll
-            for (int r = 0; r < 4; r++)
-                v[j][r] = fmaf(f.factor, y[r / 2][k + r % 2 * 2] * f.scale[r] + f.bias[r], v[j][r]);
-            if (WIDE && token < n)
-                *reinterpret_cast<float4 *>(out) = make_float4(v[j][0], v[j][1], v[j][2], v[j][3]);
-#pragma unroll
-            for (int r = 0; r < 4; r++)
-                if (!WIDE && token < n && r < f.n)
-                    out[r] = v[j][r];
+            if (token < n)
+                *reinterpret_cast<float4 *>(at + (size_t)token * f.ldo) =
+                    make_float4(fmaf(f.factor, y[0][k] * f.scale[0] + f.bias[0], v[j].x), fmaf(f.factor, y[0][k + 2] * f.scale[1] + f.bias[1], v[j].y),
+                                fmaf(f.factor, y[1][k] * f.scale[2] + f.bias[2], v[j].z), fmaf(f.factor, y[1][k + 2] * f.scale[3] + f.bias[3], v[j].w));
         }
+    }
+}
+/* The same where rows are fewer or lie anywhere, which is rare: v is indexed in a loop, so it lies in local memory, and the code is a fifth as long. */
+template <int N8> DEVICE void finish_narrow(const float y[2][4 * N8], const finish_rows &f, float *at, int n)
+{
+    float v[2 * N8][4];
+#pragma unroll
+    for (int i = 0; i < 2 * N8; i++)
+#pragma unroll
+        for (int r = 0; r < 4; r++)
+            v[i][r] = y[r / 2][4 * (i / 2) + i % 2 + r % 2 * 2] * f.scale[r] + f.bias[r];
+#pragma unroll 1
+    for (int i = 0; i < 2 * N8; i++) {
+        const int token = i / 2 * 8 + i % 2;
+        float *out = at + (size_t)token * f.ldo;
+#pragma unroll 1
+        for (int r = 0; token < n && r < f.n; r++)
+            out[r] = fmaf(f.factor, v[i][r], f.add ? out[r] : -0.0f);
     }
 }
 /* The sums of a tile's tokens, of which there are first .. end - 1: those of token first + 8i + 2t + k and the lane's rows are y[0][4i + k], y[0][4i + 2 + k],
@@ -317,9 +324,9 @@ template <int N8, int TOGETHER> DEVICE void finish_tokens(const float y[2][4 * N
     const int n = min(8 * N8, end - first) - 2 * t;
     float *at = f.out + (size_t)(first + 2 * t) * f.ldo;
     if (f.wide)
-        finish_by<N8, TOGETHER, true>(y, f, at, n);
+        finish_wide<N8, TOGETHER>(y, f, at, n);
     else
-        finish_by<N8, TOGETHER, false>(y, f, at, n);
+        finish_narrow<N8>(y, f, at, n);
     if (l.finish == GPU_ADD || l.limit <= 0)
         return;
     for (int token = 0; token < n; token += token & 1 ? 7 : 1)
