@@ -26,7 +26,7 @@ static char *token_path(const char *home, struct err *e)
     return NULL;
 }
 
-static char *read_token(const char *path, struct err *e)
+static char *read_token(const char *path, const char *home, struct err *e)
 {
     struct stat st;
     size_t size;
@@ -34,10 +34,12 @@ static char *read_token(const char *path, struct err *e)
         err_sys(e, "%s", path);
         return NULL;
     }
-    if (st.st_mode & 077) {
-        err_set(e, ERR_IO, "%s: others may read it (mode %03o), expected 600", path, (unsigned)st.st_mode & 0777);
+    if (!S_ISREG(st.st_mode)) {
+        err_set(e, ERR_IO, "%s: is no regular file", path);
         return NULL;
     }
+    if (file_is_ours(path, &st, home, e))
+        return NULL;
     char *text = file_read(path, 4096, &size, e);
     if (!text)
         return NULL;
@@ -77,7 +79,7 @@ char *admin_token(const char *home, struct err *e)
     if (!path)
         return NULL;
     if (access(path, F_OK) == 0 || write_token(path, e) == 0)
-        token = read_token(path, e);
+        token = read_token(path, home, e);
     free(path);
     return token;
 }

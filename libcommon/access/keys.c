@@ -63,6 +63,12 @@ static int locked_error(struct keys *k, struct err *e)
     return err_set(e, ERR_IO, "%s: another program holds it locked", k->path);
 }
 
+static const char *folder_of(const struct keys *k, char folder[4096])
+{
+    snprintf(folder, 4096, "%.*s", (int)(strrchr(k->path, '/') - k->path), k->path);
+    return folder;
+}
+
 /* A change was refused because the file is, or its folder, where its journal lies. 0: neither is. */
 static int cannot_write(struct keys *k, struct err *e)
 {
@@ -70,8 +76,7 @@ static int cannot_write(struct keys *k, struct err *e)
     char folder[4096];
     if (access(k->path, W_OK) != 0)
         return err_sys(e, cut ? "%s: a change that was cut short cannot be taken back" : "%s: cannot be written", k->path);
-    snprintf(folder, sizeof folder, "%.*s", (int)(strrchr(k->path, '/') - k->path), k->path);
-    return access(folder, W_OK) != 0 ? err_sys(e, "%s: cannot be changed, as its folder cannot be written", k->path) : 0;
+    return access(folder_of(k, folder), W_OK) != 0 ? err_sys(e, "%s: cannot be changed, as its folder cannot be written", k->path) : 0;
 }
 
 static int sql_error(struct keys *k, struct err *e)
@@ -123,9 +128,8 @@ static int make_file(struct keys *k, struct err *e)
     if (!S_ISREG(st.st_mode))
         return err_set(e, ERR_IO, "%s: is no regular file", k->path);
     k->ino = st.st_ino;
-    if (st.st_mode & 077)
-        return err_set(e, ERR_IO, "%s: mode %03o, expected 600: others could read or change it", k->path, (unsigned)st.st_mode & 0777);
-    return 0;
+    char folder[4096];
+    return file_is_ours(k->path, &st, folder_of(k, folder), e);
 }
 
 /* A number that SQLite answers a PRAGMA with. */
@@ -161,6 +165,9 @@ static int take_lock(struct keys *k, struct err *e)
     return -1;
 }
 
+/* No tables in place of those that were there: no keys, and nobody asked for that. */
+static int is_empty(const struct keys *k, struct err *e) { return err_set(e, ERR_FORMAT, "%s: is empty; to begin anew, move it away before the server starts", k->path); }
+
 /* The file has no tables, or not all of them yet. */
 static int make_tables(struct keys *k, struct err *e)
 {
@@ -170,7 +177,7 @@ static int make_tables(struct keys *k, struct err *e)
         return -1;
     int rc = pragma(k, "PRAGMA user_version", &version, e);     /* it may be made by now */
     if (rc == 0 && version == 0)
-        rc = run(k, schema, e);
+        rc = k->file == MUST_BE_THERE ? is_empty(k, e) : run(k, schema, e);
     close(fd);
     return rc;
 }
@@ -535,7 +542,7 @@ static int load(struct keys *k, struct err *e)
 static int reopen(struct keys *k, struct err *e)
 {
     struct keys other = { .path = k->path, .until_ns = k->until_ns, .file = k->file == MAY_BE_ABSENT ? MAY_BE_ABSENT : MUST_BE_THERE };
-    if (open_file(&other, e)) {
+    if (open_file(&other, e) || (other.absent && !k->absent && is_empty(k, e))) {
         sqlite3_close(other.db);
         k->locked = other.locked;
         return -1;

@@ -116,6 +116,20 @@ int file_open_made(const char *path, int flags)
     return fd;
 }
 
+int file_is_ours(const char *path, const struct stat *st, const char *folder, struct err *e)
+{
+    struct stat in;
+    if (stat(folder, &in))
+        return err_sys(e, "%s", folder);
+    if (st->st_mode & 077)
+        return err_set(e, ERR_IO, "%s: mode %03o, expected 600: others could read or change it", path, (unsigned)st->st_mode & 0777);
+    if (st->st_uid != geteuid() && st->st_uid != 0 && st->st_uid != in.st_uid)
+        return err_set(e, ERR_IO, "%s: belongs to user %u, neither to this one nor to whom its folder belongs", path, (unsigned)st->st_uid);
+    if (in.st_mode & 022)
+        return err_set(e, ERR_IO, "%s: mode %03o, expected 700: others could replace what is in it", folder, (unsigned)in.st_mode & 0777);
+    return 0;
+}
+
 char *file_read(const char *path, size_t max, size_t *size, struct err *e)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC);

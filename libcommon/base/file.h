@@ -45,6 +45,10 @@ void file_give(int fd, const char *path);
  * nobody is given a file that root did not make just now. */
 int file_open_made(const char *path, int flags);
 
+/* May others than this user (and root) have made or replace it?  st is of a file that is to be kept from them, folder where it lies.  -1: *e says why. */
+struct stat;
+int file_is_ours(const char *path, const struct stat *st, const char *folder, struct err *e);
+
 /* A new file that is invisible under its final name until atomic_commit: written as DIR/.NAME.zse-XXXXXX, then
  * fsync, rename, fsync of DIR.  atomic_abort (or a crash) leaves the old file untouched; abort removes the
  * temporary, the next atomic_open of the name those that a crash left (a living writer holds a lock on its own).

@@ -190,11 +190,15 @@ static void put_in_its_place(const char *name)
     assert_int_equal(rename(from, in_folder("keys.db")), 0);
 }
 
-/* Who only looks at a file that is made waits for nobody who makes one; a new file in its place that others are at is no damage. */
+/* Who only looks at a file that is made waits for nobody who makes one; a new file in its place that others are at is no damage, and an empty one takes no key away. */
 static void a_file_that_others_make_is_locked_not_damaged(void **state)
 {
     (void)state;
-    keys_close(keys_open(folder, &e));
+    char text[KEY_TEXT + 1];
+    struct key_info info = { .name = "app", .scopes = SCOPE_CHAT }, got;
+    struct keys *maker = keys_open(folder, &e);
+    assert_int_equal(keys_create(maker, &info, text, &e), 0);
+    keys_close(maker);
     const int fd = open(in_folder("keys.db.lock"), O_RDWR | O_CREAT, 0600);
     assert_int_equal(flock(fd, LOCK_EX), 0);
     struct keys *server = keys_open_again(folder, &e);
@@ -206,15 +210,41 @@ static void a_file_that_others_make_is_locked_not_damaged(void **state)
     assert_int_equal(keys_refresh(server, &e), 1);
     assert_non_null(strstr(e.msg, "keys.db: another program holds it locked"));
     close(fd);
-    assert_int_equal(keys_refresh(server, &e), 0);
+    assert_int_equal(keys_refresh(server, &e), -1);
+    assert_non_null(strstr(e.msg, "keys.db: is empty"));
     close(open(in_folder("new"), O_WRONLY | O_CREAT, 0600));
     sqlite3 *other = lock_file("new");
     put_in_its_place("new");
     assert_int_equal(keys_refresh(server, &e), 1);
     assert_non_null(strstr(e.msg, "keys.db: another program holds it locked"));
     sqlite3_close(other);
-    assert_int_equal(keys_refresh(server, &e), 0);
+    assert_int_equal(keys_refresh(server, &e), -1);
+    assert_int_equal(keys_check(server, text, &got), KEY_GOOD);
+    assert_true(keys_known_required(server));
     keys_close(server);
+}
+
+/* Only root can make the file of another one, and open it. */
+static void a_file_of_another_user_is_refused(void **state)
+{
+    (void)state;
+    keys_close(keys_open(folder, &e));
+    assert_int_equal(chmod(folder, 0770), 0);
+    assert_null(keys_open(folder, &e));
+    assert_non_null(strstr(e.msg, "mode 770, expected 700"));
+    assert_int_equal(chmod(folder, 0750), 0);
+    if (geteuid() != 0) {
+        print_message("a file of another user: not tried, only root can make one\n");
+        return;
+    }
+    assert_int_equal(chown(in_folder("keys.db"), 65534, 65534), 0);
+    assert_null(keys_open(folder, &e));
+    assert_non_null(strstr(e.msg, "keys.db: belongs to user 65534"));
+    assert_int_equal(chown(folder, 65534, 65534), 0);               /* root looks at somebody's keys */
+    struct keys *k = keys_open(folder, &e);
+    assert_non_null(k);
+    keys_close(k);
+    assert_int_equal(chown(folder, 0, 0), 0);
 }
 
 /* The server does not stand still while somebody else writes. */
@@ -451,7 +481,7 @@ int main(void)
         IN_FOLDER(a_locked_file_is_waited_for_as_long_as_asked), IN_FOLDER(a_key_that_was_shown_outlives_kill_9),
         IN_FOLDER(a_check_takes_the_same_time), IN_FOLDER(keys_live_and_die), IN_FOLDER(no_secret_is_stored),
         IN_FOLDER(a_locked_or_damaged_file_keeps_known_keys), IN_FOLDER(a_change_is_learnt_while_the_file_is_locked),
-        IN_FOLDER(a_file_that_others_make_is_locked_not_damaged), cmocka_unit_test(scopes_and_models),
+        IN_FOLDER(a_file_that_others_make_is_locked_not_damaged), IN_FOLDER(a_file_of_another_user_is_refused), cmocka_unit_test(scopes_and_models),
         IN_FOLDER(looking_writes_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
