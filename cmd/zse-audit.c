@@ -1,6 +1,7 @@
 /* zse-audit - read the log of what was asked of zse-serve: sums, selections, exports, and proof that nothing was changed.  Made for cron. */
 #include <getopt.h>
 #include <inttypes.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -111,6 +112,28 @@ static int take(struct options *o, int c, const char *arg)
 
 /* ---- commands ---- */
 
+/* A line of what others wrote: none of it steers a terminal, or looks like another line. */
+static void print_line(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+static void print_line(const char *fmt, ...)
+{
+    va_list ap;
+    char *text;
+    va_start(ap, fmt);
+    const int n = vasprintf(&text, fmt, ap);
+    va_end(ap);
+    if (n < 0)
+        return;
+    cli_plain(text, (size_t)n + 1, text);
+    for (char *p = text; *p; p++)
+        if (*p == '\n' || *p == '\t')
+            *p = '?';
+        else if ((strncmp(p, "\xe2\x80", 2) == 0 && (unsigned char)p[2] >= 0xa8 && (unsigned char)p[2] <= 0xae) ||      /* U+2028 to U+202E: ends of lines, and of direction */
+                 (strncmp(p, "\xe2\x81", 2) == 0 && (unsigned char)p[2] >= 0xa6 && (unsigned char)p[2] <= 0xa9))
+            memset(p, '?', 3);
+    puts(text);
+    free(text);
+}
+
 static void print_counts(const char *title, const json_t *o)
 {
     const char *key;
@@ -118,7 +141,7 @@ static void print_counts(const char *title, const json_t *o)
     if (json_object_size(o))
         printf("%s\n", title);
     json_object_foreach((json_t *)o, key, v)
-        printf("  %10" JSON_INTEGER_FORMAT "  %s\n", json_integer_value(v), key);
+        print_line("  %10" JSON_INTEGER_FORMAT "  %s", json_integer_value(v), key);
 }
 
 static json_int_t count_of(const json_t *o, const char *key) { return json_integer_value(json_object_get(o, key)); }
@@ -157,7 +180,7 @@ static void print_entry(const char *line)
     json_t *o = json_loads(line, 0, NULL);
     if (!o)
         return;
-    printf("%s  %" JSON_INTEGER_FORMAT "  %9.1f ms  %7" JSON_INTEGER_FORMAT "  %-16s  %-6s %s%s%s\n", text_or(o, "timestamp", "?"), count_of(o, "status_code"),
+    print_line("%s  %" JSON_INTEGER_FORMAT "  %9.1f ms  %7" JSON_INTEGER_FORMAT "  %-16s  %-6s %s%s%s", text_or(o, "timestamp", "?"), count_of(o, "status_code"),
            json_number_value(json_object_get(o, "latency_ms")), count_of(o, "total_tokens"), text_or(o, "api_key_name", "-"), text_or(o, "method", "?"), text_or(o, "path", "?"),
            json_is_string(json_object_get(o, "model_id")) ? "  " : "", text_or(o, "model_id", ""));
     json_decref(o);

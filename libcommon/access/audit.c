@@ -56,7 +56,18 @@ static void put(struct line *l, const char *fmt, ...)
     l->n += (size_t)n;
 }
 
-/* "key":"text" with what is no UTF-8 replaced and at most max bytes of text. */
+/* Bytes of what looks like an API key, or most of one: clients send it in paths and where else it does not belong. */
+static size_t key_at(const char *text)
+{
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+    const size_t n = strncmp(text, "zse-", 4) == 0 ? strspn(text + 4, digits) : 0;
+    return n >= 32 ? 4 + n : 0;
+}
+
+/* What a terminal, or who splits text into lines, might obey: control characters, ends of lines, changes of direction. */
+static int steers(uint32_t u) { return u < 0x20 || (u >= 0x7f && u < 0xa0) || (u >= 0x2028 && u <= 0x202e) || (u >= 0x2066 && u <= 0x2069); }
+
+/* "key":"text" with what is no UTF-8 replaced, keys left out, and at most max bytes of text. */
 static void put_text(struct line *l, const char *key, const char *text, size_t max)
 {
     put(l, ",\"%s\":", key);
@@ -68,11 +79,17 @@ static void put_text(struct line *l, const char *key, const char *text, size_t m
     for (size_t i = 0, size = strlen(text); i < size && i < max;) {
         int n;
         char c[4];
+        const size_t secret = key_at(text + i);
+        if (secret) {
+            put(l, "zse-...");
+            i += secret;
+            continue;
+        }
         const uint32_t u = utf8_next(text + i, size - i, &n);
         i += (size_t)n;
         if (u == '"' || u == '\\')
             put(l, "\\%c", (int)u);
-        else if (u < 0x20 || u == 0x7f)
+        else if (steers(u))
             put(l, "\\u%04x", (unsigned)u);
         else {
             n = utf8_encode(u, c);

@@ -226,7 +226,7 @@ void call_fail_answer(struct call *c, const struct problem *p)
         reply_problem(c->s, c->conn, p);
         return;
     }
-    visit_error(call_visit(c), p->message);
+    visit_error(call_visit(c), p);
     buf_str(&c->line, "data: ");                /* a stream has begun: the status is out already */
     problem_json(p, &c->line);
     buf_str(&c->line, "\n\n");

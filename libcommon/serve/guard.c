@@ -162,10 +162,14 @@ static void free_visit(struct visit *v)
     free(v);
 }
 
-void visit_error(struct visit *v, const char *message)
+void visit_error(struct visit *v, const struct problem *p)
 {
-    if (v && !v->error)
-        v->error = strdup(message);
+    char text[sizeof p->code + sizeof p->param + 2];
+    if (!v || v->error)
+        return;
+    const int named = p->param[0] && strcmp(p->code, "unknown_parameter") != 0;         /* of ours */
+    snprintf(text, sizeof text, "%s%s%s", p->code, p->code[0] && named ? ": " : "", named ? p->param : "");
+    v->error = strdup(p->status == 400 && text[0] ? text : p->message);
 }
 
 void visit_prompt(const struct server *s, struct visit *v, const char *text, size_t size)
@@ -460,7 +464,7 @@ struct visit *guard_message(struct server *s, struct conn *c, struct problem *pr
         verdict_text(&w, text, sizeof text);
         problem_set(pr, 429, NULL, "rate_limit_exceeded", "%s", text);
     }
-    visit_error(v, pr->message);
+    visit_error(v, pr);
     visit_end(s, v, pr->status, -1, -1);
     return NULL;
 }

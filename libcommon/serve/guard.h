@@ -64,7 +64,8 @@ int guard_still(struct server *s, struct conn *c);
 int guard_model(struct visit *v, const char *model, struct problem *pr);
 /* Whose request it is, for those who share out what there is too little of: the key's, or the address's. */
 uint64_t guard_share(const struct visit *v);
-void visit_error(struct visit *v, const char *message);
+/* What was wrong, for the log; of a body that was not understood only the kind and the field, as its text is quoted in messages. */
+void visit_error(struct visit *v, const struct problem *p);
 void visit_prompt(const struct server *s, struct visit *v, const char *text, size_t size);
 /* Tokens count against the key, the line is written, v is freed. Tokens < 0: the request has none. */
 void visit_end(struct server *s, struct visit *v, int status, int prompt_tokens, int completion_tokens);

@@ -213,7 +213,7 @@ static void fail(struct call *c, const struct problem *p)
         call_fail_answer(c, p);
         return;
     }
-    visit_error(call_visit(c), p->message);
+    visit_error(call_visit(c), p);
     response_event(c, "response.failed", "failed", p);
     conn_end(c->conn);
 }

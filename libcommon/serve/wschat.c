@@ -71,7 +71,7 @@ static void say_error(struct conn *c, const struct problem *p)
 
 static void fail(struct call *c, const struct problem *p)
 {
-    visit_error(call_visit(c), p->message);
+    visit_error(call_visit(c), p);
     say_error(c->conn, p);
 }
 

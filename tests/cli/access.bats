@@ -85,6 +85,15 @@ entry() {
   [ "$(zse-audit stats --json | jq -c '[.total_entries, .rotated_files, .skipped_lines]')" = '[4,1,1]' ]
 }
 
+@test "audit: what clients wrote steers no terminal, and looks like no other line" {
+  mkdir -p "$ZSE_HOME/audit"
+  entry 300 '/a\u001b[2J\u009b31m\u202e\n2026-11-21T00:00:00.000Z  200' 404 1 app >"$ZSE_HOME/audit/requests.jsonl"
+  for c in recent query summary; do
+    zse-audit $c >"$T/o"
+    grep -q '/a?\[2J?31m????2026' "$T/o" || { cat "$T/o"; return 1; }
+  done
+}
+
 @test "audit export from cron: without an environment, whole or not at all, a header when there is nothing" {
   bin=$(dirname "$(command -v zse-audit)")
   env -i HOME="$T" "$bin/zse-audit" export -f csv -o "$T/o.csv"

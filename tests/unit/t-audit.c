@@ -62,6 +62,22 @@ static void every_line_is_json_with_all_fields(void **state)
     audit_close(a);
 }
 
+/* What a client puts where it does not belong: keys are left out, and nothing is there that a terminal, or who splits text into lines, obeys. */
+static void nothing_of_a_line_is_obeyed_and_no_key_is_in_it(void **state)
+{
+    (void)state;
+    static const char path[] = "/v1/zse-ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghij-_01234?", agent[] = "zse-ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefgh", model[] = "zse-tiny-8b\xc2\x9b\xe2\x80\xa8\xe2\x80\xae\xe2\x81\xa6\x7f\n";
+    const struct audit_entry x = { .request_id = "id", .method = "GET", .path = path, .user_agent = agent, .model = model };
+    size_t n;
+    char *line = audit_line(&x, &n);
+    assert_non_null(line);
+    line[n] = '\0';
+    assert_non_null(strstr(line, "\"path\":\"/v1/zse-...?\""));
+    assert_non_null(strstr(line, "\"user_agent\":\"zse-...\""));         /* most of one: a message had room for no more */
+    assert_non_null(strstr(line, "\"model_id\":\"zse-tiny-8b\\u009b\\u2028\\u202e\\u2066\\u007f\\u000a\""));
+    free(line);
+}
+
 static void read_all(const char *path, char **text, size_t *size)
 {
     FILE *f = fopen(path, "rb");
@@ -708,6 +724,7 @@ static void the_end_does_not_wait_for_compression(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(nothing_of_a_line_is_obeyed_and_no_key_is_in_it),
         IN_FOLDER(clearing_all_takes_what_a_crash_left), IN_FOLDER(a_clock_that_steps_breaks_no_chain),
         IN_FOLDER(every_line_is_json_with_all_fields), IN_FOLDER(verify_finds_every_change), IN_FOLDER(rotation_loses_nothing),
         IN_FOLDER(processes_share_a_log), IN_FOLDER(half_a_line_is_ended), IN_FOLDER(kill_9_while_rotating_loses_nothing),
