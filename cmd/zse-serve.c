@@ -120,6 +120,16 @@ static void raise_descriptors(void)
     }
 }
 
+/* A core file would hold keys and prompts.  Who wants one all the same: prlimit --core=unlimited --pid PID. */
+static void write_no_core(void)
+{
+    struct rlimit l;
+    if (getrlimit(RLIMIT_CORE, &l) == 0) {
+        l.rlim_cur = 0;
+        setrlimit(RLIMIT_CORE, &l);
+    }
+}
+
 static void print_addresses(const struct serve_options *o, const struct server *s)
 {
     const char *scheme = o->tls_cert ? "https" : "http";
@@ -258,6 +268,7 @@ static int run(struct serve_options *o)
         signal(SIGPIPE, SIG_IGN);
         server_block_signals();
         raise_descriptors();
+        write_no_core();
         rc = serve(o, o->user ? &user : NULL, &places, &e) ? CLI_FAILED : cli_finish(prog);
     }
     release_places(&places);

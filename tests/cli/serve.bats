@@ -310,6 +310,7 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
 @test "the audit log: streams and clients that leave, a folder that cannot be written" {
   local log=$BATS_TEST_TMPDIR/log URL PID
   export ZSE_HOME=$BATS_TEST_TMPDIR/home
+  ulimit -S -c "$(ulimit -H -c)"
   start "$log" "$T/tiny.zse" --port 0 --audit-size 4kB        # ten files and one hold some 80 lines
   await listens "$URL"
   curl -sN "$URL/v1/chat/completions" -d "${QUESTION/\{/\{\"stream\":true,}" >/dev/null
@@ -323,10 +324,14 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   local n=0
   await left
   await says '[200,true,true]' eval "zse-audit query -p /v1/chat --json | jq -c '[.status_code, .completion_tokens > 3, .total_tokens > 10]'"
+  # what was wrong with a body is told to the client, and not kept: it may quote a prompt
+  curl -s "$URL/v1/completions" -d '{"prompt": secret}' | jq -r .detail | grep -q "near 'secret'"
+  await says invalid_json eval "zse-audit query -s 400 --json | jq -r .error_message"
   for _ in {1..20}; do status "$URL/v1/models" >/dev/null; done
+  [ "$(awk '/^Max core/ { print $5 }' "/proc/$PID/limits")" = 0 ]              # nor would a core file keep it
   stop "$PID"
   zse-audit stats
-  [ "$(zse-audit stats --json | jq -c '[.total_entries, .rotated_files > 1, .skipped_lines]')" = "[$((21 + n)),true,0]" ]
+  [ "$(zse-audit stats --json | jq -c '[.total_entries, .rotated_files > 1, .skipped_lines]')" = "[$((22 + n)),true,0]" ]
   [ "$(zse-audit verify --json | jq .intact)" = true ]
   rm -r "$ZSE_HOME/audit" && touch "$ZSE_HOME/audit"
   start "$log" "$T/tiny.zse" --port 0
