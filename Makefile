@@ -66,12 +66,14 @@ $(B)/%_avxvnni.o: SIMD := -mavx2 -mfma -mf16c -mavxvnni $(LINES)
 $(B)/%_avx512.o: SIMD := $(AVX512)
 $(B)/%_amx.o: SIMD := -mamx-tile -mamx-int8
 $(B)/libcommon/kernels/%_amx.o: SIMD := $(AVX512) -mamx-tile -mamx-int8
+# The loops that take most of the time: LOOPS, if given, follow CFLAGS.
+$(patsubst %,$(B)/libcommon/%.o,kernels/% quant/% convert/linalg% convert/gptq%): INNER := $(LOOPS)
 ifeq ($(ARCH),x86_64)
 $(ASKS:%.c=$(B)/%.o): FLAGS += -DZSE_X86
 endif
 define COMPILE
 	@mkdir -p $(@D)
-	$(CC) $(FLAGS) $(SIMD) -MMD -MP -c -o $@ $<
+	$(CC) $(FLAGS) $(SIMD) $(INNER) -MMD -MP -c -o $@ $<
 endef
 $(B)/%.o: %.c
 	$(COMPILE)

@@ -17,7 +17,7 @@ print(v if isinstance(v,str) else json.dumps(v))' "$1"; }
     zse-info "$T/m.zse" --verify >/dev/null
   done
   types='nl4 int8 f32'
-  [ -z "${ZSE_SANITIZED-}" ] || types=nl4
+  [ -z "${ZSE_SANITIZED-}" ] || types=            # mixed measures what nl4 does, too
   for type in $types; do
     convert -o "$T/m.zse" -q $type >/dev/null
     [ "$(zse-chat "$T/m.zse" --temp 0 -p "What is 2+2?")" = "2 + 2 = 4" ]
@@ -30,9 +30,11 @@ print(v if isinstance(v,str) else json.dumps(v))' "$1"; }
   size=10000
   [ -z "${ZSE_SANITIZED-}" ] || size=6000
   cat README.md libcommon/convert/convert.c | head -c $size >"$T/text"
-  convert -o "$T/a.zse" --quality best --calibration "$T/text" --threads 1 >/dev/null
-  convert -o "$T/b.zse" --quality best --calibration "$T/text" --threads 2 >/dev/null
-  cmp "$T/a.zse" "$T/b.zse"
+  convert -o "$T/a.zse" --quality best --calibration "$T/text" --threads 2 >/dev/null
+  if [ -z "${ZSE_SANITIZED-}" ]; then               # t-convert compares files, too
+    convert -o "$T/b.zse" --quality best --calibration "$T/text" --threads 1 >/dev/null
+    cmp "$T/a.zse" "$T/b.zse"
+  fi
   [ "$(zse-chat "$T/a.zse" --temp 0 -p "What is 2+2?")" = "2 + 2 = 4" ]
 }
 
