@@ -368,22 +368,34 @@ static void each_second(struct loop *l, uint64_t now)
         l->o.on_second(l->o.user);
 }
 
+/* Flush what was written to in this round.  Whose next request, sent ahead, is answered by that has its turn in the next round, after everybody else's. */
+static void flush_dirty(struct loop *l)
+{
+    struct conn *c = l->dirty, *next;
+    l->dirty = NULL;
+    for (; c; c = next) {
+        next = c->next_dirty;
+        c->dirty = 0;
+        if (!c->dead)
+            conn_flush(c);
+    }
+    for (struct conn **at = &l->dirty; *at;)            /* the dead are freed now */
+        if ((*at)->dead)
+            *at = (*at)->next_dirty;
+        else
+            at = &(*at)->next_dirty;
+}
+
 void loop_run(struct loop *l)
 {
     struct epoll_event events[128];
     while (!l->quit) {
         uint64_t now = clock_ns(), since = now - l->second_ns;
-        int n = epoll_wait(l->epoll, events, 128, since >= second ? 0 : (int)((second - since) / 1000000 + 1));
+        int n = epoll_wait(l->epoll, events, 128, l->dirty || since >= second ? 0 : (int)((second - since) / 1000000 + 1));
         for (int i = 0; i < n; i++)
             on_event(l, &events[i]);
         each_second(l, clock_ns());
-        while (l->dirty) {
-            struct conn *c = l->dirty;
-            l->dirty = c->next_dirty;
-            c->dirty = 0;
-            if (!c->dead)
-                conn_flush(c);
-        }
+        flush_dirty(l);
         free_dead(l);
     }
 }

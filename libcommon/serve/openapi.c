@@ -56,10 +56,9 @@ static json_t *operation(const struct route *r)
     return j;
 }
 
-void handle_openapi(struct server *s, struct conn *c, const char *rest)
+static json_t *description(void)
 {
     json_t *paths = json_object();
-    (void)rest;
     for (int i = 0; i < n_routes; i++) {
         const struct route *r = &routes[i];
         json_t *key = json_sprintf("%s%s", r->path, r->kind == ROUTE_PREFIX ? "{id}" : "");
@@ -74,7 +73,20 @@ void handle_openapi(struct server *s, struct conn *c, const char *rest)
     json_t *error = json_loads("{\"type\":\"object\",\"required\":[\"error\",\"detail\"],\"properties\":{\"error\":{\"type\":\"object\",\"required\":[\"message\",\"type\"],"
                                "\"properties\":{\"message\":{\"type\":\"string\"},\"type\":{\"type\":\"string\"},\"param\":{\"type\":[\"string\",\"null\"]},"
                                "\"code\":{\"type\":[\"string\",\"null\"]}}},\"detail\":{\"type\":\"string\"}}}", 0, NULL);
-    reply_object(s, c, 200, json_pack("{s:s, s:{s:s, s:s}, s:o, s:{s:{s:o}, s:{s:{s:s, s:s}, s:{s:s, s:s}}}}", "openapi", "3.1.0", "info", "title", "zse-serve", "version",
-                                       ZSE_VERSION, "paths", paths, "components", "schemas", "Error", error, "securitySchemes", "admin", "type", "http", "scheme",
-                                       "bearer", "key", "type", "http", "scheme", "bearer"));
+    return json_pack("{s:s, s:{s:s, s:s}, s:o, s:{s:{s:o}, s:{s:{s:s, s:s}, s:{s:s, s:s}}}}", "openapi", "3.1.0", "info", "title", "zse-serve", "version",
+                     ZSE_VERSION, "paths", paths, "components", "schemas", "Error", error, "securitySchemes", "admin", "type", "http", "scheme",
+                     "bearer", "key", "type", "http", "scheme", "bearer");
+}
+
+/* Anybody may ask, as often as they like: it is made once. */
+void handle_openapi(struct server *s, struct conn *c, const char *rest)
+{
+    (void)rest;
+    if (!s->openapi) {
+        json_t *json = description();
+        s->openapi = json ? json_dumps(json, JSON_COMPACT) : NULL;
+        json_decref(json);
+    }
+    const struct buf out = { .data = s->openapi, .size = s->openapi ? strlen(s->openapi) : 0, .failed = !s->openapi };
+    reply_json(s, c, 200, &out);
 }

@@ -349,6 +349,7 @@ int server_close(struct server *s)
     const int rc = guard_close(s);              /* joins a thread that wakes the loop */
     loop_close(s->loop);
     metrics_release(&s->metrics);
+    free(s->openapi);
     nvml_close(s->nvml);
     free(s);
     return rc;

@@ -115,6 +115,7 @@ struct server {
     struct nvml *nvml; char no_nvml[160];       /* NULL: nobody has asked yet, or why it is not there */
     uint64_t ws_stats_ns;
     struct watch watch;
+    char *openapi;                      /* what /openapi.json answers, once it was asked for; NULL: not yet */
 };
 
 /* No new clients; calls that run get so many seconds. */

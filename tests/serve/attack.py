@@ -276,8 +276,8 @@ def every_route_without_a_key():
             for fields in ((), (('Authorization', 'Bearer '),), (('X-API-Key', ''),)):
                 code = s.status(re.sub(r'\{.*?\}', 'tiny', path), b'{}' if method == 'post' else None, method=method.upper(), fields=fields)
                 codes.setdefault(code, set()).add(path)
-    expect(codes.get(200) == {'/', '/health', '/openapi.json'} and set(codes) <= {200, 401, 429}, f'{ {k: sorted(v) for k, v in codes.items()} }')
-    return f'200 for /, /health and /openapi.json, else {sorted(set(codes) - {200})}'
+    expect(codes.get(200, set()) <= {'/', '/dashboard', '/health', '/openapi.json'} and set(codes) <= {200, 401, 429}, f'{ {k: sorted(v) for k, v in codes.items()} }')
+    return f'200 for pages without figures, /health and /openapi.json, else {sorted(set(codes) - {200})}'
 
 
 def near(key):
@@ -507,8 +507,8 @@ def bodies_with_a_key():
     after = s.rss()
     for c in held:
         c.close()
-    expect(after < before + 1200, f'{before:.0f} MB before, {after:.0f} MB while they wait')
-    return f'{after - before:+.0f} MB'
+    expect(after < before + 1600, f'{before:.0f} MB before, {after:.0f} MB while they wait')
+    return f'{after - before:+.0f} MB: who has a key can fill --max-connections times --max-body, and no more'
 
 
 @attempt
@@ -539,7 +539,7 @@ def readers_that_take_nothing():
     s, key = Guarded.get(), Guarded.get().keys['user']
     before, held = s.rss(), []
     for _ in range(30):
-        held.append(s.open(request('/v1/completions', LONG, key=key), receive=1024))
+        held.append(s.open(request('/v1/completions', {**LONG, 'max_tokens': 1000}, key=key), receive=1024))
     page = request('/openapi.json') * 300
     for _ in range(100):
         c = s.open(b'', receive=1024)
@@ -829,9 +829,12 @@ def keys_that_end_in_a_stream():
     s = Guarded.get()
     took = {}
     for how in ('delete', 'disable', 'rotate', 'expire'):
-        key = make_key(s.home, how, '--scope', 'chat,models', *(['--expires', time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime(time.time() + 2.5))] if how == 'expire' else []))
+        ends = int(time.time()) + 3
+        key = make_key(s.home, how, '--scope', 'chat,models', *(['--expires', time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime(ends))] if how == 'expire' else []))
         expect(until(lambda key=key: s.status('/v1/models', key=key) == 200, 3), f'{how}: a new key is not known')
-        stream = s.open(request('/v1/completions', {**LONG, 'n': 4}, key=key) + request('/v1/models', key=key, fields=['Connection: close']))
+        if how == 'expire':
+            time.sleep(max(0, ends - .7 - time.time()))
+        stream = s.open(request('/v1/completions', {**LONG, 'n': 8}, key=key) + request('/v1/models', key=key, fields=['Connection: close']))
         w = s.open(b'GET /ws/chat HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nX-API-Key: ' + key.encode() + b'\r\n\r\n')
         socket_ = wire.WebSocket.__new__(wire.WebSocket)
         socket_.s, socket_.f = w, w.makefile('rb')
