@@ -377,7 +377,7 @@ struct engine_options run_engine_options(const struct run_options *r, int max_se
                                     .no_prefix_cache = r->no_prefix_cache, .max_weights = r->gpu ? 0 : (size_t)r->max_memory, .max_device = r->gpu ? (size_t)r->max_memory : 0,
                                     .max_tokens = r->gpu && !some ? GPU_STEP_TOKENS : 0, .backend = r->gpu ? &backend_gpu : NULL, .device = r->gpu_index,
                                     .device_layers = some ? r->gpu_layers : 0, .strict = r->strict, .debug_sync = env_on("ZSE_DEBUG_SYNC"),
-                                    .wgmma = env_on("ZSE_WGMMA") };
+                                    .wgmma = env_on("ZSE_WGMMA"), .no_graphs = env_on("ZSE_NO_GRAPHS") };
 }
 
 struct engine *open_engine(const struct opened_model *o, const struct run_options *r, int max_seqs, int max_len, int max_tokens, struct err *e)

@@ -253,7 +253,7 @@ static int run_decode(struct gpu_backend *b, int bucket, int splits_bit, struct 
     const int complete = dweights_complete(b->w, e);
     if (complete < 0)
         return -1;
-    if (!*graph && complete && *seen != NEVER && (*seen)++ > 0 && !(*graph = record(b, &ignored)))
+    if (!*graph && complete && !b->o.no_graphs && *seen != NEVER && (*seen)++ > 0 && !(*graph = record(b, &ignored)))
         *seen = NEVER;
     if (*graph && gpu_graph_launch(b->g, *graph, &ignored) == 0)
         return 0;

@@ -47,6 +47,7 @@ struct backend_options {
     int strict;                             /* on a GPU too results depend neither on chunks nor on prefixes nor on how many tokens a step has; on the CPU they never do */
     int debug_sync;                         /* wait after every kernel of a GPU, so that a failure names it */
     int wgmma;                              /* products of many tokens by wgmma on compute capability 9.0 */
+    int no_graphs;                          /* a GPU's steps are launched kernel by kernel */
 };
 
 /* What a backend takes of a device, and when it had it. */

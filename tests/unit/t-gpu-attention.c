@@ -226,6 +226,7 @@ static void attention(void **state)
         { 1, 1, 64, 3, 145, 0, 0, 0, 0, 0, 0, 0, KV_F16 },          /* more than a tile of queries */
         { 2, 1, 112, 20, 133, 37, 0, 0, 0, 0, 0, 1, KV_I8 },        /* the same with a window shorter than a warp's queries, slopes */
         { 1, 1, 144, 0, 66, 0, 0, 0, 0, 0, 0, 0, KV_BF16 },         /* the same of large heads, whose tiles are half as large */
+        { 2, 1, 192, 9, 18, 0, 0, 0, 0, 0, 0, 0, KV_F16 },
         { 2, 2, 16, 250, 9, 0, 16, 0, 0, 0, 0, 0, KV_BF16 },        /* across the end of a split */
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)

@@ -198,6 +198,26 @@ static void graph_of_many(void **state)
     model_close(m);
 }
 
+/* 3 tokens have the graph of 4. */
+static void graph_of_three(void **state)
+{
+    (void)state;
+    enum { MOST = 4 };
+    struct model *m = load();
+    const struct backend_options o = options();
+    struct batch_item item[MOST];
+    int32_t id[MOST];
+    void *b = loaded(m, &o);
+    for (int i = 0; i < MOST; i++) {
+        id[i] = i;
+        item[i] = (struct batch_item){ .tokens = &id[i], .n_tokens = 1, .table = &id[i], .n_logits = 1 };
+    }
+    four_times(b, m, &(struct batch){ item, MOST - 1 }, 2);
+    four_times(b, m, &(struct batch){ item, MOST }, 3);         /* it is there: the first of them is replayed, too */
+    backend_gpu.close(b);
+    model_close(m);
+}
+
 /* 3 splits at most, padded to 3, not to 4.  All blocks of the context are the same one. */
 static void graph_of_odd_splits(void **state)
 {
@@ -220,7 +240,7 @@ static void graph_of_odd_splits(void **state)
     model_close(m);
 }
 
-/* Without memory for graphs, or for launching them, steps are launched kernel by kernel. */
+/* Without memory for graphs, or for launching them, and where none are wanted, steps are launched kernel by kernel. */
 static void no_graphs(void **state)
 {
     (void)state;
@@ -229,7 +249,7 @@ static void no_graphs(void **state)
         skip();
     }
     struct model *m = load();
-    const struct backend_options o = options();
+    struct backend_options o = options();
     static const int32_t id = 7, table = 3;
     const struct batch_item item = { .tokens = &id, .n_tokens = 1, .table = &table, .n_logits = 1 };
     for (enum emulated_refusal what = EMULATED_GRAPH; what <= EMULATED_GRAPH_LAUNCH; what++) {
@@ -240,6 +260,10 @@ static void no_graphs(void **state)
         four_times(b, m, &(struct batch){ &item, 1 }, 0);        /* not asked for again */
         backend_gpu.close(b);
     }
+    o.no_graphs = 1;
+    void *b = loaded(m, &o);
+    four_times(b, m, &(struct batch){ &item, 1 }, 0);
+    backend_gpu.close(b);
     model_close(m);
 }
 
@@ -652,7 +676,7 @@ static void lost_while_idle(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(strict), cmocka_unit_test(graph_of_many), cmocka_unit_test(graph_of_odd_splits),
+    const struct CMUnitTest tests[] = { cmocka_unit_test(strict), cmocka_unit_test(graph_of_many), cmocka_unit_test(graph_of_three), cmocka_unit_test(graph_of_odd_splits),
                                        cmocka_unit_test(no_graphs), cmocka_unit_test(ahead), cmocka_unit_test(forward_beside_two), cmocka_unit_test(ahead_fails),
                                        cmocka_unit_test(some_layers), cmocka_unit_test(plan), cmocka_unit_test(lost),
                                        cmocka_unit_test(lost_while_idle) };
