@@ -32,6 +32,15 @@ static void add_entry(struct audit *a, int i, int status, const char *path)
                                         .completion_tokens = i, .error = status >= 400 ? "no" : NULL });
 }
 
+/* With so many lines. */
+static struct audit *open_with(uint64_t max_bytes, int keep, int n)
+{
+    struct audit *a = open_log(max_bytes, keep);
+    for (int i = 0; i < n; i++)
+        add_entry(a, i, 200, "/v1/x");
+    return a;
+}
+
 static void every_line_is_json_with_all_fields(void **state)
 {
     (void)state;
@@ -177,9 +186,7 @@ static void rotation_loses_nothing(void **state)
     audit_files_release(&f);
     assert_int_equal(audit_verify(folder, NULL, &c, &e), 0);
     assert_false(c.broken);
-    struct audit *a = open_log(20000, 3);               /* keep fewer */
-    for (int i = 0; i < 200; i++)
-        add_entry(a, i, 200, "/v1/x");
+    struct audit *a = open_with(20000, 3, 200);               /* keep fewer */
     audit_close(a);
     assert_int_equal(audit_files_list(&f, folder, &e), 0);
     assert_int_equal(f.n, 4);
@@ -213,9 +220,7 @@ static void clearing_all_takes_what_a_crash_left(void **state)
     (void)state;
     uint64_t dropped;
     struct audit_check c;
-    struct audit *a = open_log(20000, 100);
-    for (int i = 0; i < 300; i++)
-        add_entry(a, i, 200, "/v1/x");
+    struct audit *a = open_with(20000, 100, 300);
     audit_close(a);
     make("requests_20200101_000000.jsonl");                 /* beside its whole .gz: not taken away yet */
     make("requests_20200101_000000.jsonl.gz");
@@ -239,9 +244,7 @@ static void a_clock_that_steps_breaks_no_chain(void **state)
     struct audit_check c;
     struct audit_files f;
     char head[SHA256_HEX + 1];
-    struct audit *a = open_log(20000, 100);
-    for (int i = 0; i < 20; i++)
-        add_entry(a, i, 200, "/v1/x");
+    struct audit *a = open_with(20000, 100, 20);
     audit_close(a);
     assert_int_equal(audit_verify(folder, NULL, &c, &e), 0);
     strcpy(head, c.head);
@@ -249,9 +252,7 @@ static void a_clock_that_steps_breaks_no_chain(void **state)
     strcpy(from, in_folder(AUDIT_FILE));
     assert_int_equal(rename(from, in_folder("requests_20991231_235959.jsonl")), 0);
     for (int round = 0; round < 2; round++) {               /* its end is found in the plain file, then in the packed one */
-        a = open_log(20000, 100);
-        for (int i = 0; i < 100; i++)
-            add_entry(a, i, 200, "/v1/x");
+        a = open_with(20000, 100, 100);
         audit_close(a);
         assert_int_equal(audit_verify(folder, head, &c, &e), 0);
         assert_true(!c.broken && c.found);
@@ -457,9 +458,7 @@ static void clearing_goes_on_beside_a_writer(void **state)
     (void)state;
     uint64_t dropped;
     struct audit_check c;
-    struct audit *a = open_log(5000, 100);
-    for (int i = 0; i < 100; i++)
-        add_entry(a, i, 200, "/v1/x");
+    struct audit *a = open_with(5000, 100, 100);
     assert_int_equal(audit_verify(folder, NULL, &c, &e), 0);
     char before[SHA256_HEX + 1];
     strcpy(before, c.head);
@@ -471,9 +470,7 @@ static void clearing_goes_on_beside_a_writer(void **state)
     assert_int_equal(c.lines, 2);
     assert_true(c.found && c.older_gone);               /* the chain goes on from what was cleared */
 
-    a = open_log(5000, 100);                            /* the current file alone: rotated ones before it stay part of the chain */
-    for (int i = 0; i < 100; i++)
-        add_entry(a, i, 200, "/v1/x");
+    a = open_with(5000, 100, 100);                            /* the current file alone: rotated ones before it stay part of the chain */
     assert_int_equal(audit_clear(folder, 0, &dropped, &e), 0);
     assert_true(dropped > 0);
     add_entry(a, 100, 200, "/v1/x");

@@ -13,12 +13,18 @@ static const int32_t *prompt(int which, int n)
     return ids;
 }
 
-static void add(struct engine *g, struct answer *a, uint64_t share, int which, int n_ids, int n_answer)
+static struct request_params asked(struct answer *a, uint64_t share, int which, int n_ids, int n_answer)
 {
     struct request_params p = params(prompt(which, n_ids), n_ids, a);
     p.share = share;
     p.max_tokens = n_answer;
     p.ignore_eos = 1;
+    return p;
+}
+
+static void add(struct engine *g, struct answer *a, uint64_t share, int which, int n_ids, int n_answer)
+{
+    struct request_params p = asked(a, share, which, n_ids, n_answer);
     submit(g, &p, a);
 }
 
@@ -38,6 +44,15 @@ static int steps_to_begin(struct engine *g, const struct answer *a)
     return n;
 }
 
+/* The same answer as where nobody else asks. */
+static void assert_as_alone(const struct answer *got, int which, int n_ids, int n_answer)
+{
+    static struct answer want;
+    struct request_params p = asked(&want, A, which, n_ids, n_answer);
+    alone(&p, &want);
+    assert_same(got, &want);
+}
+
 static int n_tokens(const struct answer *a, int n)
 {
     int sum = 0;
@@ -50,7 +65,7 @@ static int n_tokens(const struct answer *a, int n)
 static void test_one_beside_many(void **state)
 {
     (void)state;
-    static struct answer many[MANY], one, want;
+    static struct answer many[MANY], one;
     struct err e;
     int steps[2];
     for (int own = 0; own < 2; own++) {
@@ -62,11 +77,7 @@ static void test_one_beside_many(void **state)
         add(g, &one, own ? B : A, 12345, 20, 20);
         steps[own] = steps_to_begin(g, &one);
         run_to_end(g);
-        struct request_params p = params(prompt(12345, 20), 20, &want);
-        p.max_tokens = 20;
-        p.ignore_eos = 1;
-        alone(&p, &want);
-        assert_same(&one, &want);
+        assert_as_alone(&one, 12345, 20, 20);
         for (int i = 0; i < MANY; i++)
             assert_int_equal(many[i].n, 20);
         assert_all_free(g);
@@ -296,7 +307,7 @@ static void test_one_after_another(void **state)
 static void test_no_room_in_vain(void **state)
 {
     (void)state;
-    static struct answer a[2], b, c, want;
+    static struct answer a[2], b, c;
     struct engine_stats s;
     for (int places = 3; places <= 4; places++) {       /* with all places taken, and with one left */
         struct engine *g = open_engine(places, 128, 16);
@@ -312,11 +323,7 @@ static void test_no_room_in_vain(void **state)
         assert_int_equal(s.preemptions, 0);
         assert_int_equal(b.n, 0);
         run_to_end(g);
-        struct request_params p = params(prompt(5000, 100), 100, &want);
-        p.max_tokens = 5;
-        p.ignore_eos = 1;
-        alone(&p, &want);
-        assert_same(&b, &want);
+        assert_as_alone(&b, 5000, 100, 5);
         assert_all_free(g);
         engine_close(g);
     }
@@ -334,10 +341,7 @@ static void test_heard_of_one(void **state)
         assert_int_equal(engine_set_limits(g, &(struct engine_limits){ .max_running = 2, .max_waiting = 10 }, &e), 0);
         memset(heard, 0, sizeof heard);
         for (int i = 0; i < 12; i++) {
-            struct request_params p = params(prompt(i, 20), 20, &a[i]);
-            p.share = A;
-            p.max_tokens = 10;
-            p.ignore_eos = 1;
+            struct request_params p = asked(&a[i], A, i, 20, 10);
             p.heard = &heard[together && (i == 0 || i > 8) ? 0 : i];
             submit(g, &p, &a[i]);
         }
