@@ -651,7 +651,7 @@ def schemas_that_are_bombs():
             longest = max(longest, time.monotonic() - began)
         for b, f in running:
             if f.result()[0] not in (200, 400):
-                wrong[str(b)[:60]] = f.result()[0]
+                wrong[str(b)[:120]] = f.result()[0], str(f.result()[2])[:200]
     expect(not wrong, f'{wrong}')
     expect(longest < 5, f'another key waited {longest:.1f} s')
     return f'{len(bombs)} bombs, 200 or 400; another key waited {longest:.2f} s at most; {s.rss():.0f} MB'
