@@ -120,11 +120,12 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
 }
 
 @test "matmul: types, shapes and numbers of tokens" {
-  types='nl4 int4 int8 nf4 bf16 ternary mxfp4 fp8'
+  types='nl4 int4 int8 nf4 bf16 ternary mxfp4 fp8' threads=()
   [ -z "${ZSE_SANITIZED-}" ] || types='nl4 bf16 ternary'       # most of the time measures the machine
   for type in $types; do
-    run --separate-stderr zse-bench matmul -q "$type" --shape 100x70 --tokens 1,5 -r 1 --json
+    run --separate-stderr zse-bench matmul -q "$type" --shape 100x70 --tokens 1,5 -r 1 --json "${threads[@]}"
     [ "$status" = 0 ]
+    threads=(--threads 1)
     check '[r["tokens"] for r in j["rows"]] == [1, 5] and j["out_features"] == 100 and j["in_features"] == 70' <<<"$output"
     check 'all(r["share"] > 0 and r["read_share"] > 0 and abs(r["op_per_s"] * r["seconds"] / (2 * 7000 * r["tokens"]) - 1) < 1e-6 for r in j["rows"])' <<<"$output"
   done
