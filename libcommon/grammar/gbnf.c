@@ -93,13 +93,15 @@ static struct name *find(struct parser *p, const char *s, size_t n, size_t at)
             return x;
     }
     if (p->n_names == p->room) {
-        struct name *v = realloc(p->names, (p->room = 2 * p->room + 64) * sizeof *v);
+        const uint32_t room = 2 * p->room + 64;
+        struct name *v = realloc(p->names, room * sizeof *v);
         if (!v) {
             p->failed = 1;
             err_nomem(p->e, "a grammar");
             return NULL;
         }
         p->names = v;
+        p->room = room;
     }
     p->names[p->n_names] = (struct name){ .p = s, .n = n, .rule = grammar_rule(p->g), .used_at = at };
     p->table[h & (p->n_table - 1)] = p->n_names + 1;

@@ -329,12 +329,14 @@ static int add_member(struct schema *s, struct members *to, json_t *m, unsigned 
         return -1;
     }
     if (to->n == to->room) {
-        struct member *v = realloc(to->v, (size_t)(to->room = 2 * to->room + 8) * sizeof *v);
+        const int room = 2 * to->room + 8;
+        struct member *v = realloc(to->v, (size_t)room * sizeof *v);
         if (!v) {
             schema_nomem(s);
             return -1;
         }
         to->v = v;
+        to->room = room;
     }
     to->v[to->n++] = (struct member){ m, done };
     return 1;
@@ -387,12 +389,14 @@ static void add_branch(struct schema *s, struct branches *to, uint32_t e)
     if (e == EXPR_NONE)
         return;
     if (to->n == to->room) {
-        uint32_t *v = realloc(to->v, (to->room = 2 * to->room + 16) * sizeof *v);
+        const uint32_t room = 2 * to->room + 16;
+        uint32_t *v = realloc(to->v, room * sizeof *v);
         if (!v) {
             schema_nomem(s);
             return;
         }
         to->v = v;
+        to->room = room;
     }
     to->v[to->n++] = e;
 }
@@ -726,20 +730,24 @@ static struct memo *recall(struct schema *s, const struct member *m, int n)
             return x;
     }
     if (s->n_memo == s->memo_room) {
-        struct memo *v = realloc(s->memo, (s->memo_room = 2 * s->memo_room + 64) * sizeof *v);
+        const uint32_t room = 2 * s->memo_room + 64;
+        struct memo *v = realloc(s->memo, room * sizeof *v);
         if (!v) {
             schema_nomem(s);
             return NULL;
         }
         s->memo = v;
+        s->memo_room = room;
     }
     if (s->n_keys + (uint32_t)n > s->keys_room) {
-        struct member *v = realloc(s->keys, (s->keys_room = 2 * s->keys_room + 64 + (uint32_t)n) * sizeof *v);
+        const uint32_t room = 2 * s->keys_room + 64 + (uint32_t)n;
+        struct member *v = realloc(s->keys, room * sizeof *v);
         if (!v) {
             schema_nomem(s);
             return NULL;
         }
         s->keys = v;
+        s->keys_room = room;
     }
     if (n)
         memcpy(s->keys + s->n_keys, m, (size_t)n * sizeof *m);

@@ -310,12 +310,14 @@ static int add_property(struct object *o, json_t *seen, const char *name)
     if (json_object_get(seen, name))
         return 0;
     if (o->n_p == o->room) {
-        struct property *p = realloc(o->p, (size_t)(o->room = 2 * o->room + 16) * sizeof *p);
+        const int room = 2 * o->room + 16;
+        struct property *p = realloc(o->p, (size_t)room * sizeof *p);
         if (!p) {
             schema_nomem(o->s);
             return -1;
         }
         o->p = p;
+        o->room = room;
     }
     memset(&o->p[o->n_p], 0, sizeof *o->p);
     o->p[o->n_p++].name = name;

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -315,7 +316,8 @@ static char *allowed_path(const struct server *s, const struct conn *c, const ch
     if (joined)
         real = realpath(joined, NULL);
     const size_t n = dir ? strlen(dir) : 0;
-    if (real && (strncmp(real, dir, n) != 0 || (real[n] != '/' && n > 1))) {
+    struct stat st;
+    if (real && (strncmp(real, dir, n) != 0 || (real[n] != '/' && n > 1) || stat(real, &st) != 0 || (!S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode)))) {
         free(real);
         real = NULL;
     }
