@@ -299,6 +299,13 @@ void handle_requests(struct server *s, struct conn *c, const char *rest)
 
 /* ---- administration ---- */
 
+/* A pipe would be waited for: by the thread that loads all models. */
+static int is_file_or_folder(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0 && (S_ISREG(st.st_mode) || S_ISDIR(st.st_mode));
+}
+
 /* The path that a request may load: what it names, links followed, lies below --model-dir; without one, any path of a client on this machine.  malloc'd; NULL: *pr
  * says why, the same of what is elsewhere and of what is nowhere. */
 static char *allowed_path(const struct server *s, const struct conn *c, const char *path, struct problem *pr)
@@ -306,6 +313,10 @@ static char *allowed_path(const struct server *s, const struct conn *c, const ch
     if (!s->o.model_dir) {
         if (!conn_is_local(c) || s->o.trust_proxy) {
             problem_set(pr, 403, "model_path", "path_not_allowed", "model_path: from other machines only what lies below --model-dir, which was not given");
+            return NULL;
+        }
+        if (access(path, F_OK) == 0 && !is_file_or_folder(path)) {
+            problem_set(pr, 400, "model_path", "invalid_value", "model_path: '%.200s' is no file or folder", path);
             return NULL;
         }
         return strdup(path);
@@ -316,8 +327,7 @@ static char *allowed_path(const struct server *s, const struct conn *c, const ch
     if (joined)
         real = realpath(joined, NULL);
     const size_t n = dir ? strlen(dir) : 0;
-    struct stat st;
-    if (real && (strncmp(real, dir, n) != 0 || (real[n] != '/' && n > 1) || stat(real, &st) != 0 || (!S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode)))) {
+    if (real && (strncmp(real, dir, n) != 0 || (real[n] != '/' && n > 1) || !is_file_or_folder(real))) {
         free(real);
         real = NULL;
     }

@@ -271,13 +271,15 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
 @test "SIGTERM while a model is still loading: open requests have their lines in the log" {
   local log=$BATS_TEST_TMPDIR/log URL PID
   export ZSE_HOME=$BATS_TEST_TMPDIR/home
-  mkfifo "$BATS_TEST_TMPDIR/slow.gguf"                  # nobody ever writes into it
-  start "$log" "$T/tiny.zse" --port 0 --drain 0
-  await listens "$URL"
-  admin "$URL/api/models/load" -d "{\"model_path\":\"$BATS_TEST_TMPDIR/slow.gguf\"}" 3>&- &
-  await says model_loading refusal slow
+  mkfifo "$BATS_TEST_TMPDIR/slow"                       # nobody ever writes into it
+  cp "$T/tiny.zse" "$BATS_TEST_TMPDIR/next.zse"
+  start "$log" "$BATS_TEST_TMPDIR/slow" --port 0 --drain 0
+  run admin "$URL/api/models/load" -d "{\"model_path\":\"$BATS_TEST_TMPDIR/slow\"}"
+  [[ "$output" == *"slow' is no file or folder"* ]]
+  admin "$URL/api/models/load" -d "{\"model_path\":\"$BATS_TEST_TMPDIR/next.zse\"}" 3>&- &
+  await says model_loading refusal next
   stop "$PID"
-  [ "$(zse-audit query -p /api/models/load --json | jq -r .path)" = /api/models/load ]
+  [ "$(zse-audit query -p /api/models/load --json | jq -c .status_code | paste -sd " ")" = "499 400" ] || { zse-audit query --json; return 1; }
   [ "$(zse-audit verify --json | jq .intact)" = true ]
 }
 
