@@ -601,7 +601,7 @@ static int note_columns(void *user, const struct audit_record *r)
     struct audit_text key;
     struct value v;
     for (int i = 0; next_field(&at, &key, &v) > 0; i++) {
-        if (is(&key, "hash") || key.n >= 256)
+        if (is(&key, "hash") || key.n >= 256 || memchr(key.p, '\0', key.n))        /* the last: of nobody's writer, and no name of a column */
             continue;
         const int found = find_column(c, &key, i < c->n ? i : 0);
         if (found < 0 && c->n < MAX_COLUMNS && add_column(c, key.p, key.n) != 0)

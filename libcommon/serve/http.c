@@ -122,7 +122,7 @@ static enum http_answer request_line(struct http_parser *p, struct http_request 
         const size_t n = strcspn(host, "/?");
         r->authority = memmove(host - 1, host, n);      /* over a slash, to end it before the path */
         target = host + n;
-        host[n - 1] = '\0';
+        (host - 1)[n] = '\0';
     }
     char *query = strchr(target, '?');
     if (query)
