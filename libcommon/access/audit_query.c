@@ -219,17 +219,24 @@ static double real_of(const struct value *v)
 }
 
 /* 1726.003 as 1726003, exactly. */
+/* Seconds that nobody's clock has shown are the last that fit. */
+static int64_t in_ms(int64_t s)
+{
+    const int64_t most = INT64_MAX / 1000 - 1;
+    return (s > most ? most : s < -most ? -most : s) * 1000;
+}
+
 static int64_t ms_of(const struct value *v)
 {
     const char *rest;
     const int64_t s = digits(v->text.p, &rest);
     int64_t ms = 0;
     if (rest == v->text.p || (*rest >= '0' && *rest <= '9'))
-        return strtoll(v->text.p, NULL, 10) * 1000;
+        return in_ms(strtoll(v->text.p, NULL, 10));
     if (*rest == '.')
         for (int i = 1, unit = 100; i <= 3 && rest[i] >= '0' && rest[i] <= '9'; i++, unit /= 10)
             ms += (rest[i] - '0') * unit;
-    return s * 1000 + ms;
+    return in_ms(s) + ms;
 }
 
 enum field { OTHER, TIME, METHOD, PATH, STATUS, LATENCY, KEY, MODEL, PROMPT, COMPLETION, TOTAL, EVENT };
