@@ -218,7 +218,6 @@ static double real_of(const struct value *v)
     return ((double)whole * tens[n] + (double)part) / tens[n];
 }
 
-/* 1726.003 as 1726003, exactly. */
 /* Seconds that nobody's clock has shown are the last that fit. */
 static int64_t in_ms(int64_t s)
 {
@@ -226,6 +225,7 @@ static int64_t in_ms(int64_t s)
     return (s > most ? most : s < -most ? -most : s) * 1000;
 }
 
+/* 1726.003 as 1726003, exactly. */
 static int64_t ms_of(const struct value *v)
 {
     const char *rest;
