@@ -181,8 +181,8 @@ static void print_entry(const char *line)
     if (!o)
         return;
     print_line("%s  %" JSON_INTEGER_FORMAT "  %9.1f ms  %7" JSON_INTEGER_FORMAT "  %-16s  %-6s %s%s%s", text_or(o, "timestamp", "?"), count_of(o, "status_code"),
-           json_number_value(json_object_get(o, "latency_ms")), count_of(o, "total_tokens"), text_or(o, "api_key_name", "-"), text_or(o, "method", "?"), text_or(o, "path", "?"),
-           json_is_string(json_object_get(o, "model_id")) ? "  " : "", text_or(o, "model_id", ""));
+               json_number_value(json_object_get(o, "latency_ms")), count_of(o, "total_tokens"), text_or(o, "api_key_name", "-"), text_or(o, "method", "?"), text_or(o, "path", "?"),
+               json_is_string(json_object_get(o, "model_id")) ? "  " : "", text_or(o, "model_id", ""));
     json_decref(o);
 }
 

@@ -52,8 +52,7 @@ static json_t *operation(const struct route *r, int *bad)
     if (r->kind == ROUTE_PREFIX)
         put(bad, j, "parameters", json_pack("[{s:s, s:s, s:b, s:{s:s}}]", "name", "id", "in", "path", "required", 1, "schema", "type", "string"));
     if (r->handle == handle_requests)
-        put(bad, j, "parameters", json_pack("[{s:s, s:s, s:{s:s, s:i, s:i}}]", "name", "limit", "in", "query", "schema", "type", "integer", "minimum", 1,
-                                                       "maximum", 1000));
+        put(bad, j, "parameters", json_pack("[{s:s, s:s, s:{s:s, s:i, s:i}}]", "name", "limit", "in", "query", "schema", "type", "integer", "minimum", 1, "maximum", 1000));
     if (r->access != ACCESS_PUBLIC)             /* {}: also without, while no keys are required */
         put(bad, j, "security", json_pack(r->access == ACCESS_ADMIN ? "[{s:[]}]" : "[{s:[]}, {}]", r->access == ACCESS_ADMIN ? "admin" : "key"));
     return j;
