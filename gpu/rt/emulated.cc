@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <deque>
 #include <mutex>
 #include <vector>
@@ -102,6 +103,7 @@ static struct machine {
     char fail_kernel[64];               /* emulated_fail; no string: who asks may be earlier than constructors */
     int fail_at;                        /* launches until then; 0: none is to fail */
     int n_graphs;                       /* launched */
+    std::atomic<uint64_t> n_opened;     /* regions, of all devices */
     enum emulated_refusal refuse;       /* emulated_refuse */
 } m;
 emulated_thread *emulated;
@@ -305,20 +307,26 @@ static void check_access(const void *address, size_t n, bool write)
         return check_shared(at, n, write);
     }
     const std::vector<region> &all = m.gpu->regions;
-    static size_t last[256];            /* by page: kernels take turns with a few arrays among many */
-    size_t *const guess = &last[(uintptr_t)p >> 12 & 255];
+    static struct { size_t last; uintptr_t page; uint64_t n_opened; } guesses[256];     /* by page: kernels take turns with a few arrays among many, and tables */
+    const uintptr_t page = (uintptr_t)p >> 12;
+    auto &guess = guesses[page & 255];
+    if (guess.page == page && guess.n_opened == m.n_opened)
+        return;                         /* of none of them, and none came since */
+    const uint64_t n_opened = m.n_opened;
     for (size_t i = 0; i <= all.size(); i++) {
-        const size_t j = i == 0 ? *guess : i - 1;
+        const size_t j = i == 0 ? guess.last : i - 1;
         if (j >= all.size() || p < all[j].map || p >= all[j].map + all[j].map_size)
             continue;
         const region &r = all[j];
-        *guess = j;
+        guess.last = j;
         if (p < r.p || p + n > r.p + r.size)
             complain("%s of %zu bytes at %td of an allocation of %zu bytes", write ? "write" : "read", n, p - r.p, r.size);
         else if ((uintptr_t)p % (n < 16 ? n : 16))
             complain("access of %zu bytes at %td of an allocation is not aligned", n, p - r.p);
         return;
     }
+    guess.page = page;
+    guess.n_opened = n_opened;
 }
 
 template <class T> static T add(T *p, T v)
@@ -686,6 +694,7 @@ static void *region_open(struct gpu *g, size_t size, int pinned, const char *wha
         return nullptr;
     }
     g->regions.push_back({ (uint8_t *)map, all, end - n, size, pinned });
+    m.n_opened++;                       /* last: a check beside us looks again */
     return end - n;
 }
 
