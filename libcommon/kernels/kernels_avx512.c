@@ -254,29 +254,34 @@ INLINE void dot_stream(const int T, const int bits, const int more, const struct
         vf_store(c + 32 * t, f[t][0]), vf_store(c + 32 * t + 16, f[t][1]);
 }
 
-/* What the most used types are is known when these are compiled: S is nl4; M is m5, m6; F is i4, i8; E is mxfp4; T is t2, t3; X is any. */
+/* Types are known when these are compiled: S is nl4; M is m5, m6; F is i4, i8; N and Z are i4m, i4z; R is i8r; U is nf4; E is mxfp4; T is t2, t3. */
 #define STREAM_S(T, bits) dot_stream(T, bits, 0, (struct qtype_info){ .scale = SCALE_S8 }, 32, w, tile, k0, n_k, *a, c)
 #define STREAM_M(T, more) dot_stream(T, 4, more, (struct qtype_info){ .scale = SCALE_S8 }, 32, w, tile, k0, n_k, *a, c)
 #define STREAM_F(T, bits) dot_stream(T, bits, 0, (struct qtype_info){ .scale = SCALE_F16 }, w->step, w, tile, k0, n_k, *a, c)
 #define STREAM_E(T, bits) dot_stream(T, bits, 0, (struct qtype_info){ .scale = SCALE_E8M0 }, 32, w, tile, k0, n_k, *a, c)
 #define STREAM_T(T, base3) stream_trits(T, base3, w, tile, k0, n_k, *a, c)
-#define STREAM_X(T, bits) dot_stream(T, bits, 0, *w->type, w->step, w, tile, k0, n_k, *a, c)
+#define STREAM_N(T, bits) dot_stream(T, bits, 0, (struct qtype_info){ .scale = SCALE_F16, .extra = EXTRA_MIN_F16 }, w->step, w, tile, k0, n_k, *a, c)
+#define STREAM_Z(T, bits) dot_stream(T, bits, 0, (struct qtype_info){ .scale = SCALE_F16, .extra = EXTRA_ZERO_U8 }, w->step, w, tile, k0, n_k, *a, c)
+#define STREAM_U(T, bits) dot_stream(T, bits, 0, (struct qtype_info){ .scale = SCALE_U8 }, w->step, w, tile, k0, n_k, *a, c)
+#define STREAM_R(T, bits) dot_stream(T, bits, 0, (struct qtype_info){ .scale = SCALE_NONE }, w->step, w, tile, k0, n_k, *a, c)
 #define STREAM(name, T, bits, kind) \
     static void name##_##T(const struct weights *w, const uint8_t *tile, int k0, int n_k, const struct act_panel *a, float *c) { kind(T, bits); }
-#define STREAMS(T) STREAM(stream_nl4, T, 4, STREAM_S) STREAM(stream_m5, T, 1, STREAM_M) STREAM(stream_m6, T, 2, STREAM_M) STREAM(stream_i4, T, 4, STREAM_F) STREAM(stream_4, T, 4, STREAM_X) STREAM(stream_i8, T, 8, STREAM_F) STREAM(stream_8, T, 8, STREAM_X) \
-    STREAM(stream_mxfp4, T, 4, STREAM_E) STREAM(stream_t2, T, 0, STREAM_T) STREAM(stream_t3, T, 1, STREAM_T)
+#define STREAMS(T) STREAM(stream_nl4, T, 4, STREAM_S) STREAM(stream_m5, T, 1, STREAM_M) STREAM(stream_m6, T, 2, STREAM_M) STREAM(stream_i4, T, 4, STREAM_F) STREAM(stream_i4m, T, 4, STREAM_N) STREAM(stream_i4z, T, 4, STREAM_Z) \
+    STREAM(stream_i8, T, 8, STREAM_F) STREAM(stream_i8r, T, 8, STREAM_R) STREAM(stream_mxfp4, T, 4, STREAM_E) STREAM(stream_t2, T, 0, STREAM_T) STREAM(stream_t3, T, 1, STREAM_T)
 STREAMS(1) STREAMS(2) STREAMS(3) STREAMS(4) STREAMS(5) STREAMS(6) STREAMS(7) STREAMS(8) STREAMS(9) STREAMS(10) STREAMS(11) STREAMS(12)
+STREAM(stream_nf4, 1, 4, STREAM_U) STREAM(stream_nf4, 2, 4, STREAM_U) STREAM(stream_nf4, 3, 4, STREAM_U) STREAM(stream_nf4, 4, 4, STREAM_U)
 
 #define TWELVE(name) { name##_1, name##_2, name##_3, name##_4, name##_5, name##_6, name##_7, name##_8, name##_9, name##_10, name##_11, name##_12 }
 typedef void stream_fn(const struct weights *, const uint8_t *, int, int, const struct act_panel *, float *);
-static stream_fn *const stream_nl4[] = TWELVE(stream_nl4), *const stream_i4[] = TWELVE(stream_i4), *const stream_4[] = TWELVE(stream_4),
-                 *const stream_i8[] = TWELVE(stream_i8), *const stream_8[] = TWELVE(stream_8), *const stream_mxfp4[] = TWELVE(stream_mxfp4),
+static stream_fn *const stream_nf4[STREAM_MAX] = { stream_nf4_1, stream_nf4_2, stream_nf4_3, stream_nf4_4 };
+static stream_fn *const stream_nl4[] = TWELVE(stream_nl4), *const stream_i4[] = TWELVE(stream_i4), *const stream_i4m[] = TWELVE(stream_i4m), *const stream_i4z[] = TWELVE(stream_i4z),
+                 *const stream_i8[] = TWELVE(stream_i8), *const stream_i8r[] = TWELVE(stream_i8r), *const stream_mxfp4[] = TWELVE(stream_mxfp4),
                  *const stream_t2[] = TWELVE(stream_t2), *const stream_t3[] = TWELVE(stream_t3), *const stream_m5[] = TWELVE(stream_m5), *const stream_m6[] = TWELVE(stream_m6);
 
 static stream_fn *stream_of(const struct qtype_info *t, int n_tokens)
 {
-    stream_fn *const *s = t->type == QT_NL4 ? stream_nl4 : t->type == QT_I4 ? stream_i4 : t->type == QT_I8 ? stream_i8 : t->type == QT_MXFP4 ? stream_mxfp4 : t->type == QT_T2 ? stream_t2
-                        : t->type == QT_T3 ? stream_t3 : t->type == QT_M5 ? stream_m5 : t->type == QT_M6 ? stream_m6 : t->bits == 4 ? stream_4 : t->bits == 8 ? stream_8 : NULL;
+    stream_fn *const *s = t->type == QT_NL4 ? stream_nl4 : t->type == QT_I4 ? stream_i4 : t->type == QT_I4M ? stream_i4m : t->type == QT_I4Z ? stream_i4z : t->type == QT_I8 ? stream_i8 : t->type == QT_I8R ? stream_i8r : t->type == QT_MXFP4 ? stream_mxfp4 : t->type == QT_T2 ? stream_t2
+                        : t->type == QT_T3 ? stream_t3 : t->type == QT_M5 ? stream_m5 : t->type == QT_M6 ? stream_m6 : t->type == QT_NF4 ? stream_nf4 : NULL;
     return s && n_tokens <= STREAM_MAX ? s[n_tokens - 1] : NULL;
 }
 
