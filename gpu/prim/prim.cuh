@@ -153,7 +153,7 @@ DEVICE void mma_f16(float c[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t 
 #else
     const uint32_t in[10] = { a0, a1, a2, a3, b0, b1, bits_of(c[0]), bits_of(c[1]), bits_of(c[2]), bits_of(c[3]) };
     emulated_collective(in, sizeof in, c, 16, [](const emulated_slots *s, emulated_slots *out, uint32_t) {
-        float a[16][16], b[8][16];
+        float a[16][16], b[16][8], sums[16][8] = {};
         for (int lane = 0; lane < 32; lane++) {
             const uint32_t *u = (const uint32_t *)s->lane[lane];
             const int g = lane / 4, t = lane % 4;
@@ -162,20 +162,19 @@ DEVICE void mma_f16(float c[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t 
                 a[g][2 * t + 8 * i + 1] = half_high(u[2 * i]);
                 a[g + 8][2 * t + 8 * i] = half_low(u[2 * i + 1]);
                 a[g + 8][2 * t + 8 * i + 1] = half_high(u[2 * i + 1]);
-                b[g][2 * t + 8 * i] = half_low(u[4 + i]);
-                b[g][2 * t + 8 * i + 1] = half_high(u[4 + i]);
+                b[2 * t + 8 * i][g] = half_low(u[4 + i]);
+                b[2 * t + 8 * i + 1][g] = half_high(u[4 + i]);
             }
         }
+        for (int row = 0; row < 16; row++)
+            for (int k = 0; k < 16; k++)
+                for (int column = 0; column < 8; column++)
+                    sums[row][column] += a[row][k] * b[k][column];
         for (int lane = 0; lane < 32; lane++) {
             const uint32_t *u = (const uint32_t *)s->lane[lane];
             float *o = (float *)out->lane[lane];
-            for (int i = 0; i < 4; i++) {
-                const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
-                float sum = 0;
-                for (int k = 0; k < 16; k++)
-                    sum += a[row][k] * b[column][k];
-                o[i] = float_of(u[6 + i]) + sum;
-            }
+            for (int i = 0; i < 4; i++)
+                o[i] = float_of(u[6 + i]) + sums[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2];
         }
     }, "mma");
 #endif

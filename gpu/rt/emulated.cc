@@ -125,16 +125,35 @@ static void complain(const char *fmt, ...)
         snprintf(m.error, sizeof m.error, "kernel %s: %s", m.name, what);
 }
 
-static void to_main()
+static bool can_run(const fiber *f) { return !f->done && !(f->waits_for && *f->waits_for == f->generation); }
+
+/* From this fiber to the next lane of its warp that can run, as main() would; to main where there is none. */
+static void to_next()
 {
+    fiber *const f = m.self;
+    const int i = (int)(f - m.fibers), end = (i / 32 + 1) * 32 < m.n_threads ? (i / 32 + 1) * 32 : m.n_threads;
+    for (int k = i + 1; k < end; k++) {
+        fiber *next = &m.fibers[k];
+        if (!can_run(next))
+            continue;
+        m.self = next;
+        emulated = &next->id;
 #if defined __x86_64__
-    emulated_switch(&m.self->sp, m.main_sp);
+        emulated_switch(&f->sp, next->sp);
 #else
-    swapcontext(&m.self->context, &m.main_context);
+        swapcontext(&f->context, &next->context);
+#endif
+        return;
+    }
+#if defined __x86_64__
+    emulated_switch(&f->sp, m.main_sp);
+#else
+    swapcontext(&f->context, &m.main_context);
 #endif
 }
 
-static void to_fiber(fiber *f)
+/* The fiber that came back: f or another one behind it. */
+static fiber *to_fiber(fiber *f)
 {
     m.self = f;
     emulated = &f->id;
@@ -143,7 +162,9 @@ static void to_fiber(fiber *f)
 #else
     swapcontext(&m.main_context, &f->context);
 #endif
+    f = m.self;
     m.self = nullptr;
+    return f;
 }
 
 static void body()
@@ -153,7 +174,7 @@ static void body()
     f->done = true;
     m.n_done++;
     m.warps[f->id.thread.x / 32].n_done++;
-    to_main();
+    to_next();
 }
 
 static void start(fiber *f, int i)
@@ -182,7 +203,7 @@ static void wait_for(const unsigned *generation, const char *what)
     f->generation = *generation;
     f->waits_in = what;
     do
-        to_main();
+        to_next();
     while (*generation == f->generation);
     f->waits_for = nullptr;
 }
@@ -208,7 +229,7 @@ void emulated_collective(const void *in, size_t n_in, void *out, size_t n_out, e
         memcpy(w->in.lane[lane], in, n_in);
     if (w->arrived == 0)
         w->what = what;
-    else if (strcmp(w->what, what) != 0)
+    else if (w->what != what && strcmp(w->what, what) != 0)
         complain("%s, while another lane of the warp is in %s", what, w->what);
     if (++w->arrived == w->n) {
         if (w->n != 32 && work)
@@ -232,6 +253,7 @@ void *emulated_shared() { return m.shared; }
  * reader -2: several warps. */
 struct shadow { int16_t writer, reader; uint32_t write_block, write_warp, read_block, read_warp; };
 static shadow *shadows;
+static bool checking;                   /* a kernel of a device with debug_sync runs */
 
 /* Is what thread `other` did at (block, warp) before everything we do now? */
 static bool ordered(int other, uint32_t block, uint32_t warp_generation, int me)
@@ -272,7 +294,7 @@ enum { ATOMIC = 0x7fe0 };               /* as the writer: a thread of no warp */
 static void check_atomic(const void *address, size_t n)
 {
     const uint8_t *p = (const uint8_t *)address;
-    if (!m.self || !m.gpu->debug_sync || p < m.shared || p >= m.shared + MAX_SHARED)
+    if (!checking || p < m.shared || p >= m.shared + MAX_SHARED)
         return;
     const size_t at = (size_t)(p - m.shared);
     if (at + n > m.shared_size)
@@ -286,9 +308,9 @@ static void check_atomic(const void *address, size_t n)
     }
 }
 
-static void check_access(const void *address, size_t n, bool write)
+static void check(const void *address, size_t n, bool write)
 {
-    if (!m.self || !m.gpu->debug_sync)
+    if (!m.self)
         return;
     const uint8_t *p = (const uint8_t *)address;
     if (p >= m.stacks && p < m.stacks + (size_t)MAX_THREADS * STACK) {
@@ -328,6 +350,11 @@ static void check_access(const void *address, size_t n, bool write)
     guess.page = page;
     guess.n_opened = n_opened;
 }
+static inline void check_access(const void *address, size_t n, bool write)
+{
+    if (checking)
+        check(address, n, write);
+}
 
 template <class T> static T add(T *p, T v)
 {
@@ -361,7 +388,7 @@ void emulated_wait(int n)
 int emulated_me() { return (int)m.self->id.thread.x; }
 int emulated_n_threads() { return m.n_threads; }
 size_t emulated_shared_size() { return m.shared_size; }
-bool emulated_checks() { return m.gpu->debug_sync; }
+bool emulated_checks() { return checking; }
 void emulated_wait_for(const unsigned *generation, const char *what) { wait_for(generation, what); }
 void emulated_access(const void *p, size_t n, bool write) { check_access(p, n, write); }
 void emulated_complain(const char *fmt, ...)
@@ -412,10 +439,9 @@ static bool run_warp(int w)
     do {
         again = false;
         for (int i = w * 32; i < (w + 1) * 32 && i < m.n_threads; i++) {
-            fiber *f = &m.fibers[i];
-            if (f->done || (f->waits_for && *f->waits_for == f->generation))
+            if (!can_run(&m.fibers[i]))
                 continue;
-            to_fiber(f);
+            i = (int)(to_fiber(&m.fibers[i]) - m.fibers);
             any = again = true;
         }
     } while (again);
@@ -577,10 +603,12 @@ static int run_kernel(struct gpu *g, const char *name, dim3 grid, int threads, s
     m.kernel = &kernel;
     m.shared_size = shared;
     m.error[0] = '\0';
+    checking = g->debug_sync;
     for (unsigned z = 0; z < grid.z && !m.error[0]; z++)
         for (unsigned y = 0; y < grid.y && !m.error[0]; y++)
             for (unsigned x = 0; x < grid.x && !m.error[0]; x++)
                 run_block(dim3(x, y, z), grid, threads);
+    checking = false;
     if (!m.error[0])
         return 0;
     struct err why;
