@@ -119,6 +119,8 @@ static void random_schedules(int ahead)
     static struct job jobs[N];
     static int32_t shared[3][MAX_LEN];
     uint64_t preempted = 0, cached = 0, copies = 0, evicted = 0, cut = 0;
+    /* Each answer again, alone, takes most of the time: in builds that look for other errors in every seventh round: the rounds are the same in all builds. */
+    const int check_all = getenv("ZSE_SANITIZED") == NULL;
     int n_ahead = 0, n_undrawn = 0;
     float factors[4] = { 0 };
     for (int round = 0; round < ROUNDS; round++) {
@@ -160,7 +162,7 @@ static void random_schedules(int ahead)
         n_ahead += last_fake->n_ahead;
         n_undrawn += last_fake->n_undrawn;
         engine_close(g);
-        for (int i = 0; i < N; i++)
+        for (int i = 0; i < N && (check_all || round % 7 == 0); i++)
             check_job(&jobs[i]);
         assert_int_equal(n_rules, 0);
         model.config.n_ropes = 0;
