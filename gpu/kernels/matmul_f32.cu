@@ -110,7 +110,7 @@ DEVICE void decode_exact(float v[32], const gpu_mat &m, const layout &a, const u
     }
 }
 
-__global__ __launch_bounds__(WARPS * 32) void matmul_f32_kernel(gpu_linear l)
+__global__ __launch_bounds__(WARPS * 32, 2) void matmul_f32_kernel(gpu_linear l)
 {
     SHARED(float, sums);                /* [WARPS][TOKENS][PAD] */
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
