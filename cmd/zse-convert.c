@@ -46,7 +46,7 @@ static const char usage[] =
     "  -f, --force                replace OUT even if it is no .zse, convert although disk or memory seem too small\n"
     "  -h, --help                 show this help\n"
     "  -V, --version              show the version\n"
-    "Embeddings and the head get 8 bits where the type has fewer; with nl4 they get 6 and, within 4 % of the size, some matrices of the layers 5 or 6;\n"
+    "Embeddings and the head get 8 bits where the type has fewer, 6 with ternary and nl4; with nl4 some matrices of the layers get 5 or 6, within 4 % of the size;\n"
     "norms and biases are always f32.  keep: the source's own grid where a type holds it exactly (Q4_0, Q4_1, Q5_0, Q8_0, IQ4_NL, MXFP4, F16 ...),\n"
     "else the nearest.\n";
 

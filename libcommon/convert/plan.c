@@ -246,8 +246,11 @@ static int plan_tensor(struct job *j, struct plan *p, struct convert_type type, 
         return set_keep(p, e);
     const int compressed = p->spec->role == ROLE_K_B || p->spec->role == ROLE_V_B;      /* read by every head of every token: 8 bits */
     int ends = part == PART_EMBEDDINGS || part == PART_LM_HEAD || compressed;
-    if (ends && type.kind == CONVERT_TYPE && qtype_info(type.qtype)->bits < 8)      /* 8 bits, or the source's own grid where a type holds it */
-        return !plan_is_float(p->source->type) && p->exact >= 0 ? set_keep(p, e) : plan_set(p, QT_I8, 0, e);
+    if (ends && type.kind == CONVERT_TYPE && qtype_info(type.qtype)->bits < 8) {    /* or the source's own grid where a type holds it */
+        if (!plan_is_float(p->source->type) && p->exact >= 0)
+            return set_keep(p, e);
+        return plan_set(p, is_ternary(type.qtype) && !compressed ? QT_M6 : QT_I8, 0, e);        /* beside ternary layers the head is a third of what a token reads */
+    }
     return set_type(j, p, type, e);
 }
 

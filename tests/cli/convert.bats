@@ -73,7 +73,7 @@ P
   zse-info "$T/sign.zse" --json | grep -q '"ternary": *"sign"'
   convert -o "$T/t2.zse" -q t2 --quality fast --tensors >"$T/out"
   grep -Eq '^layers.1.up_proj.weight +BF16 +t2' "$T/out"
-  grep -Eq '^embed.weight +BF16 +i8' "$T/out"
+  grep -Eq '^embed.weight +BF16 +m6' "$T/out"
   convert -n -q ternary --quant embeddings=t2 --tensors >"$T/out"
   grep -Eq '^embed.weight +BF16 +t2' "$T/out"
   run convert -n -q nl4 --ternary sign
