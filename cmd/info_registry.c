@@ -99,12 +99,18 @@ static json_t *describe(const json_t *m, struct err *e)
     return j;
 }
 
+/* By what the registry says, before its sizes are counted. */
+static int may_pass(const struct filter *f, const json_t *m)
+{
+    return (!f->category || listed(json_object_get(m, "categories"), f->category)) && (!f->recommended || json_is_true(json_object_get(m, "recommended"))) &&
+           (!f->zse12 || json_is_true(json_object_get(m, "zse12")));
+}
+
 static int passes(const struct filter *f, const json_t *d)
 {
-    return (!f->category || listed(json_object_get(d, "categories"), f->category)) && (!f->size || strcmp(f->size, string(d, "size")) == 0) &&
+    return (!f->size || strcmp(f->size, string(d, "size")) == 0) &&
            (!f->vram || (uint64_t)json_integer_value(json_object_get(json_object_get(d, "vram"), f->type)) <= plan_usable(f->vram)) &&
-           (!f->recommended || json_is_true(json_object_get(d, "recommended"))) && (!f->supported || json_is_true(json_object_get(d, "supported"))) &&
-           (!f->zse12 || json_is_true(json_object_get(d, "zse12")));
+           (!f->supported || json_is_true(json_object_get(d, "supported")));
 }
 
 static double real(const json_t *o, const char *key) { return (double)json_integer_value(json_object_get(o, key)); }
@@ -123,7 +129,9 @@ static int list(const struct filter *f)
     size_t i;
     int rc = registry ? 0 : -1;
     json_array_foreach(registry, i, m) {
-        if (rc != 0 || !(d = describe(m, &e))) {
+        if (!may_pass(f, m))
+            continue;
+        if (!(d = describe(m, &e))) {
             rc = -1;
             break;
         }
