@@ -334,7 +334,13 @@ int limits_measure(struct limits *out, const struct limits_options *o, struct er
     if (!pool)
         return -1;
     l.n_threads = pool_size(pool);
-    int rc = what & LIMIT_READ ? measure_read(&l, o, pool, e) : 0;
+    int rc = what & LIMIT_FILE ? measure_file(&l, o, pool, e) : 0;              /* first: a wrong name is known at once */
+    if (rc == 0 && what & LIMIT_READ)
+        rc = measure_read(&l, o, pool, e);
+    if (rc != 0) {
+        pool_close(pool);
+        return -1;
+    }
     if (what & LIMIT_INT8) {
         const struct limit_loops *loops = PICK(int8_dot);
         l.int8_name = loops->name;
@@ -349,10 +355,7 @@ int limits_measure(struct limits *out, const struct limits_options *o, struct er
         l.f32_name = loops->name;
         measure_compute(l.f32, loops->f32_fma, &l, o, pool);
     }
-    if (rc == 0 && what & LIMIT_FILE)
-        rc = measure_file(&l, o, pool, e);
     pool_close(pool);
-    if (rc == 0)
-        *out = l;
-    return rc;
+    *out = l;
+    return 0;
 }
