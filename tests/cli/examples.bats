@@ -27,8 +27,7 @@ run_page() {
   local n=0 line
   while read -r line; do
     n=$((n + 1))
-    # a minute under a sanitizer, and convert.bats has it too
-    [[ -n ${ZSE_SANITIZED-} && $line == *"--quality best"* ]] && continue
+    line=${line/--quality best/--quality best --calibration text.txt}          # a short text: the usual one takes as long as all other lines of the page together
     bash -e -o pipefail -c "trap 'kill \$! 2>/dev/null' ERR; $line" </dev/null >out 2>err 3>&- || { echo "$1: $line: exit $?"; cat err; return 1; }
     [ -s out ] || [[ $line == *" -o "* || $line == *cmp* ]] || { echo "$1: $line: said nothing"; return 1; }
   done < <(examples "$1")
