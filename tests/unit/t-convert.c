@@ -55,7 +55,7 @@ static int setup(void **state)
     if (!mkdtemp(dir))
         return -1;
     FILE *f = fopen(at("text"), "w");           /* enough for a few windows of the tiny tokenizer */
-    for (int i = 0, n = getenv("ZSE_SANITIZED") ? 24 : 60; f && i < n; i++)
+    for (int i = 0; f && i < 24; i++)
         fprintf(f, "Question %d: what is %d + %d? The answer is %d, said the fox to the crow; \xc3\xbc \xe2\x82\xac {x: [%d]}\n", i, i, 3 * i, 4 * i, i * i);
     return f ? fclose(f) : -1;
 }

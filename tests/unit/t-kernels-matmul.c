@@ -189,35 +189,35 @@ static void round_activations(const struct mat *m, const float *x, double *out)
 /* Rounding of a sum of n terms in f32: n * eps * sum of |terms| (Higham 2002, section 3.1). */
 static void check_ref(const struct mat *m, const float *x, size_t ldx, int exact, const float *got)
 {
-    double *a = malloc((size_t)m->cols * sizeof *a);
-    float *w = malloc((size_t)m->cols * sizeof *w);
+    const size_t cols = (size_t)m->cols;
+    double *a = malloc(MAX_TOKENS * cols * sizeof *a);
+    float *w = malloc(cols * sizeof *w);
     const struct qtype_info *type = qtype_info(m->type);
     for (int t = 0; t < MAX_TOKENS; t++) {
-        for (int k = 0; k < m->cols; k++)
-            a[k] = x[(size_t)t * ldx + (size_t)k];
+        for (size_t k = 0; k < cols; k++)
+            a[(size_t)t * cols + k] = x[(size_t)t * ldx + k];
         if (!exact)
-            round_activations(m, x + (size_t)t * ldx, a);
-        for (int r = 0; r < m->rows; r++) {
+            round_activations(m, x + (size_t)t * ldx, a + (size_t)t * cols);
+    }
+    for (int r = 0; r < m->rows; r++) {
+        const int rounded = !exact && m->type == QT_NF4;        /* levels rounded to 1/127 */
+        mat_decode_row(m, r, w);
+        if (rounded) {
+            struct qrow q;
+            struct err e;
+            assert_int_equal(qrow_init(&q, m, &e), 0);
+            tile_get(m, m->data + (size_t)(r / TILE_ROWS) * m->tile_bytes, r % TILE_ROWS, &q);
+            for (int i = 0; i < m->cols; i++)
+                w[i] = q.row_scale * q.scale[i / m->group_size] * type->value8[q.code[i]];
+            qrow_release(&q);
+        }
+        for (int t = 0; t < MAX_TOKENS; t++) {
             double sum = 0, size = 0;
-            mat_decode_row(m, r, w);
-            for (int k = 0; k < m->cols; k++) {
-                double v = w[k];
-                if (!exact && m->type == QT_NF4) {      /* levels rounded to 1/127 */
-                    struct qrow q;
-                    struct err e;
-                    assert_int_equal(qrow_init(&q, m, &e), 0);
-                    tile_get(m, m->data + (size_t)(r / TILE_ROWS) * m->tile_bytes, r % TILE_ROWS, &q);
-                    for (int i = 0; i < m->cols; i++)
-                        w[i] = q.row_scale * q.scale[i / m->group_size] * type->value8[q.code[i]];
-                    qrow_release(&q);
-                    v = w[k];
-                    for (; k < m->cols; k++)
-                        sum += w[k] * a[k], size += fabs(w[k] * a[k]);
-                    break;
-                }
-                sum += v * a[k];
+            for (size_t k = 0; k < cols; k++) {
+                const double b = a[(size_t)t * cols + k], v = w[k] * b;
+                sum += v;
                 /* with a minimum, two large sums may cancel: count both */
-                size += fabs(v * a[k]) + (type->extra != EXTRA_NONE ? 0.4 * fabs(a[k]) : 0);
+                size += fabs(v) + (type->extra != EXTRA_NONE ? 0.4 * fabs(b) : 0);
             }
             float v = got[(size_t)t * ((size_t)m->rows + 3) + (size_t)r];
             if (!(fabs((double)v - sum) <= (m->cols + 4) * 0x1p-23 * size))

@@ -1,5 +1,6 @@
 /* t-schedule.c - the same answer always: hundreds of random schedules of some sequences, and the logits of each are those, bit for bit, that it has alone.
  * One dense model, and of the oracles' some with mixtures of experts, sinks, chunked and latent attention.
+ * The long sequences are the dense model's with all sets of kernels and types of keys and values; the other models' in turns.
  *
  * A schedule is what may happen to a request on a busy server: its prompt is cut anywhere, other sequences come and go beside it, its blocks lie anywhere,
  * its beginning is another sequence's blocks or a copy of them, and drafts are tried and dropped.  On 1 to 4 threads, with all sets of
@@ -206,6 +207,7 @@ static void run_schedules(const char *name, int rounds)
         for (const struct kernels *const *k = kernels_all(); *k; k++) {
             if (!(*k)->supported() || *k == &kernels_ref)
                 continue;
+            const int long_ones = rounds == ROUNDS || (kv + (int)(k - kernels_all())) % KV_TYPES == 0;      /* with each type of keys and values at most one set */
             void *b[THREADS];
             for (int i = 0; i < THREADS; i++)
                 b[i] = open_backend(m, i + 1, (enum kv_type)kv, MOST_TOKENS, (*k)->name);
@@ -213,7 +215,7 @@ static void run_schedules(const char *name, int rounds)
                 const int threads = 1 + below(&r, THREADS);
                 char what[100];
                 snprintf(what, sizeof what, "%s, kernels %s, kv %d, %d threads, schedule %d", name, (*k)->name, kv, threads, i);
-                schedule(b[threads - 1], config_state_bytes(&m->config) > 0, s, i % 13 == 0 ? LONGEST : 150, vocab, logits, &r, what);
+                schedule(b[threads - 1], config_state_bytes(&m->config) > 0, s, i == 0 && long_ones ? LONGEST : 150, vocab, logits, &r, what);
                 n_run++;
             }
             for (int i = 0; i < THREADS; i++)
