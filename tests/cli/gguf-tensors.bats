@@ -5,6 +5,9 @@ bats_require_minimum_version 1.5.0
   dir=$ZSE_ORACLES/models/gguf
   [ -d "$dir" ] || skip "no oracles at $ZSE_ORACLES"
   n=0
+  # of each file every tensor; with a sanitizer one of each type: the same code decodes the others
+  some='.[]' least=600
+  [ -z "${ZSE_SANITIZED-}" ] || some='unique_by(.value.type)[]' least=60
   for json in "$dir"/*.json; do
     model=${json%.json}.gguf
     [ -f "$model" ] || continue
@@ -12,8 +15,8 @@ bats_require_minimum_version 1.5.0
       zse-info --dump-tensor "$name" -o "$BATS_TEST_TMPDIR/t" "$model"
       [ "$(sha256sum <"$BATS_TEST_TMPDIR/t")" = "$sha  -" ] || { echo "$model: $name ($type) differs"; return 1; }
       n=$((n + 1))
-    done < <(jq -r '.tensors | to_entries[] | "\(.key) \(.value.type) \(.value.sha256)"' "$json")
+    done < <(jq -r '.tensors | to_entries | '"$some"' | "\(.key) \(.value.type) \(.value.sha256)"' "$json")
   done
   echo "# $n tensors" >&3
-  [ $n -gt 600 ]
+  [ $n -gt $least ]
 }
