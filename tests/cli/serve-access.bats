@@ -169,10 +169,12 @@ metric() { curl -s "$URL/metrics" | sed -n "s/^$1 //p"; }
   serve --port 0 --max-seqs 1 --max-queue 5
   await listens "$URL"
   waiting() { curl -s -H "X-API-Key: $one" "$URL/api/stats/models" | jq '.models[0].waiting'; }
+  local tokens=1900
+  [ -z "${ZSE_SANITIZED-}" ] || tokens=500              # as long a time with a sanitizer
   for i in {1..6}; do                                   # one program, so that they come together
     [ "$i" = 1 ] || echo next
     printf 'url = "%s/v1/completions"\nheader = "X-API-Key: %s"\noutput = "%s"\nwrite-out = "%%{http_code}\\n"\n' "$URL" "$many" "$T/$i"
-    printf 'data = "{\\"prompt\\":\\"%s\\",\\"max_tokens\\":1900,\\"ignore_eos\\":true,\\"priority\\":1000}"\n' "$i"
+    printf 'data = "{\\"prompt\\":\\"%s\\",\\"max_tokens\\":%d,\\"ignore_eos\\":true,\\"priority\\":1000}"\n' "$i" $tokens
   done >"$T/requests"
   for _ in {1..30}; do                                  # until the queue is seen full, and still is when the other key comes
     curl -s --parallel --parallel-immediate -K "$T/requests" >"$T/codes" 3>&- 5<&- &
