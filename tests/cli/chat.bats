@@ -10,7 +10,7 @@ setup_file() {
 }
 setup() { cd "$BATS_TEST_DIRNAME/../.." || exit 1; }
 ask() { zse-chat "$MODEL" --temp 0 "$@"; }
-field() { python3 -c 'import json,sys; v=json.load(sys.stdin)
+field() { python3 -S -c 'import json,sys; v=json.load(sys.stdin)
 for k in sys.argv[1].split("."): v=v[k]
 print(v if isinstance(v,str) else json.dumps(v))' "$1"; }
 
@@ -28,7 +28,7 @@ print(v if isinstance(v,str) else json.dumps(v))' "$1"; }
   printf 'x' >"$(echo "$XDG_CACHE_HOME"/zse/*.zse)"          # a damaged file is made again
   run --separate-stderr zse-chat models/tiny -p "What is 2+2?" --temp 0
   [ "$output" = "2 + 2 = 4" ]
-  run --separate-stderr zse-chat models/tiny -q int8 -p "What is 2+2?" --temp 0
+  run --separate-stderr zse-chat models/tiny -q bf16 -p "What is 2+2?" --temp 0
   [ "$output" = "2 + 2 = 4" ]
   [ "$(find "$XDG_CACHE_HOME" -type f -name '*.zse' | wc -l)" = 2 ]
   unset XDG_CACHE_HOME
@@ -39,18 +39,18 @@ print(v if isinstance(v,str) else json.dumps(v))' "$1"; }
 
 @test "two that need the same conversion: the second waits and uses it" {
   export XDG_CACHE_HOME=$BATS_TEST_TMPDIR/cache
-  zse-chat models/tiny -q int8 -p "What is 2+2?" --temp 0 2>/dev/null
+  zse-chat models/tiny -q bf16 -p "What is 2+2?" --temp 0 2>/dev/null
   made=$(echo "$XDG_CACHE_HOME"/zse/*.zse)
   mv "$made" "$BATS_TEST_TMPDIR/made"
   mkfifo "$BATS_TEST_TMPDIR/go"
   lock=$XDG_CACHE_HOME/zse/$(python3 -c 'import os
 h = 0xcbf29ce484222325
 for b in os.path.realpath("models/tiny").encode(): h = (h ^ b) * 0x100000001b3 % 2**64          # FNV-1a
-print(f"{h:016x}-int8.lock")')
+print(f"{h:016x}-bf16.lock")')
   flock "$lock" -c "read -r _ <'$BATS_TEST_TMPDIR/go'" 3>&- &
   taken() { [ -e "$lock" ] && ! flock -n "$lock" true; }
   await taken
-  zse-chat models/tiny -q int8 -p "What is 2+2?" --temp 0 >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err" 3>&- &
+  zse-chat models/tiny -q bf16 -p "What is 2+2?" --temp 0 >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err" 3>&- &
   chat=$!
   await grep -q 'another process is converting models/tiny; waiting for it' "$BATS_TEST_TMPDIR/err"
   mv "$BATS_TEST_TMPDIR/made" "$made"
@@ -68,10 +68,10 @@ print(f"{h:016x}-int8.lock")')
   echo '{"top_k": -1, "temperature": 0}' >"$BATS_TEST_TMPDIR/m/generation_config.json"
   count() { find "$XDG_CACHE_HOME" -name '*.zse' | wc -l; }
   [ "$(zse-chat "$BATS_TEST_TMPDIR/m" -p "What is 2+2?" 2>/dev/null)" = "2 + 2 = 4" ]
-  zse-chat "$BATS_TEST_TMPDIR/m" -q int8 -p "What is 2+2?" >/dev/null 2>&1
+  zse-chat "$BATS_TEST_TMPDIR/m" -q bf16 -p "What is 2+2?" >/dev/null 2>&1
   [ "$(count)" = 2 ]
   touch -d 2001-01-01 "$BATS_TEST_TMPDIR/m/model.safetensors"
-  zse-chat "$BATS_TEST_TMPDIR/m" -q int8 -p "What is 2+2?" >/dev/null 2>&1
+  zse-chat "$BATS_TEST_TMPDIR/m" -q bf16 -p "What is 2+2?" >/dev/null 2>&1
   [ "$(count)" = 2 ]
   rm -r "$BATS_TEST_TMPDIR/m"
   zse-chat models/tiny -p "What is 2+2?" >/dev/null 2>&1
@@ -217,9 +217,9 @@ print(f"{h:016x}-int8.lock")')
 @test "ZSE_MODEL and ZSE_QUANTIZATION are honoured" {
   ZSE_MODEL=$MODEL run --separate-stderr zse-chat -p "What is 2+2?" --temp 0
   [ "$output" = "2 + 2 = 4" ]
-  ZSE_QUANTIZATION=int8 run --separate-stderr zse-chat models/tiny -p "What is 2+2?" --temp 0
+  ZSE_QUANTIZATION=bf16 run --separate-stderr zse-chat models/tiny -p "What is 2+2?" --temp 0
   [ "$output" = "2 + 2 = 4" ]
-  [ -n "$(find "$XDG_CACHE_HOME" -name '*-int8-*')" ]
+  [ -n "$(find "$XDG_CACHE_HOME" -name '*-bf16-*')" ]
   ZSE_QUANTIZATION=int3 run --separate-stderr zse-chat models/tiny -p hi
   [ "$status" = 1 ]
   [[ "$stderr" == *ZSE_QUANTIZATION* ]]

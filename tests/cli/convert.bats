@@ -6,7 +6,7 @@ setup() {
   T=$BATS_TEST_TMPDIR
 }
 convert() { zse-convert models/tiny "$@"; }
-field() { python3 -c 'import json,sys; v=json.load(sys.stdin)
+field() { python3 -S -c 'import json,sys; v=json.load(sys.stdin)
 for k in sys.argv[1].split("."): v=v[int(k) if k.isdigit() else k]
 print(v if isinstance(v,str) else json.dumps(v))' "$1"; }
 
