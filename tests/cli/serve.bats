@@ -40,8 +40,11 @@ refusal() { curl -s "$URL/v1/completions" -d "{\"model\":\"$1\",\"prompt\":\"a\"
 admin() { curl -s -H "Authorization: Bearer $(cat "$ZSE_HOME/admin.token")" "$@"; }
 QUESTION='{"temperature":0,"messages":[{"role":"user","content":"What is 2+2?"}]}'
 
+# Found, not imported: the clients do that.
+installed() { build/venv/bin/python -c 'import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, sys.argv[1:])))' "$@" 2>/dev/null; }
+
 @test "the openai package: chat, stream, n, seed, stop, logprobs, completions, embeddings, models, errors, 64 streams at once" {
-  [ -x build/venv/bin/python ] && build/venv/bin/python -c 'import openai' || skip "no openai package in build/venv (scripts/deps makes it)"
+  installed openai || skip "no openai package in build/venv (scripts/deps makes it)"
   run build/venv/bin/python tests/serve/openai_client.py "$URL" zse-chat "$T/tiny.zse"
   echo "$output"
   [ "$status" = 0 ]
@@ -49,7 +52,7 @@ QUESTION='{"temperature":0,"messages":[{"role":"user","content":"What is 2+2?"}]
 }
 
 @test "the openai and anthropic packages: schemas, parse helpers, tools, responses, messages, whole and streamed" {
-  [ -x build/venv/bin/python ] && build/venv/bin/python -c 'import openai, anthropic, jsonschema' || skip "no openai, anthropic and jsonschema packages in build/venv (scripts/deps makes it)"
+  installed openai anthropic jsonschema || skip "no openai, anthropic and jsonschema packages in build/venv (scripts/deps makes it)"
   run build/venv/bin/python tests/serve/structured_clients.py "$URL"
   echo "$output"
   [ "$status" = 0 ]
