@@ -318,6 +318,7 @@ void SET(matmul)(float *out, size_t ldo, const struct mat *m, int tile0, int til
 {
     struct scratch *s = scratch;
     const struct weights w = weights_init(m, BIAS);
+    const struct act_blocks blocks = act_blocks(act, n_tokens, m, w.step);
     const int panels = act_panels(n_tokens), tokens = n_tokens / panels, n_more = n_tokens % panels;   /* panels of one token more come first */
     const int kind = has_int_scale(w.type) ? INT : w.n_steps == 1 ? ONE : MANY;
     stream_fn *stream = stream_of(w.type, n_tokens);
@@ -327,7 +328,7 @@ void SET(matmul)(float *out, size_t ldo, const struct mat *m, int tile0, int til
         memset(s->c, 0, (size_t)n_tokens * TILE_ROWS * sizeof(float));
         for (int k0 = 0; k0 < m->cols_padded; k0 += BLOCK_K) {
             const int n_k = m->cols_padded - k0 < BLOCK_K ? m->cols_padded - k0 : BLOCK_K;
-            const struct act_block b = act_block(act, n_tokens, k0, n_k, m->act_group, w.step);
+            const struct act_block b = act_block_at(&blocks, k0, n_k);
             if (stream) {
                 const struct act_panel a = act_panel(&b, 0, n_tokens);
                 stream(&w, tile, k0, n_k, &a, s->c);
