@@ -132,6 +132,7 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
   done
 }
 
+# bats test_tags=plain
 @test "ternary: both layouts against nl4" {
   run --separate-stderr zse-bench ternary --shape 100x512 --tokens 1,3 -r 1 --json
   [ "$status" = 0 ]

@@ -145,6 +145,7 @@ C
   [ "$status" = 0 ] && [[ "$output" == *"does not fit"* ]]
 }
 
+# bats test_tags=plain
 @test "recommend: what fits only with layers in the machine's memory" {
   canned 16000000 9000000                 # kB
   zse-hardware recommend --root "$T/root" --vram 3 --json >"$T/j"
@@ -166,6 +167,7 @@ C
   zse-hardware recommend --root "$T/root" --json | jq -e '.hybrid == []'
 }
 
+# bats test_tags=plain
 @test "recommend keeps to a control group: 2 GB" {
   canned 16000000 9000000
   group 2000000000 100000000

@@ -13,17 +13,20 @@ setup() {
   jq -e 'map(.architecture) | unique | contains(["gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3"])' "$A"
 }
 
+# bats test_tags=plain
 @test "sizes follow from the configurations" {
   jq -e '.[] | select(.name == "Qwen2.5-7B") | .parameters > 7.6e9 and .parameters < 7.63e9 and .weight_bytes.bf16 > 2 * .parameters and .exact and
     .vram.bf16 > .weight_bytes.bf16 + 4096 * .kv_bytes_per_token and .kv_bytes_per_token == 2 * 28 * 4 * 128 * 2 and .size == "medium"' "$A"
   jq -e 'all(.weight_bytes.nl4 < .weight_bytes.int8 and .weight_bytes.int8 < .weight_bytes.bf16 and .active_parameters <= .parameters * 1.01)' "$A"
 }
 
+# bats test_tags=plain
 @test "a model's size is the size of the file that zse-convert plans" {
   want=$(zse-convert --synthetic SmolLM2-135M -q int8 --dry-run --json | jq .weight_bytes)
   jq -e --argjson want "$want" '.[] | select(.name == "SmolLM2-135M") | .weight_bytes.int8 == $want' "$A"
 }
 
+# bats test_tags=plain
 @test "supported is what the table of architectures says" {
   for type in $(jq -r 'map(.architecture) | unique[]' "$A"); do
     jq --arg t "$type" 'map(select(.architecture == $t))[0]' "$A" >"$T/model"
