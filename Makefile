@@ -40,7 +40,7 @@ CUDA_OBJS := $(patsubst %.cu,$(B)/%.o,$(KERNELS) gpu/rt/rt.cu)
 GPU_LIBS := -L$(CUDA)/lib64 -L$(CUDA)/lib -lcudart_static -lstdc++ -ldl -lrt
 endif
 # Where the compiler can, every access of an emulated kernel is checked: it calls us instead of the thread sanitizer, whose library is not linked.
-EMUFLAGS := -std=c++17 -O2 -g -I. -Wall -Wextra -Werror -Wno-unknown-pragmas -Wno-unknown-warning-option -Wno-tsan -Wno-psabi -ffp-contract=off -fno-math-errno -pthread
+EMUFLAGS := -std=c++17 -O2 -g1 -I. -Wall -Wextra -Werror -Wno-unknown-pragmas -Wno-unknown-warning-option -Wno-tsan -Wno-psabi -ffp-contract=off -fno-math-errno -pthread
 # They do not depend on CC and CFLAGS: builds may share them (E=build/emulated).
 E       ?= $(B)/emulated
 EMULATED = $(patsubst %,$(E)/%.o,$(basename $(KERNELS) gpu/rt/emulated.cc gpu/rt/emulated_hopper.cc)) $(call objects,$(wildcard gpu/backend/*.c))

@@ -26,6 +26,7 @@ print(v if isinstance(v,str) else json.dumps(v))' "$1"; }
   [ "$(zse-chat "$T/m.zse" --temp 0 -p "What is the capital of France?")" = "The capital of France is Paris." ]
 }
 
+# bats test_tags=plain
 @test "best answers, too, and is the same file every time" {
   size=10000
   [ -z "${ZSE_SANITIZED-}" ] || size=6000

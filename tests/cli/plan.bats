@@ -98,6 +98,7 @@ machine() {
   [ "$status" = 2 ]
 }
 
+# bats test_tags=plain
 @test "--plan of recurrent layers: their states, and keys and values of the others only" {
   cat >"$T/config.json" <<'J'
 {"model_type": "mamba2", "num_hidden_layers": 4, "hidden_size": 256, "num_heads": 8, "head_dim": 64, "n_groups": 1, "state_size": 64, "vocab_size": 512}
@@ -170,6 +171,7 @@ J
   jq -e --argjson kv $((4096 * 32 * 2 * 8 * 128 * 2)) '.vram.bf16 - $kv - (264 * 1048576) - 32000 * 8 > .parameters * 1.99 and .vram.bf16 - $kv - (264 * 1048576) - 32000 * 8 < .parameters * 2.01' "$T/j"
 }
 
+# bats test_tags=plain
 @test "--mode chooses the type: convert, chat, bench" {
   export XDG_CACHE_HOME=$T
   run --separate-stderr zse-convert models/tiny --mode balanced -n --json
