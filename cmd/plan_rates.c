@@ -215,7 +215,7 @@ static int rate_of(struct plan_rates *r, enum qtype type, int rows, int cols, ui
     enum { MANY = 256, MANY_FLOATS = 32, REPEATS = 3 };         /* floats are slow, and the same from 16 tokens on */
     const struct qtype_info *t = qtype_info(type);
     const int floats = qtype_takes_floats(t), many = floats ? MANY_FLOATS : MANY;
-    const int group = t->group_sizes == 128 || t->group_sizes == 256 ? (int)t->group_sizes : t->group_sizes & 64 && !(t->group_sizes & 32 && t->bits < 8) ? 64 : 32;
+    const int group = t->group_sizes & 256 ? 256 : t->group_sizes == 128 ? 128 : t->group_sizes & 64 && !(t->group_sizes & 32 && t->bits < 8) ? 64 : 32;
     struct mat m;
     if (mat_init(&m, type, group, floats ? 0 : 128, rows, cols, e) != 0)
         return -1;

@@ -167,7 +167,7 @@ INLINE __m512i stream_codes(__m512i low, const uint8_t *high, const int bits, co
 }
 
 /* The same straight from a tile's codes of 4, 4 + 1, 4 + 2 or 8 bits (bits + more), for the few tokens of one panel: pure streaming. */
-INLINE void dot_stream(const int T, const int bits, const int more, const struct qtype_info type, const int step, const struct weights *w, const uint8_t *tile, int k0, int n_k, struct act_panel a, float *c)
+INLINE void dot_stream(const int T, const int bits, const int more, const struct qtype_info type, const int step, const struct weights *w, const uint8_t *tile, const struct act_blocks *blocks, float *c)
 {
     const struct mat *m = w->m;
     const int lines = 4;                                /* steps of 32 k of 4 bits have no more */
@@ -179,15 +179,16 @@ INLINE void dot_stream(const int T, const int bits, const int more, const struct
     __m512 f[STREAM_MAX][2], inner[STREAM_MAX][2];
     __m512i whole[STREAM_MAX][2];                       /* instead of inner */
     UNROLL for (int t = 0; t < T; t++) {
-        f[t][0] = vf_load(c + 32 * t), f[t][1] = vf_load(c + 32 * t + 16);
-        inner[t][0] = inner[t][1] = vf_set(0);
+        f[t][0] = f[t][1] = inner[t][0] = inner[t][1] = vf_set(0);
         whole[t][0] = whole[t][1] = vi_set(0);
     }
-    const int8_t *code = a.code;
-    int steps_left = w->n_steps, group = k0 / m->group_size;
-    const uint8_t *line = unit_at(m, tile, group);
+    struct act_panel a = { 0 };
+    int steps_left = w->n_steps, end = 0;
+    const uint8_t *line = unit_at(m, tile, 0);
     uintptr_t next = ask_from(w->ask, line);
-    for (const int end = (k0 + n_k) / m->group_size; group < end; ) {
+    for (int group = 0; group < m->n_groups; ) {
+        if (group == end)
+            a = next_block(blocks, m, group, T, &end);
         const int n = skip > 1 ? skip : unit_n(m, group);
         const uint8_t *p = line;
         line += areas(&type, n);
@@ -215,11 +216,11 @@ INLINE void dot_stream(const int T, const int bits, const int more, const struct
                             const __m512i s0 = stream_codes(w0, high, bits, more, out), s1 = stream_codes(w1, high + 64, bits, more, out);
                             const __m512i v0 = bits < 8 ? _mm512_permutexvar_epi8(s0, table) : vbytes_flip(s0), v1 = bits < 8 ? _mm512_permutexvar_epi8(s1, table) : vbytes_flip(s1);
                             UNROLL for (int t = 0; t < T; t++) {
-                                __m512i q = bcast4(code + 4 * t), *to = split && u % 2 ? e[t] : d[t];
+                                __m512i q = bcast4(a.code + 4 * t), *to = split && u % 2 ? e[t] : d[t];
                                 to[0] = _mm512_dpbusd_epi32(to[0], v0, q);
                                 to[1] = _mm512_dpbusd_epi32(to[1], v1, q);
                             }
-                            code += 4 * T;
+                            a.code += 4 * T;
                         }
                         line += 128;
                     }
@@ -255,24 +256,24 @@ INLINE void dot_stream(const int T, const int bits, const int more, const struct
 }
 
 /* Types are known when these are compiled: S is nl4; M is m5, m6; F is i4, i8; N and Z are i4m, i4z; R is i8r; U is nf4; E is mxfp4; T is t2, t3. */
-#define STREAM_S(T, bits) dot_stream(T, bits, 0, (struct qtype_info){ .scale = SCALE_S8 }, 32, w, tile, k0, n_k, *a, c)
-#define STREAM_M(T, more) dot_stream(T, 4, more, (struct qtype_info){ .scale = SCALE_S8 }, 32, w, tile, k0, n_k, *a, c)
-#define STREAM_F(T, bits) dot_stream(T, bits, 0, (struct qtype_info){ .scale = SCALE_F16 }, w->step, w, tile, k0, n_k, *a, c)
-#define STREAM_E(T, bits) dot_stream(T, bits, 0, (struct qtype_info){ .scale = SCALE_E8M0 }, 32, w, tile, k0, n_k, *a, c)
-#define STREAM_T(T, base3) stream_trits(T, base3, w, tile, k0, n_k, *a, c)
-#define STREAM_N(T, bits) dot_stream(T, bits, 0, (struct qtype_info){ .scale = SCALE_F16, .extra = EXTRA_MIN_F16 }, w->step, w, tile, k0, n_k, *a, c)
-#define STREAM_Z(T, bits) dot_stream(T, bits, 0, (struct qtype_info){ .scale = SCALE_F16, .extra = EXTRA_ZERO_U8 }, w->step, w, tile, k0, n_k, *a, c)
-#define STREAM_U(T, bits) dot_stream(T, bits, 0, (struct qtype_info){ .scale = SCALE_U8 }, w->step, w, tile, k0, n_k, *a, c)
-#define STREAM_R(T, bits) dot_stream(T, bits, 0, (struct qtype_info){ .scale = SCALE_NONE }, w->step, w, tile, k0, n_k, *a, c)
+#define STREAM_S(T, bits) dot_stream(T, bits, 0, (struct qtype_info){ .scale = SCALE_S8 }, 32, w, tile, blocks, c)
+#define STREAM_M(T, more) dot_stream(T, 4, more, (struct qtype_info){ .scale = SCALE_S8 }, 32, w, tile, blocks, c)
+#define STREAM_F(T, bits) dot_stream(T, bits, 0, (struct qtype_info){ .scale = SCALE_F16 }, w->step, w, tile, blocks, c)
+#define STREAM_E(T, bits) dot_stream(T, bits, 0, (struct qtype_info){ .scale = SCALE_E8M0 }, 32, w, tile, blocks, c)
+#define STREAM_T(T, base3) stream_trits(T, base3, w, tile, blocks, c)
+#define STREAM_N(T, bits) dot_stream(T, bits, 0, (struct qtype_info){ .scale = SCALE_F16, .extra = EXTRA_MIN_F16 }, w->step, w, tile, blocks, c)
+#define STREAM_Z(T, bits) dot_stream(T, bits, 0, (struct qtype_info){ .scale = SCALE_F16, .extra = EXTRA_ZERO_U8 }, w->step, w, tile, blocks, c)
+#define STREAM_U(T, bits) dot_stream(T, bits, 0, (struct qtype_info){ .scale = SCALE_U8 }, w->step, w, tile, blocks, c)
+#define STREAM_R(T, bits) dot_stream(T, bits, 0, (struct qtype_info){ .scale = SCALE_NONE }, w->step, w, tile, blocks, c)
 #define STREAM(name, T, bits, kind) \
-    static void name##_##T(const struct weights *w, const uint8_t *tile, int k0, int n_k, const struct act_panel *a, float *c) { kind(T, bits); }
+    static void name##_##T(const struct weights *w, const uint8_t *tile, const struct act_blocks *blocks, float *c) { kind(T, bits); }
 #define STREAMS(T) STREAM(stream_nl4, T, 4, STREAM_S) STREAM(stream_m5, T, 1, STREAM_M) STREAM(stream_m6, T, 2, STREAM_M) STREAM(stream_i4, T, 4, STREAM_F) STREAM(stream_i4m, T, 4, STREAM_N) STREAM(stream_i4z, T, 4, STREAM_Z) \
     STREAM(stream_i8, T, 8, STREAM_F) STREAM(stream_i8r, T, 8, STREAM_R) STREAM(stream_mxfp4, T, 4, STREAM_E) STREAM(stream_t2, T, 0, STREAM_T) STREAM(stream_t3, T, 1, STREAM_T)
 STREAMS(1) STREAMS(2) STREAMS(3) STREAMS(4) STREAMS(5) STREAMS(6) STREAMS(7) STREAMS(8) STREAMS(9) STREAMS(10) STREAMS(11) STREAMS(12)
 STREAM(stream_nf4, 1, 4, STREAM_U) STREAM(stream_nf4, 2, 4, STREAM_U) STREAM(stream_nf4, 3, 4, STREAM_U) STREAM(stream_nf4, 4, 4, STREAM_U)
 
 #define TWELVE(name) { name##_1, name##_2, name##_3, name##_4, name##_5, name##_6, name##_7, name##_8, name##_9, name##_10, name##_11, name##_12 }
-typedef void stream_fn(const struct weights *, const uint8_t *, int, int, const struct act_panel *, float *);
+typedef void stream_fn(const struct weights *, const uint8_t *, const struct act_blocks *, float *);
 static stream_fn *const stream_nf4[STREAM_MAX] = { stream_nf4_1, stream_nf4_2, stream_nf4_3, stream_nf4_4 };
 static stream_fn *const stream_nl4[] = TWELVE(stream_nl4), *const stream_i4[] = TWELVE(stream_i4), *const stream_i4m[] = TWELVE(stream_i4m), *const stream_i4z[] = TWELVE(stream_i4z),
                  *const stream_i8[] = TWELVE(stream_i8), *const stream_i8r[] = TWELVE(stream_i8r), *const stream_mxfp4[] = TWELVE(stream_mxfp4),
@@ -325,23 +326,21 @@ void SET(matmul)(float *out, size_t ldo, const struct mat *m, int tile0, int til
     for (int i = tile0; i < tile1; i++) {
         const uint8_t *tile = m->data + (size_t)i * m->tile_bytes;
         const struct rows rows = tile_rows(m, i, out, ldo);
+        if (stream) {
+            stream(&w, tile, &blocks, s->c);
+            write_rows(&rows, 0, s->c, n_tokens);
+            continue;
+        }
         memset(s->c, 0, (size_t)n_tokens * TILE_ROWS * sizeof(float));
         for (int k0 = 0; k0 < m->cols_padded; k0 += BLOCK_K) {
             const int n_k = m->cols_padded - k0 < BLOCK_K ? m->cols_padded - k0 : BLOCK_K;
             const struct act_block b = act_block_at(&blocks, k0, n_k);
-            if (stream) {
-                const struct act_panel a = act_panel(&b, 0, n_tokens);
-                stream(&w, tile, k0, n_k, &a, s->c);
-                continue;
-            }
             const uint8_t *next = unpack_block(&w, tile, k0, n_k, s);
             const struct rows *to = k0 + n_k == m->cols_padded ? &rows : NULL;
             if (n_more)
                 dots[kind][tokens](&w, s, n_k / m->act_group, &b, 0, n_more, s->c, next, to);
             dots[kind][tokens - 1](&w, s, n_k / m->act_group, &b, n_more * (tokens + 1), panels - n_more, s->c, next, to);
         }
-        if (stream)
-            write_rows(&rows, 0, s->c, n_tokens);
     }
 }
 

@@ -65,7 +65,7 @@ static const struct qtype_info table[QT_T3 + 1] = {
     [QT_F8E5M2] = { QT_F8E5M2, "f8e5m2",  8, { 8, 0 },  SCALE_F16,  EXTRA_NONE,      0, 32 | 64 | 128,   0, 0,   0, NULL,       NULL },
     [QT_FP8]   = { QT_FP8,    "fp8",     8, { 8, 0 },  SCALE_F32,  EXTRA_NONE,      0, 128,             0, 1,   0, NULL,       NULL },
     [QT_MXFP4] = { QT_MXFP4,  "mxfp4",   4, { 4, 0 },  SCALE_E8M0, EXTRA_NONE,      0, 32,              0, 1,   0, mxfp4_i8,   mxfp4_float },
-    [QT_T2]    = { QT_T2,     "t2",      2, { 2, 0 },  SCALE_F16,  EXTRA_NONE,      0, 32 | 64 | 128,   0, 1,   1, t2_i8,      t2_float },
+    [QT_T2]    = { QT_T2,     "t2",      2, { 2, 0 },  SCALE_F16,  EXTRA_NONE,      0, 32 | 64 | 128 | 256,   0, 1,   1, t2_i8,      t2_float },
     [QT_T3]    = { QT_T3,     "t3",      2, { 0, 0 },  SCALE_F16,  EXTRA_NONE,      0, 256,             0, 1,   1, t2_i8,      t2_float },
 };
 

@@ -47,7 +47,7 @@ struct qtype_info {
     enum scale_kind scale;
     enum extra_kind extra;
     int row_scale;              /* 1: a tile begins with 32 f32 row scales */
-    unsigned group_sizes;       /* allowed group sizes, OR of the sizes themselves (32 | 64 | 128; t3: 256); types without group scales: 32 */
+    unsigned group_sizes;       /* allowed group sizes, OR of the sizes themselves (32 | 64 | 128; t2: 256 too, t3: only that); types without group scales: 32 */
     int is_float;               /* codes are f32, f16, bf16 */
     int has_kernels;            /* 0: code and layout are reserved, nothing computes on it yet */
     int code_zero;              /* the code that means 0 (pads rows of a group), where there is one */

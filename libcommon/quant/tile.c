@@ -37,7 +37,7 @@ int mat_init(struct mat *m, enum qtype type, int group_size, int act_group, int6
         return err_set(e, ERR_UNSUPPORTED, "number format %s is reserved, this version cannot compute on it", t->name);
     if (group_size < 1 || (group_size & (group_size - 1)) || !(t->group_sizes & (unsigned)group_size))
         return err_set(e, ERR_SHAPE, "%s: group size is %d, not %s", t->name, group_size,
-                       t->group_sizes == 32 ? "32" : t->group_sizes == 64 ? "64" : t->group_sizes == 128 ? "128" : t->group_sizes == 256 ? "256" : "32, 64 or 128");
+                       t->group_sizes == 32 ? "32" : t->group_sizes == 64 ? "64" : t->group_sizes == 128 ? "128" : t->group_sizes == 256 ? "256" : t->group_sizes & 256 ? "32, 64, 128 or 256" : "32, 64 or 128");
     if (qtype_takes_floats(t) ? act_group != 0 : act_group != 128 && (type == QT_T3 || (act_group != 32 && act_group != 64)))
         return err_set(e, ERR_SHAPE, "%s: activation group is %d, not %s", t->name, act_group,
                        qtype_takes_floats(t) ? "0" : type == QT_T3 ? "128" : "32, 64 or 128");
