@@ -99,10 +99,11 @@ void convert_print_json(const struct convert_options *o, const struct convert_re
     struct pair *pairs;
     int n = pairs_of(r, &pairs);
     json_t *list = json_array();
-    json_t *j = json_pack("{s:s,s:s,s:s,s:s,s:s,s:I,s:I,s:I,s:I,s:I,s:f,s:f,s:i,s:i,s:i,s:i}", "source", o->source, "output", o->output ? o->output : "",
+    json_t *j = json_pack("{s:s,s:s,s:s,s:s,s:s,s:I,s:I,s:I,s:I,s:I,s:I,s:f,s:f,s:i,s:i,s:i,s:i}", "source", o->source, "output", o->output ? o->output : "",
                           "architecture", r->arch, "type", convert_type_label(r->type), "quality", efforts[r->effort],
                           "parameters", (json_int_t)r->n_params, "source_bytes", (json_int_t)r->bytes_in, "weight_bytes", (json_int_t)r->weight_bytes,
-                          "file_bytes", (json_int_t)r->file_bytes, "calibration_memory_bytes", (json_int_t)r->private_bytes, "seconds", r->seconds,
+                          "file_bytes", (json_int_t)r->file_bytes, "calibration_memory_bytes", (json_int_t)r->private_bytes,
+                          "calibration_file_bytes", (json_int_t)r->scratch_bytes, "seconds", r->seconds,
                           "calibration_seconds", r->calibration_seconds, "calibration_tokens", r->n_calibration_tokens,
                           "inexact_tensors", r->n_inexact, "requantized_tensors", r->n_requantized, "damped_matrices", r->n_damped);
     for (int i = 0; i < n; i++)

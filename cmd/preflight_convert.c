@@ -47,14 +47,16 @@ static int refuse(const char *prog, int force, const char *help, struct err *e)
     return 0;
 }
 
-static int check_disk(const struct preflight_convert *p, const char *name, uint64_t bytes, struct err *e)
+/* bytes: of the new file; scratch: of what lies beside it until it is there */
+static int check_disk(const struct preflight_convert *p, const char *name, uint64_t bytes, uint64_t scratch, struct err *e)
 {
     uint64_t room;
     dev_t device;
-    if (room_at(p->output, &room, &device) != 0 || bytes <= room)
+    if (room_at(p->output, &room, &device) != 0 || bytes + scratch <= room)
         return 0;
     char wanted[CLI_BYTES], there[CLI_BYTES];
-    err_set(e, ERR_LIMIT, "%s: %s are to be written to %s, where there is room for %s", name, cli_bytes(wanted, bytes), p->output, cli_bytes(there, room));
+    err_set(e, ERR_LIMIT, "%s: %s are to be written to %s%s, where there is room for %s", name, cli_bytes(wanted, bytes + scratch), p->output,
+            scratch ? ", the files of the calibration counted" : "", cli_bytes(there, room));
     return refuse(p->prog, p->force, "", e);
 }
 
@@ -78,7 +80,7 @@ int preflight_convert(void *user, const struct convert_report *r, struct err *e)
 {
     const struct preflight_convert *p = user;
     const uint64_t weights = p->target_bytes ? p->target_bytes : r->weight_bytes;
-    return check_disk(p, p->name, weights, e) == 0 ? check_memory(p, p->name, r->private_bytes, weights, e) : -1;
+    return check_disk(p, p->name, weights, r->scratch_bytes, e) == 0 ? check_memory(p, p->name, r->private_bytes, weights, e) : -1;
 }
 
 /* Bytes of weights after the conversion; as they are stored where that is the question. */

@@ -24,7 +24,7 @@ static const char usage[] =
     "\n"
     "  -o, --output FILE          the new file; '-': standard output, if that is no terminal\n"
     "  -q, --quantize TYPE        nl4 (default), int4, int8, nf4, fp8, ternary, mixed, f16, bf16, f32, keep\n"
-    "  -g, --group-size N         weights that share a scale, int4 and int8: 32, 64, 128; int8 also 'row'\n"
+    "  -g, --group-size N         weights that share a scale, int4, int8, t2: 32, 64, 128; int8 also 'row', t2 also 256\n"
     "      --quant PART=TYPE,...  other types for attention, mlp, experts, embeddings, lm_head\n"
     "      --ternary RULE         what makes other weights ternary: fit (default), absmean, rms, adaptive, threshold, sign\n"
     "      --skip GLOB            keep these tensors as they are stored (may be repeated; GLOB,GLOB)\n"
@@ -32,6 +32,8 @@ static const char usage[] =
     "                             with -q mixed, 2 to 8 bits a tensor where they count most\n"
     "      --quality LEVEL        fast, good (default), best: how much work goes into rounding\n"
     "      --calibration FILE     text that good and best run through the model (default: built in)\n"
+    "      --calibration-memory SIZE  what good and best hold in memory at most, besides one expert; the rest lies in files without a name\n"
+    "                             beside OUT (default: 200MB for a mixture of experts, else no limit)\n"
     "      --synthetic NAME       no SRC: random weights in the shape of a known model (Qwen2.5-7B ...), to measure speed and memory\n"
     "      --threads N            threads (default: one for each processor)\n"
     "      --kernels NAME         CPU kernels for the runs: ref, avx2, avxvnni, avx512, amx (default: the fastest that run here)\n"
@@ -50,11 +52,12 @@ static const char usage[] =
     "norms and biases are always f32.  keep: the source's own grid where a type holds it exactly (Q4_0, Q4_1, Q5_0, Q8_0, IQ4_NL, MXFP4, F16 ...),\n"
     "else the nearest.\n";
 
-enum { OPT_QUANT = 300, OPT_SKIP, OPT_QUALITY, OPT_CALIBRATION, OPT_SYNTHETIC, OPT_THREADS, OPT_KERNELS, OPT_TENSORS, OPT_JSON, OPT_PLAN, OPT_MODE, OPT_TERNARY, OPT_VERBOSE };
+enum { OPT_QUANT = 300, OPT_SKIP, OPT_QUALITY, OPT_CALIBRATION, OPT_SYNTHETIC, OPT_THREADS, OPT_KERNELS, OPT_TENSORS, OPT_JSON, OPT_PLAN, OPT_MODE, OPT_TERNARY, OPT_VERBOSE, OPT_CALIBRATION_MEMORY };
 static const struct option options[] = {
     { "output", required_argument, NULL, 'o' }, { "quantize", required_argument, NULL, 'q' }, { "group-size", required_argument, NULL, 'g' },
     { "quant", required_argument, NULL, OPT_QUANT }, { "ternary", required_argument, NULL, OPT_TERNARY }, { "skip", required_argument, NULL, OPT_SKIP }, { "target-memory", required_argument, NULL, 'm' },
     { "quality", required_argument, NULL, OPT_QUALITY }, { "calibration", required_argument, NULL, OPT_CALIBRATION },
+    { "calibration-memory", required_argument, NULL, OPT_CALIBRATION_MEMORY },
     { "synthetic", required_argument, NULL, OPT_SYNTHETIC },
     { "threads", required_argument, NULL, OPT_THREADS }, { "kernels", required_argument, NULL, OPT_KERNELS }, { "dry-run", no_argument, NULL, 'n' },
     { "plan", no_argument, NULL, OPT_PLAN }, { "mode", required_argument, NULL, OPT_MODE },
@@ -105,10 +108,10 @@ static int parse_group(struct arguments *a, const char *text)
         a->o.group_size = -1;
         return 0;
     }
-    if (cli_parse_int(prog, "--group-size", text, 32, 128, &v))
+    if (cli_parse_int(prog, "--group-size", text, 32, 256, &v))
         return CLI_USAGE;
-    if (v != 32 && v != 64 && v != 128)
-        return cli_wrong(prog, "--group-size: %lld is not 32, 64, 128 or 'row'", v);
+    if (v & (v - 1))
+        return cli_wrong(prog, "--group-size: %lld is not 32, 64, 128, 256 or 'row'", v);
     a->o.group_size = (int)v;
     return 0;
 }
@@ -152,6 +155,7 @@ static int take(struct arguments *a, int c, char *arg)
     case OPT_QUALITY:     return parse_quality(a, arg);
     case OPT_TERNARY:     return parse_ternary(a, arg);
     case OPT_CALIBRATION: a->o.calibration = arg; return 0;
+    case OPT_CALIBRATION_MEMORY: return cli_parse_size(prog, "--calibration-memory", arg, &a->o.calibration_memory);
     case OPT_SYNTHETIC:   a->o.synthetic = arg; return 0;
     case OPT_THREADS:
         if (cli_parse_int(prog, "--threads", arg, 1, 4096, &v))
@@ -207,10 +211,10 @@ static int check(struct arguments *a, int argc, char **argv)
         a->o.type = (struct convert_type){ CONVERT_FIT, 0 }, a->o.keep_grid = 0;
     if (a->o.type.kind == CONVERT_MIXED && !a->o.target_bytes)
         return cli_wrong(prog, "-q mixed: needs --target-memory");
-    if (a->o.synthetic && (a->o.calibration || a->o.type.kind == CONVERT_MIXED))
-        return cli_wrong(prog, "--synthetic: random weights have no errors to weigh: neither --calibration nor -q mixed");
-    if (a->o.calibration && a->o.effort == CONVERT_FAST)
-        return cli_wrong(prog, "--calibration: --quality fast runs no text");
+    if (a->o.synthetic && (a->o.calibration || a->o.calibration_memory || a->o.type.kind == CONVERT_MIXED))
+        return cli_wrong(prog, "--synthetic: random weights have no errors to weigh: neither --calibration, --calibration-memory nor -q mixed");
+    if ((a->o.calibration || a->o.calibration_memory) && a->o.effort == CONVERT_FAST)
+        return cli_wrong(prog, "--calibration%s: --quality fast runs no text", a->o.calibration ? "" : "-memory");
     return 0;
 }
 

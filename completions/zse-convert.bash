@@ -11,13 +11,14 @@ _zse_convert() {
     -m|--target-memory) COMPREPLY=(); return ;;
     --quality) COMPREPLY=($(compgen -W "fast good best" -- "$cur")); return ;;
     --calibration) COMPREPLY=($(compgen -f -- "$cur")); return ;;
+    --calibration-memory) COMPREPLY=(); return ;;
     --synthetic) COMPREPLY=(); return ;;
     --threads) COMPREPLY=(); return ;;
     --kernels) COMPREPLY=($(compgen -W "ref avx2 avxvnni avx512 amx" -- "$cur")); return ;;
     --mode) COMPREPLY=(); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--output --quantize --group-size --quant --ternary --skip --target-memory --quality --calibration --synthetic --threads --kernels --dry-run --plan --mode --tensors --json --verbose --force --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--output --quantize --group-size --quant --ternary --skip --target-memory --quality --calibration --calibration-memory --synthetic --threads --kernels --dry-run --plan --mode --tensors --json --verbose --force --help --version" -- "$cur")) ;;
     *) COMPREPLY=($(compgen -f -- "$cur"))
        ;;
   esac

@@ -4,7 +4,14 @@
  * best: the inputs of o, of gate and up, and of down depend on what was quantized just before within the layer, so the layer runs four times up to
  * the matrix in question, and a fifth time to its end.
  *
- * Experts are quantized one after the other as they are written, each on the tokens that the router sends there: one expert's bytes are in memory at a time. */
+ * Experts are quantized one after the other as they are written, each on the tokens that the router sends there: one expert's bytes are in memory at a time.
+ *
+ * What a layer holds, with T tokens, the widest input N (enum hold in calibrate.h says which of it may lie in files):
+ *   run_layer        x [T, hidden] -> x of the next layer; kept: all inputs of the layer in the float model [T, their widths]; the layer's weights;
+ *                    experts are loaded one by one
+ *   quantize_input   kept, xq, the weights, those rounded so far; H, C, then inv(L) [N, N]; X~ of a window, twice plain and twice packed
+ *   advance          xq -> what enters the experts (h), and the choice of each token
+ *   quantize_expert  h; its rows for the expert, and what its down reads; H and inv(L); the expert rounded; xq += what it makes of them */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,7 +48,7 @@ static int place(struct job *j, struct calibration *c, struct plan *p, struct er
     }
     *to.plain = v;
     if (to.norm && to.plain == &to.norm->w && j->config.norm == NORM_LAYER && j->config.norm_offset != 0 && p->spec->cols == j->config.hidden_size) {
-        float *w = calibrate_alloc(c, p->m.size, e);
+        float *w = calibrate_alloc(c, HOLD_WEIGHTS, p->m.size, e);
         if (!w)
             return -1;
         for (int64_t i = 0; i < p->spec->cols; i++)
@@ -53,6 +60,12 @@ static int place(struct job *j, struct calibration *c, struct plan *p, struct er
 
 static int is_fed_back(const struct plan *p) { return p->make == MAKE_QUANT && (p->input >= 0 || p->spec->role == ROLE_EXPERT_DOWN); }
 
+/* Room for the tensor as the new file will have it. */
+static uint8_t *hold_result(const struct calibration *c, const struct plan *p, struct err *e)
+{
+    return calibrate_hold(c, p->spec->expert >= 0 ? HOLD_EXPERT : HOLD_ROUNDED, p->m.size, p->source->name, e);
+}
+
 /* expert -1: what belongs to none. */
 static int encode_rest(struct job *j, struct calibration *c, int layer, int expert, struct err *e)
 {
@@ -60,10 +73,10 @@ static int encode_rest(struct job *j, struct calibration *c, int layer, int expe
         struct plan *p = &j->plans[i];
         if (p->spec->layer != layer || p->spec->expert != expert || is_fed_back(p))
             continue;
-        struct memory m = { .data = big_alloc(p->m.size) };
+        struct memory m = { .data = hold_result(c, p, e) };
         uint64_t done = j->done;
         if (!m.data)
-            return err_nomem(e, p->source->name);
+            return -1;
         int rc = encode_tensor(j, p, remember, &m, e);
         j->done = done;
         p->data = m.data;
@@ -127,7 +140,13 @@ static int run_window(struct job *j, struct calibration *c, int layer, struct wa
     return calibrate_progress(j, c, "Quantizing", layer, c->n_windows, e);
 }
 
-/* H and C of one input of the layer, from all windows; both malloc'd. */
+/* [N][N], zero */
+static float *hold_matrix(const struct calibration *c, enum hold kind, size_t N, struct err *e)
+{
+    return calibrate_hold(c, kind, N * N * sizeof(float), "the covariance of inputs", e);
+}
+
+/* H and C of one input of the layer, from all windows. */
 static int measure(struct job *j, struct calibration *c, int layer, int input, const struct inputs *kept, float **h, float **cross, struct err *e)
 {
     size_t N = (size_t)kept->ld, hidden = (size_t)j->config.hidden_size, window = (size_t)c->window_len * hidden;
@@ -135,14 +154,14 @@ static int measure(struct job *j, struct calibration *c, int layer, int input, c
     const int behind_experts = input == INPUT_DOWN && j->config.ff[layer] == FF_MOE;
     float *x = malloc(2 * window * sizeof *x);
     w.mlp = x && behind_experts ? x + window : NULL;
-    w.h = calloc(N * N, sizeof *w.h);
-    w.cross = calloc(N * N, sizeof *w.cross);
     size_t floats = linalg_packed((int)N, c->window_len);
     w.x = calloc(4 * floats, sizeof *w.x);
     w.diff = w.x + floats;
     w.px = w.x + 2 * floats;
     w.pd = w.x + 3 * floats;
-    int rc = x && w.h && w.cross && w.x ? 0 : err_nomem(e, "the covariance of inputs");
+    int rc = x && w.x ? 0 : err_nomem(e, "the covariance of inputs");
+    if (rc == 0 && (!(w.h = hold_matrix(c, HOLD_H, N, e)) || !(w.cross = hold_matrix(c, HOLD_C, N, e))))
+        rc = -1;
     for (w.window = 0; w.window < c->n_windows && rc == 0; w.window++) {
         memcpy(x, c->xq + (size_t)w.window * window, window * sizeof *x);
         rc = run_window(j, c, layer, &w, x, e);
@@ -154,8 +173,8 @@ static int measure(struct job *j, struct calibration *c, int layer, int input, c
     if (rc == 0 && !w.seen)
         rc = err_set(e, ERR_UNSUPPORTED, "layer %d: its inputs cannot be watched", layer);
     if (rc) {
-        free(w.h);
-        free(w.cross);
+        big_free(w.h);
+        big_free(w.cross);
         *h = *cross = NULL;
     }
     return rc;
@@ -210,8 +229,7 @@ static int open_workers(struct tiles *s, int n, struct err *e)
     s->workers = calloc((size_t)n, sizeof *s->workers);
     s->stats = calloc((size_t)m->n_tiles, sizeof *s->stats);
     s->errors = calloc((size_t)m->n_tiles, sizeof *s->errors);
-    s->p->data = big_alloc(m->size);
-    if (!s->workers || !s->stats || !s->errors || !s->p->data)
+    if (!s->workers || !s->stats || !s->errors)
         return err_nomem(e, s->p->source->name);
     for (int i = 0; i < n; i++) {
         struct worker *w = &s->workers[i];
@@ -233,6 +251,8 @@ static int quantize_matrix(struct job *j, struct calibration *c, const struct gp
     int n_threads = pool_size(j->pool);
     grid_of(&p->m, &s.grid);
     int rc = rows_open(&s.rows, j->source, p->source, &p->spec->map, p->spec->rows, p->spec->cols, 0, e);
+    if (rc == 0 && !(p->data = hold_result(c, p, e)))
+        rc = -1;
     if (rc == 0)
         rc = open_workers(&s, n_threads, e);
     if (rc == 0)
@@ -269,13 +289,20 @@ static int wants(const struct plan *p, int layer, int input)
 static int quantize_input(struct job *j, struct calibration *c, int layer, int input, const struct inputs *kept, struct err *e)
 {
     struct gptq g;
-    float *h, *cross;
+    float *h, *linv, *cross;
     int any = 0, rc = 0;
     for (int i = 0; i < j->n_plans; i++)
         any |= wants(&j->plans[i], layer, input);
     if (!any)
         return 0;
-    if (measure(j, c, layer, input, kept, &h, &cross, e) || gptq_init(&g, c->ops, j->pool, kept->n, h, cross, e))
+    if (measure(j, c, layer, input, kept, &h, &cross, e))
+        return -1;
+    if (!(linv = hold_matrix(c, HOLD_LINV, (size_t)kept->ld, e))) {
+        big_free(h);
+        big_free(cross);
+        return -1;
+    }
+    if (gptq_init(&g, c->ops, j->pool, kept->n, h, linv, cross, e))
         return -1;
     if (g.damping > 0.011) {
         j->report->n_damped++;
@@ -314,10 +341,11 @@ static int advance(struct job *j, struct calibration *c, int layer, struct err *
     const int hidden = j->config.hidden_size, n = c->n_windows * c->window_len, moe = j->config.ff[layer] == FF_MOE;
     struct collector w = { &c->h, 0 };
     const struct cpu_tap tap = { .input = collect, .user = &w };
-    if (moe)
-        c->h = (struct inputs){ big_alloc((size_t)n * (size_t)linalg_pad(hidden) * sizeof(float)), hidden, linalg_pad(hidden) };
-    if (moe && !c->h.x)
-        return err_nomem(e, "the inputs of experts");
+    if (moe) {
+        c->h = (struct inputs){ .n = hidden, .ld = linalg_pad(hidden) };
+        if (!(c->h.x = calibrate_hold(c, HOLD_STATES, (size_t)n * (size_t)c->h.ld * sizeof *c->h.x, "the inputs of experts", e)))
+            return -1;
+    }
     for (int i = 0; i < c->n_windows; i++)
         if (cpu_layers_run(c->run, layer, &c->q.layers[layer], 0, c->xq + (size_t)i * (size_t)c->window_len * (size_t)hidden, moe ? &tap : NULL, e))
             return -1;
@@ -337,9 +365,9 @@ static int run_layer(struct job *j, struct calibration *c, int layer, struct inp
         kept[i] = (struct inputs){ .n = width, .ld = linalg_pad(width) };
         if (!width)
             continue;
-        kept[i].x = big_alloc(n_tokens * (size_t)kept[i].ld * sizeof *kept[i].x);
+        kept[i].x = calibrate_hold(c, HOLD_STATES, n_tokens * (size_t)kept[i].ld * sizeof *kept[i].x, "the inputs of a layer", e);
         if (!kept[i].x)
-            return err_nomem(e, "the inputs of a layer");
+            return -1;
     }
     return calibrate_layer(j, c, layer, kept, e);
 }
@@ -397,14 +425,13 @@ int good_layer(struct job *j, struct calibration *c, int layer, struct err *e)
 /* ---- an expert ---- */
 
 /* Tokens that go there, and some of all tokens with the weight of a few: where hardly any came, those count. */
-enum { SOME = 64 };
 static const float some_weight = 0.5f;          /* squared: 16 tokens */
 
 static int rows_of(const struct calibration *c, int expert, int *n_there)
 {
     const int all = c->n_windows * c->window_len;
     *n_there = c->choice.first[expert + 1] - c->choice.first[expert];
-    return *n_there + (all < SOME ? all : SOME);
+    return *n_there + (all < OTHER_TOKENS ? all : OTHER_TOKENS);
 }
 
 static void gather_rows(const struct job *j, const struct calibration *c, int expert, const struct inputs *to, int n, int n_there)
@@ -430,18 +457,21 @@ static int gptq_of_rows(struct job *j, struct calibration *c, struct gptq *g, co
     if (j->effort != CONVERT_BEST)
         return gptq_init_low(g, c->ops, j->pool, x->n, x->x, (size_t)x->ld, n, GOOD_RANK, e);
     const size_t N = (size_t)x->ld;
-    float *h = calloc(N * N, sizeof *h), *packed = malloc(linalg_packed(x->ld, c->window_len) * sizeof *packed);
-    const int ok = h && packed;
-    for (int t = 0; ok && t < n; t += c->window_len) {
+    float *h = hold_matrix(c, HOLD_H, N, e), *linv = h ? hold_matrix(c, HOLD_LINV, N, e) : NULL, *packed = NULL;
+    if (linv && !(packed = malloc(linalg_packed(x->ld, c->window_len) * sizeof *packed)))
+        err_nomem(e, "the covariance of inputs");
+    for (int t = 0; packed && t < n; t += c->window_len) {
         const int count = n - t < c->window_len ? n - t : c->window_len;
         linalg_pack(j->pool, packed, x->x + (size_t)t * N, N, x->ld, count);
         linalg_gram(c->ops, j->pool, h, x->ld, packed, count);
     }
-    free(packed);
-    if (ok)
-        return gptq_init(g, c->ops, j->pool, x->n, h, NULL, e);
-    free(h);
-    return err_nomem(e, "the covariance of inputs");
+    if (packed) {
+        free(packed);
+        return gptq_init(g, c->ops, j->pool, x->n, h, linv, NULL, e);
+    }
+    big_free(h);
+    big_free(linv);
+    return -1;
 }
 
 /* The matrices of one expert that read these rows. */
@@ -474,9 +504,10 @@ int quantize_expert(struct job *j, struct calibration *c, int layer, int expert,
     const int hidden = j->config.hidden_size, size = j->config.moe.intermediate_size;
     const struct layer *l = &c->q.layers[layer];
     int n_there, n = rows_of(c, expert, &n_there);
-    struct inputs in = { big_alloc((size_t)n * (size_t)linalg_pad(hidden) * sizeof(float)), hidden, linalg_pad(hidden) };
-    struct inputs mid = { big_alloc((size_t)n * (size_t)linalg_pad(size) * sizeof(float)), size, linalg_pad(size) };
-    int rc = in.x && mid.x ? encode_rest(j, c, layer, expert, e) : err_nomem(e, "the inputs of an expert");
+    struct inputs in = { .n = hidden, .ld = linalg_pad(hidden) }, mid = { .n = size, .ld = linalg_pad(size) };
+    in.x = calibrate_hold(c, HOLD_STATES, (size_t)n * (size_t)in.ld * sizeof *in.x, "the inputs of an expert", e);
+    mid.x = in.x ? calibrate_hold(c, HOLD_STATES, (size_t)n * (size_t)mid.ld * sizeof *mid.x, "the inputs of an expert", e) : NULL;
+    int rc = mid.x ? encode_rest(j, c, layer, expert, e) : -1;
     if (rc == 0) {
         gather_rows(j, c, expert, &in, n, n_there);
         weigh_rows(&in, n_there, n, some_weight);

@@ -8,6 +8,8 @@
 #include <stddef.h>
 #include <sys/mman.h>
 
+#include "libcommon/base/err.h"
+
 enum { BIG_HEAD = 64 };         /* holds the size; what follows is 64-byte aligned and zero */
 
 static inline void *big_alloc(size_t size)
@@ -20,6 +22,11 @@ static inline void *big_alloc(size_t size)
     return (char *)p + BIG_HEAD;
 }
 
+/* The same in a file without a name in the folder of the file `beside`, whose disk has room for all of it from then on: its pages belong to the page cache,
+ * which the system writes out and drops when memory is short.  NULL with *e. */
+void *big_file(const char *beside, size_t size, struct err *e);
+
+/* Either kind. */
 static inline void big_free(void *p)
 {
     if (p)

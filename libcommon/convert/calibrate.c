@@ -82,7 +82,19 @@ done:
 
 /* ---- weights ---- */
 
-void *calibrate_alloc(struct calibration *c, size_t size, struct err *e)
+enum { FILE_LEAST = 16 << 10 };         /* smaller ones are no files: a few pages */
+
+void *calibrate_hold(const struct calibration *c, enum hold kind, size_t size, const char *what, struct err *e)
+{
+    if (size >= FILE_LEAST && c->in_file & 1u << kind)
+        return big_file(c->output, size, e);
+    void *p = big_alloc(size);
+    if (!p)
+        err_nomem(e, what);
+    return p;
+}
+
+void *calibrate_alloc(struct calibration *c, enum hold kind, size_t size, struct err *e)
 {
     if (c->n_blocks == c->room) {
         int room = c->room ? 2 * c->room : 64;
@@ -94,10 +106,8 @@ void *calibrate_alloc(struct calibration *c, size_t size, struct err *e)
         c->blocks = blocks;
         c->room = room;
     }
-    void *p = big_alloc(size);
-    if (!p)
-        err_nomem(e, "weights for calibration");
-    else
+    void *p = calibrate_hold(c, kind, size, "weights for calibration", e);
+    if (p)
         c->blocks[c->n_blocks++] = p;
     return p;
 }
@@ -107,6 +117,8 @@ void calibrate_unload(struct calibration *c)
     while (c->n_blocks > 0)
         big_free(c->blocks[--c->n_blocks]);
 }
+
+static enum hold kind_of(const struct plan *p) { return p->spec->expert >= 0 ? HOLD_EXPERT : HOLD_WEIGHTS; }
 
 struct loader { const struct rows *rows; struct mat m; uint8_t *to; float *x; struct err *errors; };
 
@@ -121,13 +133,19 @@ static void load_tile(void *arg, int i, int thread)
             tile_put_float(&l->m, tile, r, x);
 }
 
+static int loaded_form(const struct plan *p, struct mat *m, struct err *e)
+{
+    const int source = p->source->type;
+    return mat_init(m, source == GGML_BF16 ? QT_BF16 : source == GGML_F16 ? QT_F16 : QT_F32, 32, 0, p->spec->rows, p->spec->cols, e);
+}
+
 static int load_matrix(struct job *j, struct calibration *c, const struct rows *rows, const struct plan *p, struct linear *to, struct err *e)
 {
-    int source = p->source->type, n_threads = pool_size(j->pool), rc = 0;
+    int n_threads = pool_size(j->pool), rc = 0;
     struct loader l = { .rows = rows };
-    if (mat_init(&l.m, source == GGML_BF16 ? QT_BF16 : source == GGML_F16 ? QT_F16 : QT_F32, 32, 0, p->spec->rows, p->spec->cols, e))
+    if (loaded_form(p, &l.m, e))
         return -1;
-    l.to = calibrate_alloc(c, l.m.size, e);
+    l.to = calibrate_alloc(c, kind_of(p), l.m.size, e);
     l.x = malloc((size_t)n_threads * (size_t)l.m.cols * sizeof *l.x);
     l.errors = calloc((size_t)n_threads, sizeof *l.errors);
     if (!l.to || !l.x || !l.errors)
@@ -157,7 +175,7 @@ static int load_weight(struct job *j, struct calibration *c, const struct plan *
     if (!s->is_vector) {
         rc = load_matrix(j, c, &rows, p, place.linear, e);
     } else {
-        float *x = calibrate_alloc(c, (size_t)s->rows * (size_t)s->cols * sizeof *x, e);
+        float *x = calibrate_alloc(c, kind_of(p), (size_t)s->rows * (size_t)s->cols * sizeof *x, e);
         rc = x ? rows_read(&rows, 0, s->rows, x, e) : -1;
         if (rc == 0 && place.norm && place.plain == &place.norm->w && j->config.norm == NORM_LAYER && s->cols == j->config.hidden_size)
             for (int64_t i = 0; i < s->cols; i++)
@@ -200,7 +218,7 @@ static int embed_rows(struct job *j, struct calibration *c, const int32_t *ids, 
     int rc = -1;
     if (mat_init(m, QT_F32, 32, 0, n, s->cols, e) || rows_open(&rows, j->source, p->source, &s->map, s->rows, s->cols, 0, e))
         return -1;
-    uint8_t *to = calibrate_alloc(c, m->size, e);
+    uint8_t *to = calibrate_alloc(c, HOLD_STATES, m->size, e);
     x = malloc((size_t)s->cols * sizeof *x);
     if (!to || !x || (p->make == MAKE_QUANT && qrow_init(&q, &p->m, e))) {
         if (to && !x)
@@ -248,12 +266,13 @@ static int begin(struct job *j, struct calibration *c, struct err *e)
     int n = c->n_windows * c->window_len, n_unique = 0, rc = -1;
     size_t floats = (size_t)n * (size_t)j->config.hidden_size;
     int32_t *unique = malloc((size_t)n * sizeof *unique);
-    c->x = malloc(floats * sizeof *c->x);
-    c->xq = j->effort == CONVERT_BEST ? malloc(floats * sizeof *c->xq) : NULL;
-    if (!unique || !c->x || (j->effort == CONVERT_BEST && !c->xq)) {
+    if (!unique) {
         err_nomem(e, "calibration");
         goto done;
     }
+    if (!(c->x = calibrate_hold(c, HOLD_STATES, floats * sizeof *c->x, "calibration", e)) ||
+        (j->effort == CONVERT_BEST && !(c->xq = calibrate_hold(c, HOLD_STATES, floats * sizeof *c->xq, "calibration", e))))
+        goto done;
     memcpy(unique, c->ids, (size_t)n * sizeof *unique);
     qsort(unique, (size_t)n, sizeof *unique, by_id);
     for (int i = 0; i < n; i++)
@@ -425,9 +444,10 @@ int calibrate_layer(struct job *j, struct calibration *c, int index, struct inpu
     size_t n_tokens = (size_t)c->n_windows * (size_t)c->window_len;
     int rc = w.moe ? remember_experts(j, index, e) : 0;
     if (rc == 0 && w.moe && !keep) {
-        own[INPUT_MLP] = (struct inputs){ big_alloc(n_tokens * (size_t)config->hidden_size * sizeof(float)), config->hidden_size, config->hidden_size };
+        own[INPUT_MLP] = (struct inputs){ .n = config->hidden_size, .ld = config->hidden_size };
+        own[INPUT_MLP].x = calibrate_hold(c, HOLD_STATES, n_tokens * (size_t)config->hidden_size * sizeof(float), "calibration of experts", e);
         w.keep = own;
-        rc = own[INPUT_MLP].x ? 0 : err_nomem(e, "calibration of experts");
+        rc = own[INPUT_MLP].x ? 0 : -1;
     }
     for (int i = 0; i < N_INPUTS && rc == 0; i++) {
         if (i == INPUT_MLP && config->block == BLOCK_PARALLEL && !keep)
@@ -503,9 +523,9 @@ int calibrate_head(struct job *j, struct calibration *c, struct err *e)
 int calibrate_run(struct job *j, struct calibration *c, struct err *e)
 {
     size_t bytes = (size_t)c->n_windows * (size_t)c->window_len * (size_t)j->config.hidden_size * sizeof *c->x;
-    float *first = malloc(bytes);           /* what the quantization begins with, layer by layer */
+    float *first = calibrate_hold(c, HOLD_STATES, bytes, "calibration", e);     /* what the quantization begins with, layer by layer */
     if (!first)
-        return err_nomem(e, "calibration");
+        return -1;
     memcpy(first, c->x, bytes);
     int rc = 0;
     for (int i = 0; i < j->config.n_layers && rc == 0; i++) {
@@ -520,7 +540,7 @@ int calibrate_run(struct job *j, struct calibration *c, struct err *e)
     if (rc == 0)
         rc = calibrate_head(j, c, e);
     memcpy(c->x, first, bytes);
-    free(first);
+    big_free(first);
     return rc;
 }
 
@@ -534,35 +554,89 @@ static int widest(const struct config *c, int input)
     return most;
 }
 
-/* What calibration will hold at most, so that nobody is surprised. */
-static uint64_t memory_needed(const struct job *j, const struct calibration *c)
+/* Of the matrices of a layer besides experts and of one expert, as loaded and as the new file will have them. */
+static void count_weights(const struct job *j, uint64_t held[N_HOLDS])
+{
+    uint64_t loaded = 0, rounded = 0, expert = 0;
+    for (int i = 0; i < j->n_plans; i++) {
+        const struct plan *p = &j->plans[i];
+        const struct weight_spec *s = p->spec, *before = i ? j->plans[i - 1].spec : s;
+        const uint64_t n = (uint64_t)s->rows * (uint64_t)s->cols, most = j->report->type.kind == CONVERT_MIXED ? n * 5 / 4 : 0;     /* int8 at most */
+        const uint64_t result = most > p->m.size ? most : p->m.size;
+        struct mat m = { .size = n * sizeof(float) };
+        if (s->layer < 0)
+            continue;
+        if (!s->is_vector && loaded_form(p, &m, NULL))
+            continue;                           /* loading it will say why */
+        if (s->layer != before->layer)
+            loaded = rounded = 0;
+        if (s->layer != before->layer || s->expert != before->expert)
+            expert = 0;
+        if (s->expert >= 0) {
+            expert += m.size + result;
+        } else {
+            loaded += m.size;
+            rounded += result;
+        }
+        held[HOLD_EXPERT] = expert > held[HOLD_EXPERT] ? expert : held[HOLD_EXPERT];
+        held[HOLD_WEIGHTS] = loaded > held[HOLD_WEIGHTS] ? loaded : held[HOLD_WEIGHTS];
+        held[HOLD_ROUNDED] = rounded > held[HOLD_ROUNDED] ? rounded : held[HOLD_ROUNDED];
+    }
+}
+
+static int has_experts(const struct config *f)
+{
+    for (int i = 0; i < f->n_layers; i++)
+        if (f->ff[i] == FF_MOE)
+            return 1;
+    return 0;
+}
+
+/* What calibration will hold at most: kinds that may go into a file, and the rest, which are buffers of a window of text and of each thread. */
+static uint64_t count(const struct job *j, const struct calibration *c, uint64_t held[N_HOLDS])
 {
     const struct config *f = &j->config;
-    uint64_t tokens = (uint64_t)c->n_windows * (uint64_t)c->window_len, layer = 0, one = 0, most = 0, width = 0, rows = 0;
-    for (int i = 0; i < j->n_plans; i++) {
-        const struct weight_spec *s = j->plans[i].spec;
-        const int source = j->plans[i].source->type;
-        if (s->layer < 0 || (s->expert > 0 && s->layer >= 0))
-            continue;
-        one = i && s->layer != j->plans[i - 1].spec->layer ? 0 : one;
-        one += (uint64_t)s->rows * (uint64_t)s->cols * (source == GGML_BF16 || source == GGML_F16 ? 2 : 4);
-        layer = one > layer ? one : layer;
-        rows = s->role == ROLE_IN && (uint64_t)s->rows > rows ? (uint64_t)s->rows : rows;
-    }
+    const int best = j->effort == CONVERT_BEST, moe = has_experts(f);
+    const uint64_t tokens = (uint64_t)c->n_windows * (uint64_t)c->window_len, hidden = (uint64_t)f->hidden_size, window = (uint64_t)c->window_len;
+    const uint64_t entry = moe ? (uint64_t)linalg_pad(f->hidden_size) : 0, expert = moe ? entry + (uint64_t)linalg_pad(f->moe.intermediate_size) : 0;
+    uint64_t most = 0, width = 0;
     for (int i = 0; i < N_INPUTS; i++) {
-        uint64_t n = (uint64_t)linalg_pad(widest(f, i));
+        const uint64_t n = (uint64_t)linalg_pad(widest(f, i));
         most = n > most ? n : most;
         width += n;
     }
-    uint64_t window = (uint64_t)c->window_len * (2 * (uint64_t)f->hidden_size + 2 * most + (uint64_t)f->n_heads * (uint64_t)f->head_dim * 3 + 3 * rows) * 4;
-    for (int i = 0; i < f->n_layers; i++)
-        if (f->ff[i] == FF_MOE) {               /* what enters the experts is kept, with their choice for each token */
-            window += tokens * ((uint64_t)linalg_pad(f->hidden_size) + 4 * (uint64_t)f->moe.top_k) * 4 + (uint64_t)c->window_len * (uint64_t)f->hidden_size * 4;
-            break;
+    most = moe && (uint64_t)linalg_pad(f->moe.intermediate_size) > most ? (uint64_t)linalg_pad(f->moe.intermediate_size) : most;
+    count_weights(j, held);
+    held[HOLD_H] = held[HOLD_LINV] = held[HOLD_C] = best ? most * most * sizeof(float) : 0;
+    /* the stream (behind quantized layers too; mixed: and its beginning), and with it either the embeddings, or all inputs of a layer and what enters its
+     * experts, or that and what one expert reads */
+    const uint64_t stream = tokens * hidden * (uint64_t)(1 + best + (j->report->type.kind == CONVERT_MIXED)), inputs = tokens * (width + (best ? entry : 0));
+    const uint64_t one = tokens * entry + (tokens + OTHER_TOKENS) * expert, embeddings = tokens * 2 * hidden;
+    const uint64_t beside = inputs > one ? inputs : one;
+    held[HOLD_STATES] = (stream + (beside > embeddings ? beside : embeddings)) * sizeof(float);
+
+    const uint64_t rounded_inputs = window * (2 * most + 4 * hidden) * 2, choice = moe ? tokens * (uint64_t)f->moe.top_k * 16 : 0;
+    const uint64_t thread = gptq_scratch(&(struct gptq){ .N = (int)most }) + 2 * TILE_ROWS * most * sizeof(float) + 8 * most;
+    const uint64_t feedback = best ? window * (4 * most + 2 * hidden) * sizeof(float) : most * GOOD_RANK * 24 + tokens * GOOD_RANK * sizeof(float);
+    const uint64_t found = (uint64_t)f->n_layers * width * 2 * sizeof(float) + (moe ? (uint64_t)f->moe.n_experts * (expert + hidden) * sizeof(float) : 0);
+    return cpu_layers_memory(c->run) + rounded_inputs + choice + found + feedback + thread * (uint64_t)pool_size(j->pool);
+}
+
+/* What goes into files; how much there is of what, so that nobody is surprised. */
+static void place_kinds(struct job *j, struct calibration *c)
+{
+    uint64_t held[N_HOLDS] = { 0 }, in_memory = count(j, c, held), in_files = 0;
+    const uint64_t limit = j->o->calibration_memory ? j->o->calibration_memory : has_experts(&j->config) ? CONVERT_MOE_MEMORY : UINT64_MAX;
+    for (int i = HOLD_EXPERT + 1; i < N_HOLDS; i++) {
+        if (held[i] <= limit && in_memory <= limit - held[i]) {
+            in_memory += held[i];
+        } else {
+            in_files += held[i];
+            c->in_file |= 1u << i;
         }
-    if (j->effort != CONVERT_BEST)
-        return layer + tokens * ((uint64_t)f->hidden_size + width + GOOD_RANK) * 4 + window + most * GOOD_RANK * 24;
-    return 2 * layer + 2 * tokens * (uint64_t)f->hidden_size * 4 + window + tokens * width * 4 + 3 * most * most * 4;
+    }
+    j->report->private_bytes = in_memory + held[HOLD_EXPERT];
+    j->report->scratch_bytes = in_files;
 }
 
 int calibrate_open(struct job *j, struct calibration **out, struct err *e)
@@ -572,6 +646,7 @@ int calibrate_open(struct job *j, struct calibration **out, struct err *e)
     if (!c)
         return err_nomem(e, "calibration");
     c->ops = linalg_pick();
+    c->output = j->o->output;
     c->m.config = c->q.config = j->config;
     c->m.layers = calloc((size_t)j->config.n_layers, sizeof *c->m.layers);
     c->q.layers = calloc((size_t)j->config.n_layers, sizeof *c->q.layers);
@@ -583,13 +658,18 @@ int calibrate_open(struct job *j, struct calibration **out, struct err *e)
         return -1;
     if (choose_windows(j, c, e))
         return -1;
-    j->report->private_bytes = memory_needed(j, c);
+    c->run = cpu_layers_open(&j->config, 1, c->window_len, j->o->n_threads, j->o->kernels, e);
+    if (!c->run)
+        return -1;
+    place_kinds(j, c);
     if (j->o->before && j->o->before(j->o->before_user, j->report, e))
         return -1;
-    if (j->report->private_bytes > 256u << 20)
+    if (j->report->scratch_bytes)
+        job_note(j, "calibration will take up to %" PRIu64 " MB of memory, and %" PRIu64 " MB of the disk beside %s", j->report->private_bytes / 1000000,
+                 j->report->scratch_bytes / 1000000, j->o->output);
+    else if (j->report->private_bytes > 256u << 20)
         job_note(j, "calibration will take up to %" PRIu64 " MB of memory", j->report->private_bytes / 1000000);
-    c->run = cpu_layers_open(&j->config, 1, c->window_len, j->o->n_threads, j->o->kernels, e);
-    return c->run ? begin(j, c, e) : -1;
+    return begin(j, c, e);
 }
 
 void calibrate_close(struct calibration *c)
@@ -605,7 +685,7 @@ void calibrate_close(struct calibration *c)
     free(c->m.layers);
     free(c->q.layers);
     free(c->ids);
-    free(c->x);
-    free(c->xq);
+    big_free(c->x);
+    big_free(c->xq);
     free(c);
 }

@@ -1,4 +1,6 @@
-/* calibrate.h - running the model on text while it is converted, one layer in memory at a time. */
+/* calibrate.h - running the model on text while it is converted, one layer at a time, and of its experts one.
+ *
+ * What tokens have between layers, and the matrices of a layer and of error feedback, are in memory or, beyond a limit, in files without a name: see enum hold. */
 #ifndef ZSE_CONVERT_CALIBRATE_H
 #define ZSE_CONVERT_CALIBRATE_H
 
@@ -6,12 +8,28 @@
 #include "libcommon/convert/linalg.h"
 #include "libcommon/engine/cpu.h"
 
+/* What lies in memory and what in a file (big.h) if there is a limit: those used most go into memory first.  One expert's always do. */
+enum hold {
+    HOLD_EXPERT,                /* matrices of one expert */
+    HOLD_H, HOLD_LINV,          /* of error feedback, see gptq.h */
+    HOLD_WEIGHTS,               /* the layer's other matrices as the source has them */
+    HOLD_ROUNDED,               /* and as the new file will */
+    HOLD_C,                     /* of error feedback */
+    HOLD_STATES,                /* what all tokens have somewhere */
+    N_HOLDS
+};
+
 /* The inputs of one kind of a layer for all tokens, [n_tokens][ld], columns beyond n zero. */
 struct inputs { float *x; int n, ld; };
+
+/* An expert is quantized on the tokens that go there and so many others. */
+enum { OTHER_TOKENS = 64 };
 
 struct calibration {
     struct cpu_layers *run;
     const struct linalg_ops *ops;
+    const char *output;         /* borrowed; files lie beside it */
+    unsigned in_file;           /* 1 << enum hold */
     int n_windows, window_len;
     int32_t *ids;               /* [n_windows * window_len], numbered within `embed` */
     float *x;                   /* what enters the next layer in the float model, [n_tokens, hidden_size] */
@@ -30,8 +48,10 @@ int calibrate_load(struct job *j, struct calibration *c, int index, struct err *
 void calibrate_unload(struct calibration *c);
 /* Forget what experts read. */
 void calibrate_end_experts(struct calibration *c);
-/* Memory that lives until calibrate_unload, 64-byte aligned. */
-void *calibrate_alloc(struct calibration *c, size_t size, struct err *e);
+/* Memory of its kind, zero, to be freed with big_free; what: for the error. */
+void *calibrate_hold(const struct calibration *c, enum hold kind, size_t size, const char *what, struct err *e);
+/* The same that lives until calibrate_unload. */
+void *calibrate_alloc(struct calibration *c, enum hold kind, size_t size, struct err *e);
 
 /* Run layer `index` of c->m over c->x in place: strengths of its inputs into the job, the choice of experts into c, and, if keep is not NULL, the inputs themselves. */
 int calibrate_layer(struct job *j, struct calibration *c, int index, struct inputs keep[N_INPUTS], struct err *e);

@@ -113,9 +113,9 @@ static int check_options(const struct convert_options *o, struct err *e)
     const struct qtype_info *t = o->type.kind == CONVERT_TYPE ? qtype_info(o->type.qtype) : NULL;
     unsigned sizes = t && !t->is_float ? t->group_sizes : 0;
     if ((sizes & (sizes - 1)) == 0)
-        return err_set(e, ERR_UNSUPPORTED, "a group size can be chosen for int4 and int8, not for %s", plan_type_name(o->type));
+        return err_set(e, ERR_UNSUPPORTED, "a group size can be chosen for int4, int8 and t2, not for %s", plan_type_name(o->type));
     if (o->group_size == -1 ? t->type != QT_I8 : o->group_size < 1 || (o->group_size & (o->group_size - 1)) || !((unsigned)o->group_size & sizes))
-        return err_set(e, ERR_UNSUPPORTED, "%s has groups of 32, 64 or 128%s", plan_type_name(o->type), t->type == QT_I8 ? " (or one scale a row)" : "");
+        return err_set(e, ERR_UNSUPPORTED, "%s has groups of 32, 64%s", plan_type_name(o->type), t->type == QT_I8 ? " or 128 (or one scale a row)" : sizes & 256 ? ", 128 or 256" : " or 128");
     return 0;
 }
 

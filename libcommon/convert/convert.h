@@ -42,6 +42,7 @@ enum convert_part { PART_ATTENTION, PART_MLP, PART_EMBEDDINGS, PART_LM_HEAD, PAR
 int convert_part_find(const char *name, size_t size);
 const char *convert_part_name(enum convert_part part);
 
+enum { CONVERT_MOE_MEMORY = 200 * 1000 * 1000 };     /* with the rest of a conversion 300 MB */
 struct convert_report;
 struct source_options;
 struct convert_options {
@@ -58,6 +59,8 @@ struct convert_options {
     enum ternary_fit ternary;           /* how weights that were not trained to be ternary become it; all but TERNARY_FIT without a model run */
     enum convert_effort effort;
     const char *calibration;            /* a text file; NULL: the built-in text */
+    uint64_t calibration_memory;        /* calibration holds so much in memory at most, besides one expert, and the rest in files without a name beside the output;
+                                           0: CONVERT_MOE_MEMORY for a mixture of experts, else no limit.  What a thread needs stays in memory in any case */
     int n_threads;                      /* 0: all processors */
     const char *kernels;                /* NULL: the fastest this machine runs */
     int overwrite;                      /* replace an existing output */
@@ -94,7 +97,7 @@ struct convert_report {
     uint64_t bytes_in, weight_bytes, file_bytes;        /* source tensors; our tensors; the file */
     uint64_t n_params;
     int n_calibration_tokens;
-    uint64_t private_bytes;             /* most memory that calibration takes, known beforehand */
+    uint64_t private_bytes, scratch_bytes;      /* most memory that calibration takes, and most of the disk beside the output; known beforehand */
     double seconds, calibration_seconds;
     int n_inexact;                      /* with CONVERT_KEEP: tensors whose grid no type holds */
     int n_requantized;                  /* tensors already quantized in the source and rounded again */

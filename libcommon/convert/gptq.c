@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "libcommon/convert/big.h"
 #include "libcommon/quant/half.h"
 
 /* The code of a level, levels in rising order. */
@@ -64,14 +65,13 @@ static void permute_row(void *arg, int i, int thread)
     memset(s->out + (size_t)i * N + i + 1, 0, (N - (size_t)i - 1) * sizeof *s->out);
 }
 
-int gptq_init(struct gptq *g, const struct linalg_ops *o, struct pool *p, int n, float *h, float *c, struct err *e)
+int gptq_init(struct gptq *g, const struct linalg_ops *o, struct pool *p, int n, float *h, float *linv, float *c, struct err *e)
 {
     int N = linalg_pad(n), rc = -1;
-    *g = (struct gptq){ .n = n, .N = N, .h = h, .c = c, .correction = 0.5f, .sweeps = 4 };
+    *g = (struct gptq){ .n = n, .N = N, .h = h, .linv = linv, .c = c, .correction = 0.5f, .sweeps = 4 };
     struct key *keys = malloc((size_t)N * sizeof *keys);
     g->order = malloc((size_t)N * sizeof *g->order);
-    g->linv = malloc((size_t)N * (size_t)N * sizeof *g->linv);
-    if (!keys || !g->order || !g->linv) {
+    if (!keys || !g->order) {
         err_nomem(e, "the matrices of error feedback");
         goto done;
     }
@@ -113,9 +113,9 @@ done:
 
 void gptq_release(struct gptq *g)
 {
-    free(g->h);
-    free(g->c);
-    free(g->linv);
+    big_free(g->h);
+    big_free(g->c);
+    big_free(g->linv);
     free(g->order);
     free(g->diag);
     free(g->u);

@@ -34,9 +34,9 @@ struct gptq {
     float *u, *p;               /* [n][rank] U; what of the errors left so far a column makes up for */
 };
 
-/* Takes h (lower triangle of X~'X~, any scale) and c (NULL: none), both malloc'd, N x N, owned from then on, also on failure.
+/* Takes h (lower triangle of X~'X~, any scale), linv (room) and c (NULL: none), all of big.h, N x N, owned from then on, also on failure.
  * Damping starts at 1 % and is raised tenfold while the factorization fails (seen in g->damping); fails beyond 1000 %. */
-int gptq_init(struct gptq *g, const struct linalg_ops *o, struct pool *p, int n, float *h, float *c, struct err *e);
+int gptq_init(struct gptq *g, const struct linalg_ops *o, struct pool *p, int n, float *h, float *linv, float *c, struct err *e);
 /* The same with rank directions (a multiple of 32) of the inputs x [n_tokens, ldx] instead of all: see gptq_low.c.  x is only read. */
 int gptq_init_low(struct gptq *g, const struct linalg_ops *o, struct pool *p, int n, const float *x, size_t ldx, int n_tokens, int rank, struct err *e);
 void gptq_release(struct gptq *g);

@@ -184,7 +184,7 @@ static int set_keep(struct plan *p, struct err *e)
 static int set_bitnet(struct plan *p, enum qtype type, struct err *e)
 {
     p->make = !p->source->packed ? MAKE_ABSMEAN : p->exact >= 0 ? MAKE_COPY : MAKE_NEAR;
-    return set_ternary(p, type, 0, e);
+    return set_ternary(p, type, type == QT_T2 && p->spec->cols % 256 == 0 ? 256 : 0, e);        /* one scale for all: as few copies of it as go without padding */
 }
 
 static int matches(const struct convert_options *o, const struct plan *p)

@@ -51,6 +51,8 @@ int cpu_step_tokens(const struct config *c, int n_threads, int64_t max_len, cons
 struct cpu_layers;
 struct cpu_layers *cpu_layers_open(const struct config *c, int n_windows, int window_len, int n_threads, const char *kernels, struct err *e);
 void cpu_layers_close(struct cpu_layers *l);
+/* Bytes that it holds so far: rounded inputs come with the first run. */
+size_t cpu_layers_memory(const struct cpu_layers *l);
 /* x = block(x) with these weights, f32 activations if exact. tap may be NULL (its layer argument is `index`). */
 int cpu_layers_run(struct cpu_layers *l, int index, const struct layer *w, int exact, float *x, const struct cpu_tap *tap, struct err *e);
 /* The feed-forward part of a layer with experts, whose weights need be there one at a time only.  f32 activations.

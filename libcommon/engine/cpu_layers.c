@@ -70,6 +70,12 @@ void cpu_layers_close(struct cpu_layers *l)
     free(l);
 }
 
+size_t cpu_layers_memory(const struct cpu_layers *l)
+{
+    const size_t n_blocks = ((size_t)l->window_len + KV_BLOCK - 1) / KV_BLOCK;
+    return l->core.bytes + n_blocks * l->core.kv_stride + config_state_bytes(l->c);
+}
+
 static void begin_window(struct cpu_layers *l, struct step *s, struct batch_item *item, const int32_t *ids)
 {
     *item = (struct batch_item){ .tokens = ids ? ids : l->tokens, .n_tokens = l->window_len, .pos = 0, .table = l->table };

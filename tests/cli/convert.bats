@@ -75,6 +75,16 @@ P
   convert -o "$T/t2.zse" -q t2 --quality fast --tensors >"$T/out"
   grep -Eq '^layers.1.up_proj.weight +BF16 +t2' "$T/out"
   grep -Eq '^embed.weight +BF16 +m6' "$T/out"
+  # a matrix that was trained ternary has one scale: as few copies of it as the layout takes
+  zse-convert -n --synthetic BitNet-2B-4T -q t2 --quality fast --tensors --json >"$T/j"
+  [ "$(field tensors.2.type <"$T/j") $(field tensors.2.group_size <"$T/j")" = "t2 256" ]
+  convert -n -q t2 --quality fast --tensors --json >"$T/j"
+  [ "$(field tensors.2.type <"$T/j") $(field tensors.2.group_size <"$T/j")" = "t2 128" ]
+  convert -n -q t2 -g 256 --quality fast --tensors --json >"$T/j"
+  [ "$(field tensors.2.group_size <"$T/j")" = 256 ]
+  run convert -n -q int4 -g 256
+  [ "$status" = 1 ]
+  [[ "$output" == *"groups of 32, 64 or 128"* ]]
   convert -n -q ternary --quant embeddings=t2 --tensors >"$T/out"
   grep -Eq '^embed.weight +BF16 +t2' "$T/out"
   run convert -n -q nl4 --ternary sign
@@ -356,10 +366,10 @@ import array, json, os, struct, sys
 out, experts, h, width = sys.argv[1], 32, 256, 256
 os.mkdir(out)
 json.dump({"model_type": "qwen3_moe", "hidden_size": h, "intermediate_size": 512, "moe_intermediate_size": width, "num_hidden_layers": 1, "num_attention_heads": 4,
-           "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 64, "num_experts": experts, "num_experts_per_tok": 2, "norm_topk_prob": True,
-           "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 1e4, "tie_word_embeddings": False, "hidden_act": "silu"}, open(f"{out}/config.json", "w"))
+           "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 1024, "num_experts": experts, "num_experts_per_tok": 2, "norm_topk_prob": True,
+           "max_position_embeddings": 512, "rms_norm_eps": 1e-6, "rope_theta": 1e4, "tie_word_embeddings": False, "hidden_act": "silu"}, open(f"{out}/config.json", "w"))
 p = "model.layers.0."
-shapes = {"model.embed_tokens.weight": [64, h], "lm_head.weight": [64, h], "model.norm.weight": [h], p + "input_layernorm.weight": [h], p + "post_attention_layernorm.weight": [h],
+shapes = {"model.embed_tokens.weight": [1024, h], "lm_head.weight": [1024, h], "model.norm.weight": [h], p + "input_layernorm.weight": [h], p + "post_attention_layernorm.weight": [h],
           p + "self_attn.q_proj.weight": [128, h], p + "self_attn.k_proj.weight": [64, h], p + "self_attn.v_proj.weight": [64, h], p + "self_attn.o_proj.weight": [h, 128],
           p + "self_attn.q_norm.weight": [32], p + "self_attn.k_norm.weight": [32], p + "mlp.gate.weight": [experts, h]}
 for e in range(experts):
@@ -382,7 +392,29 @@ END
   run bash -c 'ulimit -d 500; exec zse-convert "$1" -o "$2" -q nl4 --quality fast --threads 1' - "$T/moe" "$T/less.zse"
   [ "$status" != 0 ]
   [ ! -e "$T/less.zse" ]
-  rm -r "$T/moe" "$T/moe.zse"
+  # best: with its own tables, 40 MB in memory, or most of them in files, where they leave no name; the same bytes
+  cp models/tiny/tokenizer*.json "$T/moe"
+  head -c 10000 LICENSE >"$T/text"
+  zse-convert "$T/moe" -o "$T/moe.zse" --quality best --calibration "$T/text" --threads 1 --json >"$T/json" 2>"$T/err"
+  [ ! -s "$T/err" ]
+  [ "$(field calibration_memory_bytes <"$T/json")" -gt 35000000 ]
+  [ "$(field calibration_file_bytes <"$T/json")" = 0 ]
+  mkdir "$T/few"
+  run bash -c 'ulimit -d 20000; exec zse-convert "$1" -o "$2" --quality best --calibration "$3" --threads 1' - "$T/moe" "$T/few/moe.zse" "$T/text"
+  [ "$status" = 1 ]
+  [[ "$output" == *"out of memory"* ]] || { echo "$output"; return 1; }
+  run --separate-stderr bash -c 'ulimit -d 20000; exec zse-convert "$1" -o "$2" --quality best --calibration "$3" --threads 1 --calibration-memory 1MB --json' - "$T/moe" "$T/few/moe.zse" "$T/text"
+  [ "$status" = 0 ] || { echo "$stderr"; return 1; }
+  local private file
+  private=$(field calibration_memory_bytes <<<"$output")
+  file=$(field calibration_file_bytes <<<"$output")
+  [ "$private" -lt 12000000 ]
+  [ "$stderr" = "zse-convert: calibration will take up to $((private / 1000000)) MB of memory, and $((file / 1000000)) MB of the disk beside $T/few/moe.zse" ]
+  [ "$(ls -A "$T/few")" = moe.zse ]
+  cmp "$T/moe.zse" "$T/few/moe.zse"
+  run -2 zse-convert "$T/moe" -o "$T/few/moe.zse" --quality fast --calibration-memory 1MB
+  [[ "$output" == *"--calibration-memory: --quality fast runs no text"* ]]
+  rm -r "$T/moe" "$T/moe.zse" "$T/few"
 }
 
 @test "experts and layers with a state: good is nearer to the model than fast, best than good" {

@@ -9,9 +9,11 @@
 #include <dirent.h>
 #include <errno.h>
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -279,6 +281,58 @@ static void threads(void **state)
                 fail_msg("%s, effort %d: other bytes with %d threads", runs[i].type, (int)runs[i].effort, n);
         }
     }
+}
+
+/* Whether its arrays lie in memory or in files: the same result, and nothing is left of the files. */
+static void in_files(void **state)
+{
+    (void)state;
+    static const struct { enum convert_effort effort; const char *type, *folder; } runs[] = {
+        { CONVERT_BEST, "nl4", "hf/deepseek_v3" }, { CONVERT_GOOD, "nl4", "hf/deepseek_v3" },     /* latent attention, experts and a shared one */
+        { CONVERT_BEST, "ternary", NULL },         { CONVERT_GOOD, "mixed", NULL },
+    };
+    char folder[128];
+    snprintf(folder, sizeof folder, "%s/files", dir);
+    mkdir(folder, 0755);
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i += getenv("ZSE_SANITIZED") ? 2 : 1) {
+        if (runs[i].folder && access(oracle(runs[i].folder), F_OK) != 0) {
+            print_message("# not %s: no oracles\n", runs[i].folder);
+            continue;
+        }
+        struct convert_options o = options(runs[i].folder ? oracle(runs[i].folder) : tiny, at("one.zse"), runs[i].type, runs[i].effort);
+        struct convert_report whole, files;
+        o.calibration = at("text");
+        o.target_bytes = o.type.kind == CONVERT_MIXED ? 900000 : 0;
+        must(&o, &whole);
+        assert_int_equal(whole.scratch_bytes, 0);
+        o.output = at("files/m.zse");
+        o.calibration_memory = 1;
+        must(&o, &files);
+        assert_int_equal(files.private_bytes + files.scratch_bytes, whole.private_bytes);
+        assert_true(files.scratch_bytes > 500000);
+        if (!same_content(at("one.zse"), at("files/m.zse")))
+            fail_msg("%s, effort %d, %s: other bytes with arrays in files", runs[i].type, (int)runs[i].effort, runs[i].folder ? runs[i].folder : tiny);
+        int n = 0;
+        DIR *d = opendir(folder);
+        for (struct dirent *entry; (entry = readdir(d));)
+            n += strcmp(entry->d_name, ".") && strcmp(entry->d_name, "..");
+        closedir(d);
+        assert_int_equal(n, 1);
+        convert_report_release(&whole);
+        convert_report_release(&files);
+    }
+    /* a disk without room for them says so before anything is written */
+    struct convert_options o = options(tiny, at("files/no.zse"), "nl4", CONVERT_GOOD);
+    struct rlimit old;
+    o.calibration = at("text");
+    o.calibration_memory = 1;
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
+    void (*handler)(int) = signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &(struct rlimit){ 100000, old.rlim_max }), 0);
+    must_fail(&o, "files/no.zse: a temporary file of ");
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
+    signal(SIGXFSZ, handler);
+    assert_int_equal(access(o.output, F_OK), -1);
 }
 
 /* ---- channel scaling leaves the function as it was ---- */
@@ -671,7 +725,7 @@ static void cancelled(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_type), cmocka_unit_test(kept_exactly), cmocka_unit_test(kept_nearly), cmocka_unit_test(threads),
+        cmocka_unit_test(every_type), cmocka_unit_test(kept_exactly), cmocka_unit_test(kept_nearly), cmocka_unit_test(threads), cmocka_unit_test(in_files),
         cmocka_unit_test(channel_scaling), cmocka_unit_test(target_sizes), cmocka_unit_test(parts_and_globs), cmocka_unit_test(bad_numbers),
         cmocka_unit_test(bad_targets), cmocka_unit_test(cancelled),
     };

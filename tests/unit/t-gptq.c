@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "libcommon/base/rng.h"
+#include "libcommon/convert/big.h"
 #include "libcommon/convert/gptq.h"
 
 static double gauss(struct rng *r)
@@ -35,6 +36,9 @@ static void make_inputs(float *x, int t, int n, int N, uint64_t seed)
 }
 
 static void *room(size_t floats) { void *p = aligned_alloc(64, (floats * 4 + 63) / 64 * 64); assert_non_null(p); return p; }
+
+/* What gptq_init takes. */
+static float *square(int N) { float *p = big_alloc((size_t)N * (size_t)N * 4); assert_non_null(p); return p; }
 
 static const int sizes[] = { 1, 31, 32, 33, 100, 160, 257 };
 
@@ -274,13 +278,13 @@ static void feedback(void **state)
         struct qrow q;
         struct grid grid;
         struct gptq g;
-        float *h = calloc((size_t)N * (size_t)N, 4), *plain = calloc((size_t)N * (size_t)N, 4);
+        float *h = square(N), *plain = calloc((size_t)N * (size_t)N, 4);
         assert_int_equal(mat_init(&m, types[i], types[i] == QT_NF4 ? 64 : 32, 64, ROWS, COLS, NULL), 0);
         assert_int_equal(qrow_init(&q, &m, NULL), 0);
         linalg_gram(linalg_pick(), p, h, N, px, T);
         memcpy(plain, h, (size_t)N * (size_t)N * 4);
         linalg_mirror(p, plain, N);
-        assert_int_equal(gptq_init(&g, linalg_pick(), p, COLS, h, NULL, NULL), 0);
+        assert_int_equal(gptq_init(&g, linalg_pick(), p, COLS, h, square(N), NULL, NULL), 0);
         assert_true(g.damping == 0.01);
         assert_int_equal(grid_of(&m, &grid), 0);
         uint8_t *out = room(m.size / 4), *rounded = room(m.size / 4);
@@ -339,7 +343,7 @@ static void correction(void **state)
     int N = COLS;
     struct pool *p = pool_open(1, NULL);
     float *x = room((size_t)T * COLS), *bad = room((size_t)T * COLS), *diff = room((size_t)T * COLS), *px = room((size_t)T * COLS), *pd = room((size_t)T * COLS);
-    float *h = calloc(COLS * COLS, 4), *c = calloc(COLS * COLS, 4), w[32 * COLS], before[32 * COLS], want[32 * COLS], plain[COLS * COLS];
+    float *h = square(COLS), *c = square(COLS), w[32 * COLS], before[32 * COLS], want[32 * COLS], plain[COLS * COLS];
     struct rng r = { 11 };
     make_inputs(x, T, COLS, N, 10);
     for (int i = 0; i < T * COLS; i++) {
@@ -362,7 +366,7 @@ static void correction(void **state)
     struct qrow q;
     assert_int_equal(mat_init(&m, QT_I8, 32, 32, 32, COLS, NULL), 0);
     assert_int_equal(qrow_init(&q, &m, NULL), 0);
-    assert_int_equal(gptq_init(&g, linalg_pick(), p, COLS, h, c, NULL), 0);
+    assert_int_equal(gptq_init(&g, linalg_pick(), p, COLS, h, square(COLS), c, NULL), 0);
     grid_of(&m, &grid);
     uint8_t *out = room(m.size / 4);
     void *scratch = room(gptq_scratch(&g) / 4 + 1);
@@ -387,20 +391,20 @@ static void degenerate(void **state)
     struct pool *p = pool_open(1, NULL);
     struct gptq g;
     struct err e;
-    float *h = calloc(64 * 64, 4);
-    assert_int_equal(gptq_init(&g, linalg_pick(), p, 50, h, NULL, &e), 0);      /* all zero */
+    float *h = square(64);
+    assert_int_equal(gptq_init(&g, linalg_pick(), p, 50, h, square(64), NULL, &e), 0);      /* all zero */
     gptq_release(&g);
-    h = calloc(64 * 64, 4);
+    h = square(64);
     for (int i = 0; i < 50; i++)
         for (int k = 0; k <= i; k++)
             h[i * 64 + k] = 1e6f;                                               /* rank one */
-    assert_int_equal(gptq_init(&g, linalg_pick(), p, 50, h, NULL, &e), 0);
+    assert_int_equal(gptq_init(&g, linalg_pick(), p, 50, h, square(64), NULL, &e), 0);
     gptq_release(&g);
-    h = calloc(64 * 64, 4);
+    h = square(64);
     for (int i = 0; i < 50; i++)
         for (int k = 0; k <= i; k++)
             h[i * 64 + k] = i == k ? 1 : 1e5f;                                  /* no covariance at all */
-    assert_int_equal(gptq_init(&g, linalg_pick(), p, 50, h, NULL, &e), -1);
+    assert_int_equal(gptq_init(&g, linalg_pick(), p, 50, h, square(64), NULL, &e), -1);
     assert_non_null(strstr(e.msg, "positive definite"));
     pool_close(p);
 }

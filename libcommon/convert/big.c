@@ -1,0 +1,47 @@
+#include "libcommon/convert/big.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Named as what file.h's atomic_open() sweeps up, should the process die between its making and its unlinking. */
+static int open_unnamed(const char *beside, struct err *e)
+{
+    const char *slash = strrchr(beside, '/');
+    const int folder = slash ? (int)(slash - beside + 1) : 0;
+    char *path;
+    if (asprintf(&path, "%.*s.%s.zse-XXXXXX", folder, beside, beside + folder) < 0)
+        return err_nomem(e, beside);
+    const int fd = mkostemp(path, O_CLOEXEC);
+    if (fd < 0)
+        err_sys(e, "%s", path);
+    else
+        unlink(path);
+    free(path);
+    return fd;
+}
+
+void *big_file(const char *beside, size_t size, struct err *e)
+{
+    const size_t all = size + BIG_HEAD;
+    int fd, rc = EFBIG;
+    void *p = MAP_FAILED;
+    if ((fd = open_unnamed(beside, e)) < 0)
+        return NULL;
+    if (all > size && (off_t)all > 0)
+        while ((rc = posix_fallocate(fd, 0, (off_t)all)) == EINTR)      /* a full disk says so now, not by SIGBUS later */
+            ;
+    if (rc == 0 && (p = mmap(NULL, all, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)) == MAP_FAILED)
+        rc = errno;
+    close(fd);
+    if (rc) {
+        errno = rc;
+        err_sys(e, "%s: a temporary file of %zu bytes beside it", beside, all);
+        return NULL;
+    }
+    *(size_t *)p = all;
+    return (char *)p + BIG_HEAD;
+}
