@@ -13,7 +13,7 @@ enum bench_api { BENCH_CHAT, BENCH_COMPLETIONS, BENCH_TOKENS };
 
 struct bench_options {
     struct run_options run;
-    int prompt, generate, batch, repeats, warmup, json;
+    int prompt, generate, batch, repeats, warmup, json, autotune;
     int window, windows;                /* windows 0: all that the text fills */
     const char *ids, *output, *ref;
     const char *file;                   /* limits */

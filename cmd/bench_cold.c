@@ -273,6 +273,12 @@ static int measure(struct cold *c, int state, struct err *e)
         ours[n++] = "--gpu-layers", ours[n++] = c->layers;
     if (o->run.strict)
         ours[n++] = "--strict";
+    if (o->run.act_int8)
+        ours[n++] = "--act", ours[n++] = "int8";
+    if (o->run.no_graphs)
+        ours[n++] = "--cuda-graphs", ours[n++] = "off";
+    if (o->run.cache_given)
+        ours[n++] = "--cache-weights", ours[n++] = run_cache_name(o->run.cache_weights);
     const char *peer[] = { o->peer, "-m", o->peer_model, "-p", c->prompt, "-n", "1", "--temp", "0", "--ignore-eos", "-t", c->threads, "-c", c->context, "-no-cnv",
                            "--no-display-prompt", "--simple-io", NULL };
     struct starts ignored = { 0 };

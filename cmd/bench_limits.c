@@ -17,7 +17,8 @@ static void count_linear(struct share *s, const struct linear *l, const struct r
 {
     if (!l->w.data)
         return;
-    const double op = 2.0 * l->w.rows * l->w.cols;
+    const int twice = r->gpu && r->act_int8 && l->w.type == QT_I8R;     /* integer mma's, beside the f16 ones whose peak is measured */
+    const double op = 2.0 * l->w.rows * l->w.cols / (twice ? 2 : 1);
     if (!is_head)
         *(l->w.act_group && !r->exact ? &s->int8_op : &s->f32_op) += op;
     s->weight_bytes += (double)l->w.size;

@@ -14,6 +14,7 @@
 #include "libcommon/base/clock.h"
 #include "libcommon/base/json.h"
 #include "libcommon/base/rng.h"
+#include "libcommon/engine/device_show.h"
 
 static const char prog[] = "zse-bench";
 
@@ -153,6 +154,9 @@ static int report(const struct bench_options *o, const struct opened_model *m, c
         printf("first token  after %.1f ms (%.1f to %.1f), model opened in %.1f ms\n", first.median * 1e3, first.min * 1e3, first.max * 1e3, o->load_s * 1e3);
         printf("memory       %s private, %s of it keys and values; file %s, mapped; peak resident %s\n", cli_bytes(a, s.private_bytes), cli_bytes(b, s.kv_bytes),
                cli_bytes(c, file), cli_bytes(d, (uint64_t)peak));
+        char line[DEVICE_LINE];
+        device_line(line, &s, m->model->config.n_layers);
+        printf("device       %s\n", line);
         if (s.device.name)
             printf("GPU memory   %s weights of %d layers, %s keys and values, %s workspace\n", cli_bytes(a, s.device.weights), s.device.n_layers, cli_bytes(b, s.device.kv),
                    cli_bytes(c, s.device.work));
@@ -184,9 +188,10 @@ static int report(const struct bench_options *o, const struct opened_model *m, c
     json_object_set_new(j, "share", shares);
     json_object_set_new(j, "limits", share.on_gpu ? share_gpu_json(&share.gpu) : share_limits_json(&share.l));
     if (s.device.name)
-        json_object_set_new(j, "gpu", json_pack("{s:s, s:i, s:I, s:I, s:I, s:I, s:I}", "name", s.device.name, "layers", s.device.n_layers, "weight_bytes",
+        json_object_set_new(j, "gpu", json_pack("{s:s, s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:s?, s:o}", "name", s.device.name, "layers", s.device.n_layers, "weight_bytes",
                                                 (json_int_t)s.device.weights, "kv_bytes", (json_int_t)s.device.kv, "workspace_bytes", (json_int_t)s.device.work,
-                                                "reserve_bytes", (json_int_t)s.device.reserve, "total_memory_bytes", (json_int_t)s.device.total));
+                                                "reserve_bytes", (json_int_t)s.device.reserve, "total_memory_bytes", (json_int_t)s.device.total,
+                                                "cached_bytes", (json_int_t)s.device.cached, "cache_weights_off", s.device.cache_off, "cuda_graphs", device_graphs_json(&s.device.graphs)));
     cli_json(j);
     json_decref(j);
     return 0;

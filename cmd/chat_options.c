@@ -181,7 +181,7 @@ static int check_url(struct chat_options *o)
     const struct run_options *r = &o->run;
     const struct { int given; const char *name; } not_sent[] = {
         { r->type != NULL, "--quantize" }, { r->mode.given, "--mode" }, { r->verbose, "--verbose" }, { r->threads, "--threads" }, { r->ctx, "--ctx" }, { r->kv_given, "--kv" }, { r->kernels != NULL, "--kernels" },
-        { r->device != NULL, "--device" }, { r->gpu_layers_given, "--gpu-layers" }, { r->strict, "--strict" },
+        { r->device != NULL, "--device" }, { r->gpu_layers_given, "--gpu-layers" }, { r->strict, "--strict" }, { r->graphs_given, "--cuda-graphs" }, { r->act_given, "--act" }, { r->cache_given, "--cache-weights" },
         { r->exact, "--exact" }, { r->max_memory != 0, "--max-memory" }, { o->template_file != NULL, "--template" }, { o->ids, "--ids" }, { o->plan, "--plan" }, { r->force, "--force" },
     };
     for (size_t i = 0; i < sizeof not_sent / sizeof *not_sent; i++)

@@ -14,6 +14,7 @@
 #include "cmd/cli.h"
 #include "libcommon/base/file.h"
 #include "libcommon/base/json.h"
+#include "libcommon/engine/device_show.h"
 
 static const char prog[] = "zse-chat";
 
@@ -247,7 +248,7 @@ static void print_stats(const struct talk *t)
 {
     struct engine_stats s;
     const struct request_stats *r = &t->last;
-    char kv[CLI_BYTES], private[CLI_BYTES], file[CLI_BYTES];
+    char kv[CLI_BYTES], private[CLI_BYTES], file[CLI_BYTES], line[DEVICE_LINE];
     int computed = r->n_prompt - r->n_cached;
     if (t->remote) {
         if (r->n_generated)
@@ -264,7 +265,8 @@ static void print_stats(const struct talk *t)
     }
     printf("context  %d of %d tokens\n", t->n_ids, context_len(t->m, &t->o->run));
     printf("memory   %s keys and values, %s private in all, %s weights\n", cli_bytes(kv, s.kv_bytes), cli_bytes(private, s.private_bytes), cli_bytes(file, t->m->model->weight_bytes));
-    printf("device   %s\n", s.backend);
+    device_line(line, &s, t->m->model->config.n_layers);
+    printf("device   %s\n", line);
 }
 
 /* 1: leave. */

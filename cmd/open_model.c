@@ -13,6 +13,7 @@
 #include "gpu/gpu.h"
 #include "libcommon/base/clock.h"
 #include "libcommon/convert/convert.h"
+#include "libcommon/engine/device_show.h"
 #include "libcommon/hw/machine.h"
 #include "libcommon/import/source.h"
 
@@ -58,6 +59,47 @@ static int parse_layers(const char *prog, const char *arg, struct run_options *r
     return 0;
 }
 
+static int parse_graphs(const char *prog, const char *arg, struct run_options *r)
+{
+    r->no_graphs = strcmp(arg, "off") == 0;
+    r->graphs_given = 1;
+    return r->no_graphs || strcmp(arg, "on") == 0 ? 0 : cli_wrong(prog, "--cuda-graphs: '%s', expected on or off", arg);
+}
+
+static int parse_act(const char *prog, const char *arg, struct run_options *r)
+{
+    r->act_int8 = strcmp(arg, "int8") == 0;
+    r->act_given = 1;
+    return r->act_int8 || strcmp(arg, "f16") == 0 ? 0 : cli_wrong(prog, "--act: '%s', expected f16 or int8", arg);
+}
+
+const char *run_cache_name(int cache_weights)
+{
+    static const char *const names[] = { [CACHE_WEIGHTS_OFF] = "off", [CACHE_WEIGHTS_AUTO] = "auto", [CACHE_WEIGHTS_ON] = "on" };
+    return names[cache_weights];
+}
+
+static int parse_cache(const char *prog, const char *arg, struct run_options *r)
+{
+    r->cache_given = 1;
+    for (int i = CACHE_WEIGHTS_OFF; i <= CACHE_WEIGHTS_ON; i++)
+        if (strcmp(arg, run_cache_name(i)) == 0) {
+            r->cache_weights = i;
+            return 0;
+        }
+    return cli_wrong(prog, "--cache-weights: '%s', expected auto, on or off", arg);
+}
+
+/* Where copies of weights as f16 would have no effect they are refused, but for auto. */
+static int check_cache(const char *prog, const struct run_options *r)
+{
+    if (r->cache_weights != CACHE_WEIGHTS_ON)
+        return 0;
+    if (r->exact || r->strict)
+        return cli_wrong(prog, "--cache-weights on: with %s nothing reads weights as f16", r->exact ? "--exact" : "--strict");
+    return r->gpu ? 0 : cli_wrong(prog, "--cache-weights on: the copies are a GPU's, and there is none (--device)");
+}
+
 static int parse_kv(const char *prog, const char *arg, struct run_options *r)
 {
     for (int type = 0; type < KV_TYPES; type++) {
@@ -95,6 +137,9 @@ int run_option(const char *prog, int c, const char *arg, struct run_options *r)
     case OPT_EXACT: r->exact = 1; return 0;
     case OPT_GPU_LAYERS: return parse_layers(prog, arg, r);
     case OPT_STRICT: r->strict = 1; return 0;
+    case OPT_GRAPHS: return parse_graphs(prog, arg, r);
+    case OPT_ACT: return parse_act(prog, arg, r);
+    case OPT_CACHE_WEIGHTS: return parse_cache(prog, arg, r);
     case OPT_FORCE: r->force = 1; return 0;
     case OPT_VERBOSE: r->verbose = 1; return 0;
     case OPT_RUN_MODE: return planned_mode_parse(prog, arg, &r->mode);
@@ -111,6 +156,8 @@ int run_options_check(const char *prog, struct run_options *r)
     const char *device = getenv("ZSE_DEVICE");
     if (r->exact && r->kv_given && r->kv != KV_F32)
         return cli_wrong(prog, "--exact stores keys and values as f32: --kv cannot say otherwise");
+    if (r->exact && r->act_given)
+        return cli_wrong(prog, "--exact keeps activations as f32: --act cannot say otherwise");
     if (r->mode.given && r->type)
         return cli_wrong(prog, "--mode chooses the type, and so does -q: one of them");
     if (!r->kv_given)
@@ -120,7 +167,11 @@ int run_options_check(const char *prog, struct run_options *r)
         return cli_wrong(prog, "--gpu-layers %d: there is no GPU to compute them (--device)", r->gpu_layers);
     if (r->gpu_layers_given && r->gpu_layers == 0)
         r->gpu = 0;
-    return rc;
+    if (rc == 0 && r->graphs_given && !r->no_graphs && !r->gpu)
+        return cli_wrong(prog, "--cuda-graphs on: there is no GPU whose steps they would be (--device)");
+    if (rc == 0 && r->act_int8 && !r->gpu)
+        return cli_wrong(prog, "--act int8: there is no GPU whose activations they would be (--device)");
+    return rc ? rc : check_cache(prog, r);
 }
 
 /* ---- models ---- */
@@ -377,7 +428,7 @@ struct engine_options run_engine_options(const struct run_options *r, int max_se
                                     .no_prefix_cache = r->no_prefix_cache, .max_weights = r->gpu ? 0 : (size_t)r->max_memory, .max_device = r->gpu ? (size_t)r->max_memory : 0,
                                     .max_tokens = r->gpu && !some ? GPU_STEP_TOKENS : 0, .backend = r->gpu ? &backend_gpu : NULL, .device = r->gpu_index,
                                     .device_layers = some ? r->gpu_layers : 0, .strict = r->strict, .debug_sync = env_on("ZSE_DEBUG_SYNC"),
-                                    .wgmma = env_on("ZSE_WGMMA"), .no_graphs = env_on("ZSE_NO_GRAPHS") };
+                                    .wgmma = env_on("ZSE_WGMMA"), .no_graphs = r->no_graphs, .act_int8 = r->act_int8, .cache_weights = r->cache_weights };
 }
 
 struct engine *open_engine(const struct opened_model *o, const struct run_options *r, int max_seqs, int max_len, int max_tokens, struct err *e)
@@ -390,5 +441,12 @@ struct engine *open_engine(const struct opened_model *o, const struct run_option
     struct engine *g = engine_open(o->model, o->tokenizer, &eo, e);
     if (g)
         preflight_compare(o->prog, o, r, &eo, g);
+    if (g && r->verbose) {
+        struct engine_stats s;
+        char line[DEVICE_LINE];
+        engine_stats(g, &s);
+        device_line(line, &s, o->model->config.n_layers);
+        cli_note(o->prog, "%s: %s", o->name, line);
+    }
     return g;
 }

@@ -32,14 +32,19 @@ struct run_options {
     int max_seqs; uint64_t kv_most; /* no options: with --mode, sequences and keys and values to be planned for; 0: one sequence */
     int gpu_layers, gpu_layers_given;       /* --gpu-layers: GPU_LAYERS_AUTO, or how many */
     int strict;                     /* --strict */
+    int no_graphs, graphs_given;    /* --cuda-graphs */
+    int act_int8, act_given;        /* --act */
+    int cache_weights, cache_given; /* --cache-weights: enum cache_weights */
     int gpu, gpu_index, gpu_auto;   /* what run_options_check made of it: on a GPU, which, and only because there is one */
 };
 enum { GPU_LAYERS_AUTO = -1 };
-enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, OPT_FORCE, OPT_MAX_MEMORY, OPT_RUN_MODE, OPT_VERBOSE, OPT_GPU_LAYERS, OPT_STRICT };
+enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, OPT_FORCE, OPT_MAX_MEMORY, OPT_RUN_MODE, OPT_VERBOSE, OPT_GPU_LAYERS, OPT_STRICT, OPT_GRAPHS, OPT_ACT, OPT_CACHE_WEIGHTS };
 #define RUN_LONG_OPTIONS \
     { "quantize", required_argument, NULL, 'q' }, { "mode", required_argument, NULL, OPT_RUN_MODE }, { "threads", required_argument, NULL, OPT_THREADS }, { "ctx", required_argument, NULL, OPT_CTX }, \
     { "kv", required_argument, NULL, OPT_KV }, { "kernels", required_argument, NULL, OPT_KERNELS }, { "device", required_argument, NULL, OPT_DEVICE }, \
     { "gpu-layers", required_argument, NULL, OPT_GPU_LAYERS }, { "strict", no_argument, NULL, OPT_STRICT }, \
+    { "cuda-graphs", required_argument, NULL, OPT_GRAPHS }, { "act", required_argument, NULL, OPT_ACT }, \
+    { "cache-weights", required_argument, NULL, OPT_CACHE_WEIGHTS }, \
     { "exact", no_argument, NULL, OPT_EXACT }, { "force", no_argument, NULL, OPT_FORCE }, { "verbose", no_argument, NULL, OPT_VERBOSE }
 #define RUN_HELP \
     "  -q, --quantize TYPE        type for a GGUF file or folder: nl4, int4, int8, nf4, bf16 ... (default: keep)\n" \
@@ -53,6 +58,9 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, 
     "      --device DEVICE        where to compute: auto, cpu, cuda, cuda:N (default: auto)\n" \
     "      --gpu-layers N|auto    the last N layers on the GPU, the others on the processor; auto: as many as fit (default: all)\n" \
     "      --strict               no answer depends on chunks, reused prefixes or batches, on a GPU either (there it is slower)\n" \
+    "      --cuda-graphs on|off   a GPU's steps of decoding are recorded once and replayed: the same answers, fewer launches (default: on)\n" \
+    "      --act f16|int8         what a GPU rounds activations to before matrices of int8 with one scale a row (default: f16)\n" \
+    "      --cache-weights auto|on|off  keep a GPU's packed weights once more as f16, for long prompts: the same answers, more memory (default: off)\n" \
     "      --force                open a model although there is too little memory for it\n" \
     "      --verbose              say what memory is in use as the model opens, and how far that is from what was planned\n"
 /* Of programs with one model; zse-serve bounds all of its models together. */
@@ -60,6 +68,7 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, 
 #define MEMORY_HELP "      --max-memory SIZE      keep at most SIZE of the weights in memory, like 4GB; of a GPU's memory: take at most SIZE (default: all)\n"
 /* Take option c.  0 if it was one of these; 2 after a sentence on stderr; -1: it is somebody else's. */
 int run_option(const char *prog, int c, const char *arg, struct run_options *r);
+const char *run_cache_name(int cache_weights);          /* "off", "auto", "on" */
 /* After the last option: combinations, the device, $ZSE_DEVICE.  0, or the exit code after a sentence on stderr. */
 int run_options_check(const char *prog, struct run_options *r);
 

@@ -88,7 +88,7 @@ static int settle(const char *prog, const struct opened_model *o, const struct r
         cli_note(prog, "%s: the last %d of %d layers are the GPU's, more do not fit", o->name, p->most_layers, o->model->config.n_layers);
         return plan_device(o, eo, &bo, p, e);
     }
-    if (!r->gpu_auto || (rc < 0 && why.code != ERR_UNSUPPORTED)) {
+    if (!r->gpu_auto || r->act_int8 || (rc < 0 && why.code != ERR_UNSUPPORTED)) {       /* --act int8 is for a GPU alone */
         *e = why;
         return -1;
     }
@@ -109,6 +109,8 @@ uint64_t preflight_kv_room(const struct opened_model *o, const struct engine_opt
     struct err ignored;
     const struct config *c = &o->model->config;
     const size_t block = config_kv_bytes(c, eo->kv_type);
+    if (least.cache_weights == CACHE_WEIGHTS_AUTO)              /* it gets what keys and values leave */
+        least.cache_weights = CACHE_WEIGHTS_OFF;
     least.kv_bytes = block * (size_t)((eo->max_len + KV_BLOCK - 1) / KV_BLOCK);
     if (plan_device(o, &least, &bo, &p, &ignored) < 0 || p.needed + PAGES > p.limit)
         return 0;
@@ -224,16 +226,17 @@ static json_t *device_json(const struct opened_model *o, const struct gpu_plan *
                           gpu_kind, "estimated_vram_gb", (double)p->needed * 1e-9, "weight_bytes", (json_int_t)p->weights, "kv_bytes", (json_int_t)p->kv, "workspace_bytes",
                           (json_int_t)p->work, "needed_bytes", (json_int_t)p->needed, "memory_bytes", (json_int_t)p->total, "available_bytes", (json_int_t)p->limit, "context",
                           max_len, "fits", ok, "reason", why, "expected_prefill_tokens_per_sec", "expected_tokens_per_sec");
-    json_object_update_new(j, json_pack("{s:s, s:I, s:i, s:i, s:i, s:I, s:I}", "gpu_name", p->name, "reserve_bytes", (json_int_t)p->reserve, "layers", o->model->config.n_layers,
+    json_object_update_new(j, json_pack("{s:s, s:I, s:i, s:i, s:i, s:I, s:I, s:s?, s:I, s:s?}", "gpu_name", p->name, "reserve_bytes", (json_int_t)p->reserve, "layers", o->model->config.n_layers,
                                         "gpu_layers", p->n_layers, "gpu_layers_fit", p->most_layers, "host_weight_bytes", (json_int_t)p->host_weights, "host_kv_bytes",
-                                        (json_int_t)p->host_kv));
+                                        (json_int_t)p->host_kv, "cuda_graphs_off", p->graphs_off,
+                                        "cached_bytes", (json_int_t)p->cached, "cache_weights_off", p->cache_off));
     return j;
 }
 
 static void print_plan(const json_t *j)
 {
-    enum { STATES = 2, RESERVE = 4 };       /* most models have none of one, and only a GPU of the other */
-    const struct { const char *title, *key; } sizes[] = { { "weights", "weight_bytes" }, { "keys and values", "kv_bytes" }, { "states", "state_bytes" }, { "workspace", "workspace_bytes" },
+    enum { CACHED = 1, STATES = 3, RESERVE = 5 };       /* most models have no states, and only a GPU the others */
+    const struct { const char *title, *key; } sizes[] = { { "weights", "weight_bytes" }, { "once more as f16", "cached_bytes" }, { "keys and values", "kv_bytes" }, { "states", "state_bytes" }, { "workspace", "workspace_bytes" },
                                                           { "reserve", "reserve_bytes" }, { "together", "needed_bytes" }, { "memory", "memory_bytes" }, { "available now", "available_bytes" } };
     const double prefill = json_number_value(json_object_get(j, "expected_prefill_tokens_per_sec")), decode = json_number_value(json_object_get(j, "expected_tokens_per_sec"));
     const char *type = json_string_value(json_object_get(j, "quantization"));
@@ -243,8 +246,10 @@ static void print_plan(const json_t *j)
     if (js_get(j, "gpu_name"))
         printf("%-16s %s: %lld of %lld layers\n", "GPU", json_string_value(json_object_get(j, "gpu_name")), (long long)json_integer_value(json_object_get(j, "gpu_layers")),
                (long long)json_integer_value(json_object_get(j, "layers")));
+    if (js_get(j, "cuda_graphs_off") && !json_is_null(js_get(j, "cuda_graphs_off")))
+        printf("%-16s off: %s\n", "graphs", json_string_value(js_get(j, "cuda_graphs_off")));
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
-        if ((i != STATES && i != RESERVE) || json_integer_value(json_object_get(j, sizes[i].key)))
+        if ((i != CACHED && i != STATES && i != RESERVE) || json_integer_value(json_object_get(j, sizes[i].key)))
             printf("%-16s %s\n", sizes[i].title, cli_bytes_both(size, (uint64_t)json_integer_value(json_object_get(j, sizes[i].key))));
     printf("%-16s %s\n", "fits", json_is_true(json_object_get(j, "fits")) ? "yes" : "no");
     if (decode > 0)

@@ -47,6 +47,7 @@ static const char usage[] =
     "      --shape ROWSxCOLS      matmul, ternary, gpu: output and input features (default: 8960x1536; gpu: 14336x4096); matmul's\n"
     "                             type is that of -q, else nl4\n"
     "      --tokens LIST          matmul, ternary, gpu: numbers of tokens (default: 1,2,4,8,16,64,512; gpu: 1,8,16,64,512,4096)\n"
+    "      --autotune             gpu: only products, by each kernel that can compute them: which is fastest, which the engine takes\n"
     "      --peer LLAMA-CLI       coldstart: this program of llama.cpp beside ours, in turn\n"
     "      --peer-model GGUF      coldstart: its model (default: MODEL, if that is a GGUF file)\n"
     "      --requests N           serve: measured requests (default: 4 for each of -b, at least 16)\n"
@@ -75,12 +76,12 @@ static const char usage[] =
     "perplexity scores tokens 1 .. window-1 of each window; quality compares the distributions at positions window/2 .. window-2.\n";
 
 enum { OPT_JSON = 300, OPT_FILE, OPT_CONTEXTS, OPT_SHAPE, OPT_TOKENS, OPT_PEER, OPT_PEER_MODEL, OPT_IDS, OPT_WINDOW, OPT_WINDOWS,
-       OPT_REQUESTS, OPT_RATE, OPT_SHARED, OPT_BACKGROUND, OPT_API, OPT_SERVED, OPT_KEY, OPT_IGNORE_EOS, OPT_TEMP, OPT_SEED, OPT_TIMEOUT, OPT_REF };
+       OPT_REQUESTS, OPT_RATE, OPT_SHARED, OPT_BACKGROUND, OPT_API, OPT_SERVED, OPT_KEY, OPT_IGNORE_EOS, OPT_TEMP, OPT_SEED, OPT_TIMEOUT, OPT_REF, OPT_AUTOTUNE };
 static const struct option options[] = {
     { "prompt", required_argument, NULL, 'p' }, { "generate", required_argument, NULL, 'n' }, { "batch", required_argument, NULL, 'b' },
     { "repeats", required_argument, NULL, 'r' }, { "warmup", required_argument, NULL, 'w' }, { "json", no_argument, NULL, OPT_JSON },
     { "file", required_argument, NULL, OPT_FILE }, { "contexts", required_argument, NULL, OPT_CONTEXTS }, { "shape", required_argument, NULL, OPT_SHAPE },
-    { "tokens", required_argument, NULL, OPT_TOKENS }, { "peer", required_argument, NULL, OPT_PEER }, { "peer-model", required_argument, NULL, OPT_PEER_MODEL },
+    { "tokens", required_argument, NULL, OPT_TOKENS }, { "autotune", no_argument, NULL, OPT_AUTOTUNE }, { "peer", required_argument, NULL, OPT_PEER }, { "peer-model", required_argument, NULL, OPT_PEER_MODEL },
     { "ids", required_argument, NULL, OPT_IDS }, { "output", required_argument, NULL, 'o' }, { "window", required_argument, NULL, OPT_WINDOW },
     { "windows", required_argument, NULL, OPT_WINDOWS },
     { "requests", required_argument, NULL, OPT_REQUESTS }, { "rate", required_argument, NULL, OPT_RATE }, { "shared", required_argument, NULL, OPT_SHARED },
@@ -93,10 +94,10 @@ static const struct option options[] = {
 /* The commands, how many arguments they take, and which options mean something to them. */
 enum command { SPEED, LIMITS, BATCH, KV, MOE, THREADS, MATMUL, TERNARY, GPU, COLDSTART, SERVE, LOGITS, LAYERS, PERPLEXITY, QUALITY, N_COMMANDS };
 static const struct { const char *name; int least, most; const char *letters; } commands[N_COMMANDS] = {
-    [SPEED] = { NULL, 0, 1, "pnbrw" }, [LIMITS] = { "limits", 0, 0, "f" }, [BATCH] = { "batch", 0, 1, "pbr" }, [KV] = { "kv", 0, 1, "rc" }, [MOE] = { "moe", 0, 1, "pbr" },
-    [THREADS] = { "threads", 0, 1, "pr" }, [MATMUL] = { "matmul", 0, 0, "rst" }, [TERNARY] = { "ternary", 0, 0, "rst" }, [GPU] = { "gpu", 0, 0, "prst" },
-    [COLDSTART] = { "coldstart", 0, 1, "prPM" },
-    [SERVE] = { "serve", 1, 1, "pnbwS" }, [LOGITS] = { "logits", 1, 1, "ioW" }, [LAYERS] = { "layers", 1, 1, "ioR" }, [PERPLEXITY] = { "perplexity", 2, 2, "WN" }, [QUALITY] = { "quality", 3, 3, "WN" },
+    [SPEED] = { NULL, 0, 1, "pnbrwa" }, [LIMITS] = { "limits", 0, 0, "f" }, [BATCH] = { "batch", 0, 1, "pbr" }, [KV] = { "kv", 0, 1, "rc" }, [MOE] = { "moe", 0, 1, "pbr" },
+    [THREADS] = { "threads", 0, 1, "pr" }, [MATMUL] = { "matmul", 0, 0, "rst" }, [TERNARY] = { "ternary", 0, 0, "rst" }, [GPU] = { "gpu", 0, 0, "prstA" },
+    [COLDSTART] = { "coldstart", 0, 1, "prPMa" },
+    [SERVE] = { "serve", 1, 1, "pnbwS" }, [LOGITS] = { "logits", 1, 1, "ioW" }, [LAYERS] = { "layers", 1, 1, "ioR" }, [PERPLEXITY] = { "perplexity", 2, 2, "WNa" }, [QUALITY] = { "quality", 3, 3, "WNa" },
 };
 /* Options that not every command takes; main's `given` has a bit for each. */
 enum { GIVEN_SHAPE = 7, GIVEN_TOKENS = 8 };
@@ -106,7 +107,7 @@ static const struct { int c; char letter; const char *name; } special[] = {
     { OPT_PEER_MODEL, 'M', "--peer-model" }, { OPT_IDS, 'i', "--ids" }, { 'o', 'o', "-o" }, { OPT_WINDOW, 'W', "--window" }, { OPT_WINDOWS, 'N', "--windows" },
     { OPT_REQUESTS, 'S', "--requests" }, { OPT_RATE, 'S', "--rate" }, { OPT_SHARED, 'S', "--shared" }, { OPT_BACKGROUND, 'S', "--background" }, { OPT_API, 'S', "--api" },
     { OPT_SERVED, 'S', "--model" }, { OPT_KEY, 'S', "--key" }, { OPT_IGNORE_EOS, 'S', "--ignore-eos" }, { OPT_TEMP, 'S', "--temp" }, { OPT_SEED, 'S', "--seed" }, { OPT_TIMEOUT, 'S', "--timeout" },
-    { OPT_REF, 'R', "--ref" },
+    { OPT_REF, 'R', "--ref" }, { OPT_ACT, 'a', "--act" }, { OPT_AUTOTUNE, 'A', "--autotune" },
 };
 enum { N_SPECIAL = sizeof special / sizeof *special };
 
@@ -189,6 +190,7 @@ static int take(struct bench_options *o, int c, const char *arg)
     case OPT_KEY: o->key = arg; return 0;
     case OPT_IGNORE_EOS: o->ignore_eos = 1; return 0;
     case OPT_JSON: o->json = 1; return 0;
+    case OPT_AUTOTUNE: o->autotune = 1; return 0;
     case OPT_FILE: o->file = arg; return 0;
     case OPT_REF: o->ref = arg; return 0;
     case OPT_PEER: o->peer = arg; return 0;
@@ -256,6 +258,10 @@ static int run(struct bench_options *o, unsigned given, int n, char **args)
         struct err e;
         return gpu_count(&e) < 0 ? cli_fail(prog, &e) : cli_wrong(prog, "gpu: measures a GPU, expected --device cuda");
     }
+    if (c == GPU && (o->run.exact || o->run.strict || o->run.graphs_given || o->run.cache_given))
+        return cli_wrong(prog, "gpu: measures kernels without a model: --exact, --strict, --cuda-graphs and --cache-weights have no meaning");
+    if (c == GPU && o->autotune && given & 1)
+        return cli_wrong(prog, "gpu --autotune: measures products alone: -p has no meaning");
     if (c == GPU && !(given >> GIVEN_SHAPE & 1))
         o->rows = 14336, o->cols = 4096;
     if (c == GPU && !(given >> GIVEN_TOKENS & 1))

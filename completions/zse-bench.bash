@@ -36,10 +36,13 @@ _zse_bench() {
     --kernels) COMPREPLY=($(compgen -W "ref avx2 avxvnni avx512 amx" -- "$cur")); return ;;
     --device) COMPREPLY=(); return ;;
     --gpu-layers) COMPREPLY=($(compgen -W "N auto" -- "$cur")); return ;;
+    --cuda-graphs) COMPREPLY=($(compgen -W "on off" -- "$cur")); return ;;
+    --act) COMPREPLY=($(compgen -W "f16 int8" -- "$cur")); return ;;
+    --cache-weights) COMPREPLY=($(compgen -W "auto on off" -- "$cur")); return ;;
     --max-memory) COMPREPLY=(); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--prompt --generate --batch --repeats --warmup --json --file --contexts --shape --tokens --peer --peer-model --requests --rate --shared --background --api --model --key --ignore-eos --temp --seed --timeout --ids --output --ref --window --windows --quantize --mode --threads --ctx --kv --exact --kernels --device --gpu-layers --strict --force --verbose --max-memory --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--prompt --generate --batch --repeats --warmup --json --file --contexts --shape --tokens --autotune --peer --peer-model --requests --rate --shared --background --api --model --key --ignore-eos --temp --seed --timeout --ids --output --ref --window --windows --quantize --mode --threads --ctx --kv --exact --kernels --device --gpu-layers --strict --cuda-graphs --act --cache-weights --force --verbose --max-memory --help --version" -- "$cur")) ;;
     *) COMPREPLY=($(compgen -f -- "$cur"))
        [ "$COMP_CWORD" != 1 ] || COMPREPLY+=($(compgen -W "limits matmul ternary gpu serve batch kv moe threads coldstart logits layers perplexity quality" -- "$cur"))
        ;;

@@ -32,9 +32,12 @@ _zse_serve() {
     --kernels) COMPREPLY=($(compgen -W "ref avx2 avxvnni avx512 amx" -- "$cur")); return ;;
     --device) COMPREPLY=(); return ;;
     --gpu-layers) COMPREPLY=($(compgen -W "N auto" -- "$cur")); return ;;
+    --cuda-graphs) COMPREPLY=($(compgen -W "on off" -- "$cur")); return ;;
+    --act) COMPREPLY=($(compgen -W "f16 int8" -- "$cur")); return ;;
+    --cache-weights) COMPREPLY=($(compgen -W "auto on off" -- "$cur")); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--config --host --port --socket --tls-cert --tls-key --user --no-auth --allow-query-key --anonymous-limit --audit-folder --audit-size --audit-prompts --no-audit --trust-proxy --cors-origin --allow-host --name --max-seqs --max-queue --kv-bytes --model-dir --max-memory --no-memory-watch --no-prefix-cache --timeout --drain --max-connections --max-body --quiet --quantize --mode --threads --ctx --kv --exact --kernels --device --gpu-layers --strict --force --verbose --plan --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--config --host --port --socket --tls-cert --tls-key --user --no-auth --allow-query-key --anonymous-limit --audit-folder --audit-size --audit-prompts --no-audit --trust-proxy --cors-origin --allow-host --name --max-seqs --max-queue --kv-bytes --model-dir --max-memory --no-memory-watch --no-prefix-cache --timeout --drain --max-connections --max-body --quiet --quantize --mode --threads --ctx --kv --exact --kernels --device --gpu-layers --strict --cuda-graphs --act --cache-weights --force --verbose --plan --help --version" -- "$cur")) ;;
     *) COMPREPLY=($(compgen -f -- "$cur"))
        ;;
   esac

@@ -20,11 +20,13 @@ void gpu_warm_up(int device);
 struct gpu_plan {
     char name[128];                     /* of the device */
     int n_layers, most_layers;          /* that it would compute, the last ones and the head; the most that fit (0: none) */
-    size_t weights, kv, work, reserve;  /* work: activations and the step; reserve: an allowance for what the driver keeps of graphs and kernels */
-    size_t needed;                      /* all four */
+    size_t weights, cached, kv, work, reserve;  /* cached: weights once more, as f16; work: activations and the step; reserve: an allowance for what the driver keeps of graphs and kernels */
+    size_t needed;                      /* all five */
     size_t limit;                       /* what is free, or max_device where that is less */
     size_t total, free;                 /* the device's memory, now */
     size_t host_weights, host_kv;       /* of the layers that stay the processor's */
+    const char *cache_off;              /* why cached is 0, static; NULL: it is not */
+    const char *graphs_off;             /* why no graphs are replayed, static; NULL: they are */
 };
 /* -1: no device, or a model that it cannot compute (ERR_UNSUPPORTED). */
 int gpu_plan(const struct model *m, const struct backend_options *o, struct gpu_plan *p, struct err *e);
@@ -43,12 +45,15 @@ struct gpu_bench_row {
     int tokens;                         /* of attn_decode: sequences */
     double bytes, flop;                 /* that a launch must read and write; that it computes, 0: not counted */
     double seconds;                     /* of a launch, the median of the repeats */
+    int int8;                           /* the operations are integer mma's, of which a device does twice as many as of gpu_speeds.mma */
+    int taken;                          /* with autotune: the engine takes this kernel for such a product */
 };
 struct gpu_bench_options {
     int rows, cols, vocab;              /* of the widest matrices, of hidden states; tokens that there are */
     int n_heads, n_kv_heads, head_dim, context;     /* context: of sequences that decode */
     const int *tokens; int n_tokens;
     int repeats;
+    int autotune, wgmma;                /* only products that several kernels can compute, by each of them; what the engine does by backend_options.wgmma */
     void (*row)(void *user, const struct gpu_bench_row *r);
     void *user;
 };

@@ -60,7 +60,8 @@ static void *backend_open(const struct model *m, const struct backend_options *o
     }
     if (b->first_layer)
         snprintf(layers, sizeof layers, ", %d of %d layers", b->plan.n_layers, m->config.n_layers);
-    snprintf(b->name, sizeof b->name, "%s %.100s%s%s%s", gpu_kind, b->plan.name, layers, b->exact ? ", exact" : "", o->strict ? ", strict" : "");
+    snprintf(b->name, sizeof b->name, "%s %.100s%s%s%s%s", gpu_kind, b->plan.name, layers, b->exact ? ", exact" : "", o->strict ? ", strict" : "",
+             o->act_int8 ? ", int8 activations" : "");
     return b;
 }
 /* ---- a step ---- */
@@ -253,14 +254,20 @@ static int run_decode(struct gpu_backend *b, int bucket, int splits_bit, struct 
     const int complete = dweights_complete(b->w, e);
     if (complete < 0)
         return -1;
-    if (!*graph && complete && !b->o.no_graphs && *seen != NEVER && (*seen)++ > 0 && !(*graph = record(b, &ignored)))
-        *seen = NEVER;
-    if (*graph && gpu_graph_launch(b->g, *graph, &ignored) == 0)
+    if (!*graph && complete && !b->plan.graphs_off && *seen != NEVER && (*seen)++ > 0) {
+        *graph = record(b, &ignored);
+        *(*graph ? &b->graphs.captured[bucket] : &b->graphs.refused) += 1;
+        *seen = *graph ? *seen : NEVER;
+    }
+    if (*graph && gpu_graph_launch(b->g, *graph, &ignored) == 0) {
+        b->graphs.replays[bucket]++;
         return 0;
+    }
     if (*graph) {
         gpu_graph_close(b->g, *graph);
         *graph = NULL;
         *seen = NEVER;
+        b->graphs.refused++;
     }
     return run_launches(b, e);
 }
@@ -451,9 +458,10 @@ static const char *backend_describe(const void *backend) { return ((const struct
 static void backend_device(const void *backend, struct backend_device *d)
 {
     const struct gpu_backend *b = backend;
-    *d = (struct backend_device){ .name = b->plan.name, .index = b->o.device, .n_layers = b->plan.n_layers, .weights = b->plan.weights, .kv = b->plan.kv, .work = b->plan.work,
-                                  .reserve = b->plan.reserve, .total = b->plan.total, .lost = gpu_is_lost(b->g), .begun_ns = b->begun_ns, .context_ns = b->context_ns,
+    *d = (struct backend_device){ .name = b->plan.name, .index = b->o.device, .n_layers = b->plan.n_layers, .weights = b->plan.weights, .cached = b->plan.cached, .cache_off = b->plan.cache_off, .kv = b->plan.kv, .work = b->plan.work,
+                                  .reserve = b->plan.reserve, .total = b->plan.total, .lost = gpu_is_lost(b->g), .graphs = b->graphs, .begun_ns = b->begun_ns, .context_ns = b->context_ns,
                                   .copied_ns = dweights_copied_ns(b->w) };
+    d->graphs.off = b->plan.graphs_off;
 }
 
 const struct backend backend_gpu = {

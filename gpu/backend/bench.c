@@ -122,6 +122,21 @@ static int ascending(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
+static int launch_linear(struct bench *b, int copy, struct err *e)
+{
+    struct gpu_linear l = b->linear;
+    for (int i = 0; i < l.n_mats; i++)
+        l.w[i].data += (size_t)(copy * l.n_mats + i) * b->mat_bytes;
+    return b->multiply(b->g, &l, e);
+}
+
+/* Does the engine take this kernel for the product in hand?  The rule of layers.c and gpu_matmul. */
+static int taken(const struct bench *b)
+{
+    const struct gpu_linear *l = &b->linear;
+    return b->multiply == (l->n_tokens <= GPU_MATVEC_TOKENS ? gpu_matvec : b->o->wgmma && gpu_matmul_hopper_takes(b->g, l) ? gpu_matmul_hopper : gpu_matmul);
+}
+
 /* The median of the repeats, after one that does not count; told with what a launch moves and computes. */
 static int measure(struct bench *b, launch_fn launch, const char *kernel, const char *type, int tokens, double bytes, double flop, struct err *e)
 {
@@ -146,7 +161,8 @@ static int measure(struct bench *b, launch_fn launch, const char *kernel, const 
     if (rc < 0)
         return -1;
     qsort(b->seconds, (size_t)b->o->repeats, sizeof *b->seconds, ascending);
-    b->o->row(b->o->user, &(struct gpu_bench_row){ kernel, type, tokens, bytes, flop, (b->seconds[(b->o->repeats - 1) / 2] + b->seconds[b->o->repeats / 2]) / 2 });
+    b->o->row(b->o->user, &(struct gpu_bench_row){ kernel, type, tokens, bytes, flop, (b->seconds[(b->o->repeats - 1) / 2] + b->seconds[b->o->repeats / 2]) / 2,
+                                                   launch == launch_linear && b->multiply == gpu_matmul_int8, b->o->autotune && taken(b) });
     return 0;
 }
 
@@ -198,19 +214,21 @@ static uint8_t *weights(struct bench *b, const struct mat *m, int n, struct err 
     return rc < 0 ? NULL : data;
 }
 
-static int launch_linear(struct bench *b, int copy, struct err *e)
+/* What the matrices in hand read, for t tokens. */
+static int operands(struct bench *b, const struct mat *m, size_t t, struct err *e)
 {
-    struct gpu_linear l = b->linear;
-    for (int i = 0; i < l.n_mats; i++)
-        l.w[i].data += (size_t)(copy * l.n_mats + i) * b->mat_bytes;
-    return b->multiply(b->g, &l, e);
+    if (b->multiply == gpu_matmul_f32)
+        return (b->linear.x = floats(b, t * (size_t)m->cols, e)) ? 0 : -1;
+    if (b->multiply == gpu_matmul_int8)
+        return (b->linear.code = (const int8_t *)halves(b, t * (size_t)GPU_CODE_STRIDE(m->cols) / 2, e)) && (b->linear.code_scale = floats(b, t, e)) ? 0 : -1;
+    return (b->linear.act = halves(b, t * (size_t)m->cols_padded, e)) ? 0 : -1;
 }
 
 /* Matrices [rows][cols] of a type against each number of tokens from least to most: one matrix, or with mlp two and their activation. */
 static int linear(struct bench *b, const char *kernel, int (*multiply)(struct gpu *, const struct gpu_linear *, struct err *), enum qtype type, int mlp, int least, int most,
                   struct err *e)
 {
-    const int rows = b->o->rows, cols = b->o->cols, exact = multiply == gpu_matmul_f32, rows_padded = (rows + 31) / 32 * 32, n_mats = mlp ? 2 : 1;
+    const int rows = b->o->rows, cols = b->o->cols, each = multiply == gpu_matmul_f32 ? 4 : multiply == gpu_matmul_int8 ? 1 : 2, rows_padded = (rows + 31) / 32 * 32, n_mats = mlp ? 2 : 1;
     struct mat m;
     if (mat_of(&m, type, rows, cols, e) < 0)
         return -1;
@@ -223,13 +241,13 @@ static int linear(struct bench *b, const char *kernel, int (*multiply)(struct gp
                                      .act_out_stride = rows_padded };
     for (int i = 0; i < n_mats; i++)
         b->linear.w[i] = device_mat(&m, data);
-    if (!data || (exact ? !(b->linear.x = floats(b, t * (size_t)cols, e)) : !(b->linear.act = halves(b, t * (size_t)m.cols_padded, e))) ||
+    if (!data || operands(b, &m, t, e) < 0 ||
         (mlp ? !(b->linear.act_out = halves(b, t * (size_t)rows_padded, e)) : !(b->linear.to[0].out = floats(b, t * (size_t)rows, e))))
         return -1;
     b->linear.to[0].ldo = rows;
     for (int i = 0; i < b->o->n_tokens; i++) {
         const int n = b->linear.n_tokens = b->o->tokens[i];
-        const double in = exact ? 4.0 * cols : 2.0 * cols, out = mlp ? 2.0 * rows : 4.0 * rows;
+        const double in = (double)each * cols, out = mlp ? 2.0 * rows : 4.0 * rows;
         if (n < least || n > most || (multiply == gpu_matmul_hopper && !gpu_matmul_hopper_takes(b->g, &b->linear)))
             continue;
         if (measure(b, launch_linear, kernel, qtype_info(type)->name, n, (double)(m.size * (size_t)n_mats) + n * (in + out), 2.0 * rows * cols * n * n_mats, e) < 0)
@@ -242,11 +260,17 @@ static int linear(struct bench *b, const char *kernel, int (*multiply)(struct gp
 static int linears(struct bench *b, struct err *e)
 {
     static const enum qtype types[] = { QT_NL4, QT_I4, QT_I8, QT_NF4, QT_F16, QT_BF16 };
+    const int least = b->o->autotune ? 1 : GPU_MATVEC_TOKENS + 1;
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (linear(b, "matvec", gpu_matvec, types[i], 0, 1, GPU_MATVEC_TOKENS, e) < 0 ||
-            linear(b, "matmul", gpu_matmul, types[i], 0, GPU_MATVEC_TOKENS + 1, INT32_MAX, e) < 0 ||
+            linear(b, "matmul", gpu_matmul, types[i], 0, least, INT32_MAX, e) < 0 ||
             linear(b, "matmul_hopper", gpu_matmul_hopper, types[i], 0, GPU_MATVEC_TOKENS + 1, INT32_MAX, e) < 0)
             return -1;
+    if (b->o->autotune)
+        return 0;
+    if (linear(b, "matvec_int8", gpu_matmul_int8, QT_I8R, 0, 1, GPU_MATVEC_TOKENS, e) < 0 ||
+        linear(b, "matmul_int8", gpu_matmul_int8, QT_I8R, 0, GPU_MATVEC_TOKENS + 1, INT32_MAX, e) < 0)
+        return -1;
     return linear(b, "matvec_mlp", gpu_matvec, QT_NL4, 1, 1, GPU_MATVEC_TOKENS, e) < 0 || linear(b, "matmul_f32", gpu_matmul_f32, QT_F32, 0, 1, GPU_MATVEC_TOKENS, e) < 0 ? -1 : 0;
 }
 
@@ -258,6 +282,11 @@ static int launch_act_mul(struct bench *b, int copy, struct err *e)
     (void)copy;
     return gpu_act_mul(b->g, b->a, b->b, b->n, b->o->rows, CONFIG_ACT_SILU, NULL, b->act, (b->o->rows + 31) / 32 * 32,
                        b->n <= GPU_MATVEC_TOKENS ? GPU_ACT_LANES : GPU_ACT_TILES, e);
+}
+static int launch_act_int8(struct bench *b, int copy, struct err *e)
+{
+    (void)copy;
+    return gpu_act_int8(b->g, b->act, (b->o->rows + 31) / 32 * 32, b->n <= GPU_MATVEC_TOKENS ? GPU_ACT_LANES : GPU_ACT_TILES, b->n, b->o->rows, (int8_t *)b->a, b->b, e);
 }
 static int launch_embed(struct bench *b, int copy, struct err *e)
 {
@@ -292,6 +321,7 @@ static int rows(struct bench *b, struct err *e)
     for (int i = 0; i < b->o->n_tokens; i++) {
         const int n = b->n = b->norm.n = b->o->tokens[i];
         if (measure(b, launch_norm, "norm", "f32", n, 6.0 * n * cols + 4.0 * cols, 0, e) < 0 || measure(b, launch_act_mul, "act_mul", "f32", n, 10.0 * n * mlp, 0, e) < 0 ||
+            measure(b, launch_act_int8, "act_int8", "f16", n, 3.0 * n * mlp, 0, e) < 0 ||
             measure(b, launch_embed, "embed", "nl4", n, n * ((double)m.tile_bytes / TILE_ROWS + 4.0 * cols), 0, e) < 0)
             return -1;
     }
@@ -504,7 +534,7 @@ int gpu_bench(int device, const struct gpu_bench_options *o, struct err *e)
         rc = -1;
     if (rc == 0) {
         b.l2 = info.l2;
-        rc = linears(&b, e) < 0 || rows(&b, e) < 0 || attention(&b, e) < 0 || sampling(&b, e) < 0 ? -1 : 0;
+        rc = linears(&b, e) < 0 || (!o->autotune && (rows(&b, e) < 0 || attention(&b, e) < 0 || sampling(&b, e) < 0)) ? -1 : 0;
     }
     if (b.g) {
         give_back(&b);

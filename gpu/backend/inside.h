@@ -9,7 +9,7 @@
 enum {
     LOGIT_ROWS = 64,            /* rows of logits at a time */
     TILE_TOKENS = 16,           /* from so many tokens of a sequence on, attention by tiles */
-    MAX_GRAPH_TOKENS = 64, N_BUCKETS = 7, MAX_SPLIT_BITS = 16,
+    MAX_GRAPH_TOKENS = 64, N_BUCKETS = BACKEND_BUCKETS, MAX_SPLIT_BITS = 16,
     STEP_ARRAYS = 6,
     MAX_DRAWS = 4 * LOGIT_ROWS, DRAW_WORDS = sizeof(struct gpu_draw) / 4,        /* rows of a step whose tokens may be drawn here */
     MAX_BEGUN = 2, N_SLOTS = MAX_BEGUN + 1, NEVER = -1,
@@ -32,6 +32,7 @@ struct gpu_backend {
     uint8_t *arena; size_t arena_size;
     float *x, *y, *hf, *hf2, *q, *k, *v, *attf, *gate, *up, *cosine[2], *sine[2], *alibi, *freq[2], *freq_long[2], *partial, *logits;
     uint16_t *act, *act2, *act_att, *act_mlp;
+    int8_t *act_code; float *act_scale;     /* act_int8: of the matrices in hand */
     int32_t *step; size_t step_room;        /* 4-byte words */
     int32_t *ids;                           /* [MAX_DRAWS] the tokens drawn last */
     /* host, pinned */
@@ -47,6 +48,7 @@ struct gpu_backend {
     int n, n_decode, n_tiles, splits;
     struct gpu_graph *graph[N_BUCKETS][MAX_SPLIT_BITS];
     int seen[N_BUCKETS][MAX_SPLIT_BITS];    /* NEVER: there was no memory for a graph */
+    struct backend_graphs graphs;           /* counted */
     struct gpu_plan plan;
     uint64_t begun_ns, context_ns;
     char name[224];

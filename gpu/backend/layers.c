@@ -1,6 +1,8 @@
 /* layers.c - the kernels of a step in their order, layer after layer as cpu_core.c does it, in the device's stream.
  *
- * Up to 16 tokens go through matvec.cu, more through matmul.cu (or matmul_hopper.cu), which want their activations in another order.  With exact, and for matrices of f32,
+ * With act_int8, what matrices of i8r read is rounded to int8 in front of them, from the f16 that is there for all others, and matmul_int8.cu computes.
+ * Up to 16 tokens go through matvec.cu, more through matmul.cu (or matmul_hopper.cu), which want their activations in another order; more than 128 read the copies as f16
+ * (decode.cu) where there are any: the same bits.  With exact, and for matrices of f32,
  * activations stay f32 and matmul_f32.cu computes.  With strict, more than 16 tokens are so many runs of matvec.cu, and all attention is attn_decode.cu's: both give a token the
  * same bits whatever stands beside it. */
 #include "gpu/backend/inside.h"
@@ -16,7 +18,7 @@ struct target { const struct dlinear *l; float *out; int ldo; };
 static struct gpu_linear begin(const struct gpu_backend *b, const struct input *in, enum gpu_finish finish, float scale, float limit)
 {
     return (struct gpu_linear){ .act = in->act, .act_stride = in->stride, .x = in->x, .ldx = in->ldx, .n_tokens = b->n, .finish = finish, .scale = scale, .limit = limit,
-                                .function = b->m->config.act, .wgmma = b->o.wgmma };
+                                .function = b->m->config.act, .wgmma = b->o.wgmma, .code_scale = b->act_scale };
 }
 
 static int in_floats(const struct gpu_backend *b, const struct dlinear *l) { return b->exact || l->w.type == QT_F32; }
@@ -26,6 +28,13 @@ static int by_matvec(const struct gpu_backend *b) { return b->n <= GPU_MATVEC_TO
 /* How the activations of so many tokens lie, then. */
 static enum gpu_act_order order_of(const struct gpu_backend *b, int n) { return n <= GPU_MATVEC_TOKENS || b->o.strict ? GPU_ACT_LANES : GPU_ACT_TILES; }
 
+/* Does it read int8 activations?  Those of an input, for whatever reads them before the next is rounded. */
+static int in_int8(const struct gpu_backend *b, const struct dlinear *l) { return b->o.act_int8 && gpu_matmul_int8_takes(&l->w); }
+static int round_act(struct gpu_backend *b, const struct input *in, int cols, struct err *e)
+{
+    return gpu_act_int8(b->g, in->act, in->stride, order_of(b, b->n), b->n, cols, b->act_code, b->act_scale, e);
+}
+
 /* Any number of tokens, GPU_MATVEC_TOKENS at a time. */
 static int run_matvec(struct gpu_backend *b, const struct gpu_linear *all, struct err *e)
 {
@@ -33,12 +42,16 @@ static int run_matvec(struct gpu_backend *b, const struct gpu_linear *all, struc
         struct gpu_linear l = *all;
         l.n_tokens = all->n_tokens - t < GPU_MATVEC_TOKENS ? all->n_tokens - t : GPU_MATVEC_TOKENS;
         l.act += (size_t)t * (size_t)l.act_stride;
+        if (l.code) {
+            l.code += (size_t)t * (size_t)GPU_CODE_STRIDE(l.w[0].cols);
+            l.code_scale += t;
+        }
         for (int i = 0; i < l.n_mats; i++)
             if (l.to[i].out)
                 l.to[i].out += (size_t)t * (size_t)l.to[i].ldo;
         if (l.act_out)
             l.act_out += (size_t)t * (size_t)l.act_out_stride;
-        if (gpu_matvec(b->g, &l, e) < 0)
+        if ((l.code ? gpu_matmul_int8(b->g, &l, e) : gpu_matvec(b->g, &l, e)) < 0)
             return -1;
     }
     return 0;
@@ -47,17 +60,21 @@ static int run_matvec(struct gpu_backend *b, const struct gpu_linear *all, struc
 /* Matrices that read one input. */
 static int run_linear(struct gpu_backend *b, const struct input *in, const struct target *to, int n, enum gpu_finish finish, float scale, float limit, struct err *e)
 {
+    int rounded = 0;                    /* once for all that want it */
     for (int i = 0; i < n; ) {
         struct gpu_linear l = begin(b, in, finish, scale, limit);
         const struct dlinear *first = to[i].l;
-        const int exact = in_floats(b, first), together = exact || by_matvec(b);
+        const int exact = in_floats(b, first), int8 = in_int8(b, first), together = exact || by_matvec(b);
+        if (int8 && !rounded++ && round_act(b, in, first->w.cols, e) < 0)
+            return -1;
+        l.code = int8 ? b->act_code : NULL;
         do {
-            l.w[l.n_mats] = to[i].l->w;
+            l.w[l.n_mats] = !together && b->n > GPU_DECODED_TOKENS && to[i].l->decoded.data ? to[i].l->decoded : to[i].l->w;
             l.to[l.n_mats++] = (struct gpu_output){ to[i].l->bias, to[i].out, to[i].ldo };
             i++;
         } while (together && i < n && (exact ? in_floats(b, to[i].l) : to[i].l->w.type == first->w.type && to[i].l->w.group_shift == first->w.group_shift &&
                                                                       to[i].l->w.n_steps == first->w.n_steps));
-        if ((exact ? gpu_matmul_f32(b->g, &l, e) : together ? run_matvec(b, &l, e) : gpu_matmul(b->g, &l, e)) < 0)
+        if ((exact ? gpu_matmul_f32(b->g, &l, e) : together ? run_matvec(b, &l, e) : int8 ? gpu_matmul_int8(b->g, &l, e) : gpu_matmul(b->g, &l, e)) < 0)
             return -1;
     }
     return 0;
@@ -103,7 +120,8 @@ static int run_mlp(struct gpu_backend *b, const struct dlayer *l, const struct i
         }
         fused.act_out = b->act_mlp;
         fused.act_out_stride = b->stride_mlp;
-        if (run_matvec(b, &fused, e) < 0)
+        fused.code = in_int8(b, gate) ? b->act_code : NULL;
+        if ((fused.code && round_act(b, in, gate->w.cols, e) < 0) || run_matvec(b, &fused, e) < 0)
             return -1;
     } else {
         const struct target to[2] = { { gate, b->gate, c->intermediate_size }, { up, b->up, c->intermediate_size } };

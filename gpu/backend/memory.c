@@ -46,6 +46,8 @@ static void measure(struct gpu_backend *b)
     }
 }
 
+static int most_of(int x, int y, int z) { return x > y ? x > z ? x : z : y > z ? y : z; }
+
 struct part { void *p; size_t bytes; };
 
 static size_t up256(size_t n) { return (n + 255) / 256 * 256; }
@@ -81,6 +83,8 @@ static int plan_arena(struct gpu_backend *b, struct part *part)
     part[n++] = (struct part){ &b->act2, c->block == BLOCK_PARALLEL2 ? t * (size_t)b->stride_hidden * h : 0 };
     part[n++] = (struct part){ &b->act_att, t * (size_t)b->stride_att * h };
     part[n++] = (struct part){ &b->act_mlp, t * (size_t)b->stride_mlp * h };
+    part[n++] = (struct part){ &b->act_code, b->o.act_int8 ? t * (size_t)GPU_CODE_STRIDE(most_of(b->stride_hidden, b->stride_att, b->stride_mlp)) : 0 };
+    part[n++] = (struct part){ &b->act_scale, b->o.act_int8 ? t * f : 0 };
     for (int i = 0; i < c->n_ropes; i++) {
         const size_t half = (size_t)c->ropes[i].dim / 2;
         part[n++] = (struct part){ &b->cosine[i], t * half * f };
@@ -153,6 +157,29 @@ static int type_without_kernel(const struct linear *const *all, size_t n)
     return -1;
 }
 
+static int any_int8(const struct linear *const *all, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (all[i]->w.data && gpu_matmul_int8_takes(&(struct gpu_mat){ .type = (int)all[i]->w.type, .cols = all[i]->w.cols }))
+            return 1;
+    return 0;
+}
+
+/* int8 activations are for matrices that the device has. */
+static int check_act(const struct gpu_backend *b, struct err *e)
+{
+    const struct model *m = b->m;
+    int any = !b->o.act_int8 || any_int8((const struct linear *const[]){ &m->head }, 1);
+    if (b->o.act_int8 && b->exact)
+        return err_set(e, ERR_UNSUPPORTED, "%s: activations are f32 (--exact) or int8 (--act), not both", gpu_kind);
+    for (int i = b->first_layer; i < m->config.n_layers && !any; i++) {
+        const struct layer *l = &m->layers[i];
+        any = any_int8((const struct linear *const[]){ &l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down }, 7);
+    }
+    return any ? 0 : err_set(e, ERR_UNSUPPORTED, "--act int8: none of the matrices on the %s device is int8 with one scale a row (zse-convert -q int8 --group-size row makes them)",
+                             gpu_kind);
+}
+
 /* What the device computes of this model must be something that it can. */
 static int check_model(const struct gpu_backend *b, struct err *e)
 {
@@ -180,7 +207,7 @@ static int size_up(struct gpu_backend *b, struct part *part, struct err *e)
                        b->o.max_logits);
     b->exact = b->o.exact;
     b->first_layer = b->o.device_layers > 0 && b->o.device_layers < c->n_layers ? c->n_layers - b->o.device_layers : 0;
-    if (check_model(b, e) < 0)
+    if (check_model(b, e) < 0 || check_act(b, e) < 0)
         return -1;
     measure(b);
     b->kv_part = (uint32_t)kv_block_bytes(b->o.kv_type, c->head_dim);
@@ -203,6 +230,12 @@ static int size_up(struct gpu_backend *b, struct part *part, struct err *e)
 /* The driver gives memory in pages of 2 MiB. */
 static size_t pages(size_t n) { return (n + ((size_t)2 << 20) - 1) >> 21 << 21; }
 
+/* Why steps of decoding are not replayed as graphs; NULL: they are, also where layers are the processor's: the graph is of the others. */
+static const char *graphs_off(const struct backend_options *o)
+{
+    return o->no_graphs ? "--cuda-graphs off" : o->debug_sync ? "ZSE_DEBUG_SYNC waits after every kernel" : NULL;
+}
+
 /* For what the driver keeps of graphs and kernels: an allowance of 32 MiB and 1 KiB a kernel of each graph that there may be, not a measurement. */
 static size_t reserve_of(const struct gpu_backend *b)
 {
@@ -210,7 +243,21 @@ static size_t reserve_of(const struct gpu_backend *b)
     int bits = 1;
     while (bits < MAX_SPLIT_BITS && 1 << (bits - 1) < b->max_splits)
         bits++;
-    return BASE + (size_t)N_BUCKETS * (size_t)bits * (size_t)((b->m->config.n_layers - b->first_layer) * NODES_A_LAYER + NODES_OF_ENDS) * NODE;
+    if (graphs_off(&b->o))
+        return BASE;
+    return BASE + (size_t)N_BUCKETS * (size_t)bits * (size_t)((b->m->config.n_layers - b->first_layer) * (NODES_A_LAYER + 4 * b->o.act_int8) + NODES_OF_ENDS) * NODE;
+}
+
+/* Why there are no copies of weights as f16; auto: not yet, see plan_cache. */
+static const char *cache_off(const struct gpu_backend *b)
+{
+    if (b->o.cache_weights == CACHE_WEIGHTS_OFF)
+        return "--cache-weights off";
+    if (b->exact || b->o.strict)
+        return b->exact ? "--exact reads the weights as stored" : "--strict multiplies all tokens alike";
+    if (dweights_decoded_size(b->m, b->first_layer, b->o.act_int8) == 0)
+        return b->o.act_int8 ? "--act int8 reads what is packed as it is" : "no weights are packed";
+    return b->o.cache_weights == CACHE_WEIGHTS_AUTO ? "auto: 3 times the weights and 2 GB are not free, or there is no room beside the rest" : NULL;
 }
 
 static void fill_plan(const struct gpu_backend *b, struct gpu_plan *p)
@@ -221,7 +268,10 @@ static void fill_plan(const struct gpu_backend *b, struct gpu_plan *p)
     p->kv = pages(b->kv_size);
     p->work = pages(b->arena_size) + pages(b->step_room * 4);
     p->reserve = reserve_of(b);
-    p->needed = p->weights + p->kv + p->work + p->reserve;
+    p->cache_off = cache_off(b);
+    p->cached = p->cache_off ? 0 : pages(dweights_decoded_size(b->m, b->first_layer, b->o.act_int8));
+    p->needed = p->weights + p->cached + p->kv + p->work + p->reserve;
+    p->graphs_off = graphs_off(&b->o);
     p->host_weights = p->host_kv = 0;
     if (b->first_layer) {
         p->host_weights = dweights_host_size(b->m, b->first_layer);
@@ -239,7 +289,7 @@ static int plan_for(const struct model *m, const struct backend_options *o, int 
     if (size_up(&b, part, e) < 0)
         return -1;
     fill_plan(&b, p);
-    return 0;
+    return o->cache_weights == CACHE_WEIGHTS_ON && p->cache_off ? err_set(e, ERR_SHAPE, "--cache-weights on: %s", p->cache_off) : 0;
 }
 
 /* The most layers that fit into the limit of p; 0: not one. */
@@ -253,6 +303,18 @@ static int most_layers(const struct model *m, const struct backend_options *o, c
     return 0;
 }
 
+/* --cache-weights auto: p is what is needed without. */
+static void plan_cache(const struct model *m, const struct backend_options *o, struct gpu_plan *p)
+{
+    static const size_t BESIDE = 2000000000;
+    struct backend_options with = *o;
+    struct gpu_plan q = *p;
+    struct err ignored;
+    with.cache_weights = CACHE_WEIGHTS_ON;
+    if (p->limit >= 3 * p->weights + BESIDE && plan_for(m, &with, o->device_layers, &q, &ignored) == 0 && q.needed <= p->limit)
+        *p = q;
+}
+
 static int plan_on(struct gpu *g, const struct model *m, const struct backend_options *o, struct gpu_plan *p, struct err *e)
 {
     struct gpu_info info;
@@ -263,6 +325,8 @@ static int plan_on(struct gpu *g, const struct model *m, const struct backend_op
     if (plan_for(m, o, o->device_layers, p, e) < 0)
         return -1;
     p->limit = limit_of(o, p);
+    if (o->cache_weights == CACHE_WEIGHTS_AUTO)
+        plan_cache(m, o, p);
     p->most_layers = p->needed <= p->limit ? p->n_layers : most_layers(m, o, p);
     return 0;
 }
@@ -280,13 +344,15 @@ int gpu_plan(const struct model *m, const struct backend_options *o, struct gpu_
 
 int gpu_plan_fits(const struct gpu_plan *p, const struct backend_options *o, struct err *e)
 {
-    char s[6][32], fewer[80] = "";
+    char s[7][32], fewer[80] = "", cached[80] = "";
     if (p->needed <= p->limit)
         return 0;
     if (p->most_layers > 0)
         snprintf(fewer, sizeof fewer, "; --gpu-layers %d fits", p->most_layers);
-    return err_set(e, ERR_MEMORY, "%s needs %s of device memory for %d layers (weights %s, keys and values %s, work %s, reserve %s), but %s %s: fewer bits a weight (-q), a shorter "
-                   "--ctx or --kv i8 need less%s", p->name, megabytes(s[0], p->needed), p->n_layers, megabytes(s[1], p->weights), megabytes(s[2], p->kv),
+    if (p->cached)
+        snprintf(cached, sizeof cached, ", once more as f16 %s (--cache-weights)", megabytes(s[6], p->cached));
+    return err_set(e, ERR_MEMORY, "%s needs %s of device memory for %d layers (weights %s%s, keys and values %s, work %s, reserve %s), but %s %s: fewer bits a weight (-q), a shorter "
+                   "--ctx or --kv i8 need less%s", p->name, megabytes(s[0], p->needed), p->n_layers, megabytes(s[1], p->weights), cached, megabytes(s[2], p->kv),
                    megabytes(s[3], p->work), megabytes(s[4], p->reserve), megabytes(s[5], p->limit),
                    o->max_device && o->max_device < p->free ? "may be taken (--max-memory)" : "are free", fewer);
 }
@@ -332,7 +398,7 @@ int memory_open(struct gpu_backend *b, struct err *e)
     if (n < 0 || plan_on(b->g, b->m, &b->o, &b->plan, e) < 0 || gpu_plan_fits(&b->plan, &b->o, e) < 0)
         return -1;
     const size_t hx = b->first_layer ? (size_t)b->o.max_tokens * (size_t)c->hidden_size : 0;
-    if (!(b->w = dweights_open(b->g, b->m, b->first_layer, e)) ||       /* first: the copy runs while the rest is made */
+    if (!(b->w = dweights_open(b->g, b->m, b->first_layer, b->plan.cached > 0, b->o.act_int8, e)) ||       /* first: the copy runs while the rest is made */
         !(b->arena = gpu_alloc(b->g, b->arena_size, "activations", e)) || !(b->kv = gpu_alloc(b->g, b->kv_size, "keys and values", e)) ||
         memory_grow_step(b, b->step_room, e) < 0 || open_slots(b, e) < 0 ||
         !(b->hlogits = gpu_pinned(b->g, b->hlogits_room * sizeof(float), "logits", e)) || (hx && !(b->hx = gpu_pinned(b->g, hx * sizeof(float), "hidden states", e))))

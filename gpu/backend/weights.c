@@ -21,8 +21,10 @@ struct dweights {
     int n_layers;
     struct dlayer *layers;
     struct dends ends;
-    uint8_t *base;
+    uint8_t *base, *decoded;        /* decoded NULL: no copies */
     size_t size;
+    int act_int8;
+    uint8_t *is_decoded;            /* [n_layers] */
     struct piece *pieces; int n_pieces, room;
     struct chunk *chunks; int n_chunks;
     int *left;                      /* [n_layers + 2] chunks of each part that are not queued yet */
@@ -37,7 +39,7 @@ struct dweights {
 
 /* ---- the plan ---- */
 
-struct plan { struct dweights *w; size_t at; int part, failed; };
+struct plan { struct dweights *w; size_t at, decoded_at; int part, failed; };
 
 /* Room for n bytes; the piece is noted where there is a list. */
 static const void *place(struct plan *p, const void *from, size_t n)
@@ -79,6 +81,33 @@ static struct dlinear linear(struct plan *p, const struct linear *l)
     return d;
 }
 
+/* The matrices of a layer, which prompts read; 7 of them. */
+enum { LAYER_MATS = 7 };
+static void mats_of(struct dlayer *d, struct dlinear *mats[LAYER_MATS])
+{
+    mats[0] = &d->q;
+    mats[1] = &d->k;
+    mats[2] = &d->v;
+    mats[3] = &d->o;
+    mats[4] = &d->gate;
+    mats[5] = &d->up;
+    mats[6] = &d->down;
+}
+
+/* Room for the copies of a layer. */
+static void place_decoded(struct plan *p, struct dlayer *d)
+{
+    struct dlinear *mats[LAYER_MATS];
+    mats_of(d, mats);
+    for (int i = 0; i < LAYER_MATS; i++) {
+        const struct gpu_mat *m = &mats[i]->w;
+        const size_t size = m->n_tiles && !(p->w->act_int8 && gpu_matmul_int8_takes(m)) ? gpu_decoded_size(m->type, m->n_tiles, m->n_steps) : 0;
+        if (size && p->w->decoded)
+            mats[i]->decoded = gpu_decoded(m, p->w->decoded + p->decoded_at);
+        p->decoded_at += (size + ALIGN - 1) / ALIGN * ALIGN;
+    }
+}
+
 static struct dnorm norm(struct plan *p, const struct norm *n, size_t size)
 {
     struct dnorm d = { vector(p, n->w, size), vector(p, n->b, size), n->present };
@@ -117,6 +146,7 @@ static struct dlayer plan_layer(struct plan *p, const struct model *m, int i)
     d.up = linear(p, &l->up);
     d.down = linear(p, &l->down);
     d.mlp_post_norm = norm(p, &l->mlp_post_norm, hidden);
+    place_decoded(p, &d);
     return d;
 }
 
@@ -125,7 +155,7 @@ static size_t plan_all(struct dweights *w, const struct model *m, int first_laye
 {
     const struct config *c = &m->config;
     const size_t hidden = (size_t)c->hidden_size;
-    struct plan p = { w, 0, 0, 0 };
+    struct plan p = { .w = w };
     if (first_layer == 0)
         plan_first(&p, m);
     for (int i = first_layer; i < c->n_layers; i++) {
@@ -154,12 +184,21 @@ size_t dweights_size(const struct model *m, int first_layer)
 size_t dweights_host_size(const struct model *m, int first_layer)
 {
     struct dweights w = { 0 };
-    struct plan p = { &w, 0, 0, 0 };
+    struct plan p = { .w = &w };
     if (first_layer > 0)
         plan_first(&p, m);
     for (int i = 0; i < first_layer; i++)
         plan_layer(&p, m, i);
     return p.at;
+}
+
+size_t dweights_decoded_size(const struct model *m, int first_layer, int act_int8)
+{
+    struct dweights w = { .act_int8 = act_int8 };
+    struct plan p = { .w = &w };
+    for (int i = first_layer; i < m->config.n_layers; i++)
+        plan_layer(&p, m, i);
+    return p.decoded_at;
 }
 
 /* Pieces cut into chunks; left counts them. */
@@ -254,7 +293,7 @@ out:
     return NULL;
 }
 
-struct dweights *dweights_open(struct gpu *g, const struct model *m, int first_layer, struct err *e)
+struct dweights *dweights_open(struct gpu *g, const struct model *m, int first_layer, int decoded, int act_int8, struct err *e)
 {
     struct dweights *w = calloc(1, sizeof *w);
     const int n_parts = m->config.n_layers + 2;
@@ -266,15 +305,17 @@ struct dweights *dweights_open(struct gpu *g, const struct model *m, int first_l
     pthread_cond_init(&w->changed, NULL);
     w->g = g;
     w->n_layers = m->config.n_layers;
+    w->act_int8 = act_int8;
     w->size = dweights_size(m, first_layer);
     w->layers = calloc((size_t)w->n_layers + 1, sizeof *w->layers);
     w->left = calloc((size_t)n_parts, sizeof *w->left);
     w->event = calloc((size_t)n_parts, sizeof *w->event);
-    if (!w->layers || !w->left || !w->event) {
+    w->is_decoded = calloc((size_t)w->n_layers + 1, sizeof *w->is_decoded);
+    if (!w->layers || !w->left || !w->event || !w->is_decoded) {
         err_nomem(e, "weights");
         goto fail;
     }
-    if (!(w->base = gpu_alloc(g, w->size, "weights", e)))
+    if (!(w->base = gpu_alloc(g, w->size, "weights", e)) || (decoded && !(w->decoded = gpu_alloc(g, dweights_decoded_size(m, first_layer, act_int8), "weights as f16", e))))
         goto fail;
     if (plan_all(w, m, first_layer) == 0 || cut(w) < 0) {
         err_nomem(e, "weights");
@@ -317,14 +358,30 @@ void dweights_close(struct dweights *w)
         if (w->event[i])
             gpu_event_close(w->g, w->event[i]);
     gpu_free(w->g, w->base);
+    gpu_free(w->g, w->decoded);
     pthread_mutex_destroy(&w->lock);
     pthread_cond_destroy(&w->changed);
+    free(w->is_decoded);
     free(w->event);
     free(w->left);
     free(w->chunks);
     free(w->pieces);
     free(w->layers);
     free(w);
+}
+
+/* The copies of a part, once; the compute stream has waited for it. */
+static int decode(struct dweights *w, int part, struct err *e)
+{
+    struct dlinear *mats[LAYER_MATS];
+    if (!w->decoded || part < 0 || part >= w->n_layers || w->is_decoded[part])
+        return 0;
+    mats_of(&w->layers[part], mats);
+    for (int i = 0; i < LAYER_MATS; i++)
+        if (mats[i]->decoded.data && gpu_decode(w->g, &mats[i]->w, (uint8_t *)(uintptr_t)mats[i]->decoded.data, e) < 0)
+            return -1;
+    w->is_decoded[part] = 1;
+    return 0;
 }
 
 int dweights_need(struct dweights *w, int part, struct err *e)
@@ -338,7 +395,7 @@ int dweights_need(struct dweights *w, int part, struct err *e)
     if (failed)
         *e = w->error;
     pthread_mutex_unlock(&w->lock);
-    return failed ? -1 : gpu_event_wait(w->g, GPU_COMPUTE, w->event[part + 1], e);
+    return failed || gpu_event_wait(w->g, GPU_COMPUTE, w->event[part + 1], e) < 0 ? -1 : decode(w, part, e);
 }
 
 int dweights_complete(struct dweights *w, struct err *e)
@@ -352,11 +409,14 @@ int dweights_complete(struct dweights *w, struct err *e)
     pthread_mutex_unlock(&w->lock);
     if (failed)
         return -1;
-    if (done) {
-        join(w);
-        w->complete = 1;
-    }
-    return w->complete;
+    if (!done)
+        return 0;
+    join(w);
+    for (int i = 0; w->decoded && i < w->n_layers; i++)
+        if (dweights_need(w, i, e) < 0)
+            return -1;
+    w->complete = 1;
+    return 1;
 }
 
 const struct dlayer *dweights_layer(const struct dweights *w, int layer) { return &w->layers[layer]; }

@@ -7,7 +7,7 @@
 #include "gpu/rt/rt.h"
 #include "libcommon/model/model.h"
 
-struct dlinear { struct gpu_mat w; const float *bias; };        /* w.data NULL: absent */
+struct dlinear { struct gpu_mat w, decoded; const float *bias; };       /* w.data NULL: absent; decoded.data NULL: there is no copy as f16 */
 struct dnorm { const float *w, *b; int present; };
 struct dlayer {
     struct dnorm attn_norm, attn_post_norm, mlp_norm, mlp_post_norm, q_norm, k_norm;
@@ -19,8 +19,12 @@ struct dweights;
 size_t dweights_size(const struct model *m, int first_layer);
 /* Of those that the processor reads then: the embedding and layers [0, first_layer); 0 with the whole model on the device. */
 size_t dweights_host_size(const struct model *m, int first_layer);
-/* Begins to load; m stays open until the end of the loading or dweights_close. */
-struct dweights *dweights_open(struct gpu *g, const struct model *m, int first_layer, struct err *e);
+/* Bytes of copies as f16 of the matrices that prompts read: those of the layers that are packed, but with
+ * act_int8 those that gpu_matmul_int8 takes. */
+size_t dweights_decoded_size(const struct model *m, int first_layer, int act_int8);
+/* Begins to load; m stays open until the end of the loading or dweights_close.  decoded: with the copies, which the compute stream makes of a layer when it first
+ * needs it, or of all once they are there. */
+struct dweights *dweights_open(struct gpu *g, const struct model *m, int first_layer, int decoded, int act_int8, struct err *e);
 void dweights_close(struct dweights *w);        /* stops loading; NULL is fine */
 
 enum { DWEIGHTS_FIRST = -1 };                   /* embedding and what belongs to it; 0..n_layers - 1; n_layers: final norm, head */

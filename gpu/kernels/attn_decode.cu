@@ -169,8 +169,8 @@ template <int KV, int GROUP> __global__ __launch_bounds__(THREADS) void attn_spl
     float *part = score + GROUP * GPU_SPLIT;        /* [rows][GROUP][n] */
     float *merged = o.partial + (((size_t)blockIdx.z * o.n_heads + j.first_head) * o.max_splits + blockIdx.x) * (n + 2);
     const size_t next_head = (size_t)o.max_splits * (n + 2);
-    for (int i = threadIdx.x; i < GROUP * n; i += THREADS)
-        q[i] = i / n < j.n_group ? o.q[((size_t)j.t * o.n_heads + j.first_head + i / n) * n + i % n] : 0;
+    for (int i = threadIdx.x; i < GROUP * n; i += THREADS)      /* the heads of a group follow each other */
+        q[i] = i < j.n_group * n ? o.q[((size_t)j.t * o.n_heads + j.first_head) * n + i] : 0;
     __syncthreads();
     for (int p0 = j.from + warp * KV_BLOCK; p0 < j.to; p0 += WARPS * KV_BLOCK)
         score_block<KV, GROUP>(score, q, o, j, p0);
@@ -181,12 +181,14 @@ template <int KV, int GROUP> __global__ __launch_bounds__(THREADS) void attn_spl
     if (row < rows)
         add_values<KV, GROUP>(part, score, o, j, rows, row, threadIdx.x % lanes * 8);
     __syncthreads();
-    for (int i = threadIdx.x; i < j.n_group * n; i += THREADS) {
-        float sum = 0;
-        for (int r = 0; r < rows; r++)
-            sum += part[r * GROUP * n + i];
-        merged[i / n * next_head + i % n] = sum;
-    }
+    for (int h = 0; h < j.n_group; h++)
+        for (int d = threadIdx.x; d < n; d += THREADS) {
+            float sum = 0;
+#pragma unroll 4
+            for (int r = 0; r < rows; r++)
+                sum += part[(r * GROUP + h) * n + d];
+            merged[h * next_head + d] = sum;
+        }
 }
 
 /* One head of one token.  Every warp finds the maximum and the sum: two barriers less, and the same numbers. */

@@ -163,7 +163,7 @@ template <int DIM> DEVICE void multiply_keys(scores<DIM> &s, const rooms<DIM> &r
 template <int DIM> DEVICE void finish_scores(scores<DIM> &s, const gpu_attention &o, const tile_job &j, int k0)
 {
     const int lane = threadIdx.x % 32, pos0 = j.pos0 + threadIdx.x / 32 * 16 * shape<DIM>::strips + lane / 4;
-    const float slope = o.alibi ? o.alibi[j.head] : 0;
+    const float slope = o.alibi ? o.alibi[j.head] : 0, inverse = o.softcap > 0 ? 1 / o.softcap : 0;
 #pragma unroll
     for (int m = 0; m < shape<DIM>::strips; m++)
 #pragma unroll
@@ -173,7 +173,7 @@ template <int DIM> DEVICE void finish_scores(scores<DIM> &s, const gpu_attention
                 const int p = k0 + 8 * i + lane % 4 * 2 + k % 2, pos = pos0 + 16 * m + k / 2 * 8;
                 float v = s[m][i][k] * o.scale;
                 if (o.softcap > 0)
-                    v = o.softcap * tanhf(v / o.softcap);
+                    v = o.softcap * fast_tanh(v * inverse);
                 if (o.alibi)
                     v = fmaf(slope, (float)(p - pos), v);
                 const int seen = p <= pos && p <= j.last && (!o.window || p > pos - o.window);

@@ -20,6 +20,7 @@ struct gpu_mat {
     uint64_t tile_bytes;
     int type, rows, cols, n_steps;      /* steps of 32 k: cols_padded / 32 */
     int n_tiles, n_groups, group_shift; /* 32 << group_shift = group size */
+    const uint8_t *row_scales; uint64_t row_scales_step;        /* QT_F16 of gpu_decoded: [32] f32 of each tile, so many bytes apart; NULL: none */
 };
 
 /* How activations lie (prim.cuh): as matvec reads them, or as matmul does. */
@@ -45,6 +46,8 @@ struct gpu_linear {
     const uint16_t *act;                /* [n_tokens][act_stride] f16, 16-byte aligned, in the order that the kernel wants (matmul_f32: x instead) */
     int act_stride;
     const float *x; int ldx;            /* f32 activations */
+    const int8_t *code;                 /* [n_tokens][GPU_CODE_STRIDE(cols)] and [n_tokens]: activations as gpu_act_int8 makes them */
+    const float *code_scale;
     int n_tokens;
     int wgmma;                          /* gpu_matmul: gpu_matmul_hopper, if it takes this */
     enum gpu_finish finish;
@@ -63,6 +66,24 @@ int gpu_matmul_hopper(struct gpu *g, const struct gpu_linear *l, struct err *e);
 int gpu_matmul_hopper_takes(const struct gpu *g, const struct gpu_linear *l);
 /* f32 activations and the weights as stored, every type; any number of tokens and up to three matrices, no GPU_MLP. */
 int gpu_matmul_f32(struct gpu *g, const struct gpu_linear *l, struct err *e);
+
+/* int8 activations and weights with one scale a row: any number of tokens, the same bits for a token whatever their number; up to GPU_MATVEC_TOKENS as gpu_matvec takes its
+ * arguments, more as gpu_matmul.  takes: is it a matrix for that? */
+int gpu_matmul_int8(struct gpu *g, const struct gpu_linear *l, struct err *e);
+int gpu_matmul_int8_takes(const struct gpu_mat *w);
+/* code [n][GPU_CODE_STRIDE(cols)] = act [n][act_stride] / scale, to the nearest, ties to even, where scale is the largest |act| of a token / 127; in the order of k, zeros
+ * behind cols.  A token with what is not a number has scale NaN. */
+#define GPU_CODE_STRIDE(cols) (((cols) + 63) / 64 * 64)
+int gpu_act_int8(struct gpu *g, const uint16_t *act, int act_stride, enum gpu_act_order order, int n, int cols, int8_t *code, float *scale, struct err *e);
+
+/* A matrix of packed weights once more, as f16 that gpu_matmul (and gpu_matmul_hopper) read to the same bits; matvec and embed go on with the packed one, whose
+ * row scales both use. */
+enum { GPU_DECODED_STEP = 2048 };       /* bytes of 32 rows x 32 k */
+size_t gpu_decoded_size(int type, int n_tiles, int n_steps);    /* 0: it is not packed, and there is nothing to decode */
+struct gpu_mat gpu_decoded(const struct gpu_mat *m, const uint8_t *data);
+int gpu_decode(struct gpu *g, const struct gpu_mat *m, uint8_t *out, struct err *e);
+/* From more tokens on a matrix is read, and else decoded, more than once in a launch: up to so many the fewer bytes win. */
+enum { GPU_DECODED_TOKENS = 128 };
 
 /* x [n][cols] = row token[i] of w * scale (w->data NULL: 0), + pos_embed[pos[i] + pos_offset] if there is one.  A token below 0 is drawn[-1 - token]; what was not
  * drawn there (-1) counts as token 0. */

@@ -2,55 +2,42 @@
  *
  * shapes   as matvec.cu, one matrix
  * tile     a block: 128 rows x 64 or 128 tokens, all k; 4 warps, each 32 rows and all tokens, so that every code is decoded once a block.  Weights come from
- *          global memory into registers, one step (32 k) ahead; activations through shared memory, three stages of 64 k by cp.async, as [32 k][tokens][64 bytes], their
- *          16-byte pieces swizzled so that an 8 x 8 matrix of ldmatrix lies in 32 different banks
+ *          global memory into registers, one step (32 k) ahead; activations through shared memory (prim/stages.cuh)
  * moves    weights once per 64 or 128 tokens, activations once per 128 rows (both mostly from L2)
- * limit    mma.sync: two thirds of the wgmma peak on Hopper (413 cycles a step there, calculated).  A step of a warp with 128 tokens is 354 instructions (nvcc 13.0, sm_90): 64 mma,
+ * limit    mma.sync: two thirds of the wgmma peak on Hopper (413 cycles a step there, calculated).  A step of a warp with 128 tokens is 350 instructions (nvcc 13.0, sm_90): 64 mma,
  *          16 LDSM.x4, 16 LDS for the codebook (with what comes by cp.async 384 cycles of shared memory for the four warps), some 250 for decoding and addresses
  * checked  tests/unit/t-gpu-matmul.c */
+#include "gpu/prim/stages.cuh"
 #include "gpu/prim/weights.cuh"
 #include "gpu/rt/launch.cuh"
 
-enum { WARPS = 4, STAGES = 3, STAGE_STEPS = 2 };
+enum { WARPS = 4 };
 
 template <int TYPE, int TOKENS> __global__ __launch_bounds__(WARPS * 32) void matmul_kernel(gpu_linear l)
 {
     typedef format<TYPE> f;
-    constexpr int N8 = TOKENS / 8, STAGE_BYTES = STAGE_STEPS * TOKENS * 64;
+    constexpr int N8 = TOKENS / 8;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     SHARED(uint32_t, shared);
-    uint8_t *stages = reinterpret_cast<uint8_t *>(shared + (f::table ? TABLE_BYTES / 4 : 0));        /* [STAGES][STAGE_STEPS][TOKENS][32 f16] */
     const gpu_mat &m = l.w[0];
     const int tile = blockIdx.x * WARPS + warp, first_token = blockIdx.y * TOKENS, n_tokens = min(TOKENS, l.n_tokens - first_token);
     const int has_rows = tile < m.n_tiles;
     const uint8_t *data = m.data + (size_t)(has_rows ? tile : 0) * m.tile_bytes;
-    const uint16_t *act = l.act + (size_t)first_token * l.act_stride;
-    const int n_stages = (m.n_steps + STAGE_STEPS - 1) / STAGE_STEPS;
+    const token_stages<TOKENS, WARPS * 32> stages = { reinterpret_cast<uint8_t *>(shared + (f::table ? TABLE_BYTES / 4 : 0)),
+                                                      reinterpret_cast<const uint8_t *>(l.act + (size_t)first_token * l.act_stride), 2 * l.act_stride, n_tokens, m.n_steps };
 
     const uint32_t *table = table_fill<TYPE>(shared);
 
-    /* 16-byte pieces of a stage: step, token, quarter.  Tokens and k beyond the end repeat the last: nobody reads what comes of them. */
-    auto fetch = [&](int stage) {
-        if (stage < n_stages) {
-            uint8_t *to = stages + stage % STAGES * STAGE_BYTES;
-            for (int i = threadIdx.x; i < STAGE_BYTES / 16; i += WARPS * 32) {
-                const int quarter = i % 4, token = i / 4 % TOKENS, step = min(stage * STAGE_STEPS + i / 4 / TOKENS, m.n_steps - 1);
-                copy_async(to + (i ^ (token >> 1 & 3)) * 16, act + (size_t)min(token, n_tokens - 1) * l.act_stride + step * 32 + quarter * 8);
-            }
-        }
-        copy_commit();
-    };
     for (int i = 0; i < STAGES - 1; i++)
-        fetch(i);
+        stages.fetch(i);
 
     float c[2][4 * N8] = {};
     raw_step<TYPE> next;
     load_step<TYPE>(next, data, m, 0, g, t);
-    for (int stage = 0; stage < n_stages; stage++) {
+    for (int stage = 0; stage < stages.n_stages(); stage++) {
         copy_wait<STAGES - 2>();
         __syncthreads();                /* this stage is there for all; the one before is read */
-        fetch(stage + STAGES - 1);
-        const uint8_t *from = stages + stage % STAGES * STAGE_BYTES;
+        stages.fetch(stage + STAGES - 1);
 #pragma unroll
         for (int s = 0; s < STAGE_STEPS; s++) {
             const int step = stage * STAGE_STEPS + s;
@@ -66,7 +53,7 @@ template <int TYPE, int TOKENS> __global__ __launch_bounds__(WARPS * 32) void ma
 #pragma unroll
             for (int i = 0; i < N8; i++) {
                 uint32_t x[4];
-                load_matrices(x, from + ((s * TOKENS + 8 * i + lane % 8) * 4 + (lane / 8 ^ (lane >> 1 & 3))) * 16);
+                stages.load(x, stage, s, i, lane);
                 multiply_rows(c[0] + 4 * i, rows[0], rows[1], make_uint4(x[0], x[1], x[2], x[3]));
                 multiply_rows(c[1] + 4 * i, rows[2], rows[3], make_uint4(x[0], x[1], x[2], x[3]));
             }

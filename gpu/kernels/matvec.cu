@@ -6,7 +6,7 @@
  *          needs more than the 99 KB of sm_86 and sm_89
  * moves    the matrix once from HBM, 16 bytes a lane, up to 8 loads in flight a lane: 64 KB a block, 2 blocks an SM; activations from L2, once a block
  *          (n * cols * 2 bytes: 11 % of 4-bit weights with one token, 90 % with 8)
- * limit    HBM bandwidth; 135 instructions per 16 bytes of nl4 and lane with up to 8 tokens (nvcc 13.0, sm_90: 539 for four steps of a warp), where 131-148 issue slots fit
+ * limit    HBM bandwidth; 132 instructions per 16 bytes of nl4 and lane with up to 8 tokens (nvcc 13.0, sm_90: 528 for four steps of a warp), where 131-148 issue slots fit
  *          into the time of the bytes on an H200: at the edge
  * checked  tests/unit/t-gpu-matmul.c */
 #include "gpu/prim/weights.cuh"
@@ -85,30 +85,12 @@ template <int TYPE, int TOKENS8, int N> __global__ __launch_bounds__(WARPS * 32)
                 *reinterpret_cast<float4 *>(to) = make_float4(c[i][b][0][k], c[i][b][0][2 + k], c[i][b][1][k], c[i][b][1][2 + k]);
             }
     __syncthreads();
-    for (int o = threadIdx.x; o < l.n_tokens * 32; o += WARPS * 32) {
-        const int token = o / 32, in_tile = o % 32, row = tile * 32 + in_tile;
-        if (row >= m.rows) {
-            if (l.finish == GPU_MLP)
-                l.act_out[(size_t)token * l.act_out_stride + act_place(row, GPU_ACT_LANES)] = 0;
-            continue;
-        }
-        float y[N];
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            y[i] = 0;
-            for (int w = 0; w < WARPS; w++)
-                y[i] += sums[((w * N + i) * 8 * TOKENS8 + token) * PAD_ROWS + in_tile];
-            y[i] *= f::row_scale ? ACT_UNIT * float_of(load4(data[i] + 4 * in_tile)) : ACT_UNIT;
-        }
-        if (l.finish != GPU_MLP) {
-            finish_one(l, l.to[which], token, row, y[0]);
-            continue;
-        }
-        float h = activation(l.to[0].bias ? y[0] + l.to[0].bias[row] : y[0], l.function);
-        if (N == 2)
-            h *= l.to[1].bias ? y[N - 1] + l.to[1].bias[row] : y[N - 1];
-        l.act_out[(size_t)token * l.act_out_stride + act_place(row, GPU_ACT_LANES)] = act_of(h);
-    }
+    finish_few<N>(l, which, tile, WARPS * 32, [&](int i, int token, int in_tile) {
+        float y = 0;
+        for (int w = 0; w < WARPS; w++)
+            y += sums[((w * N + i) * 8 * TOKENS8 + token) * PAD_ROWS + in_tile];
+        return y * (f::row_scale ? ACT_UNIT * float_of(load4(data[i] + 4 * in_tile)) : ACT_UNIT);
+    });
 }
 
 template <int TYPE, int TOKENS8, int N> static int run(struct gpu *g, const gpu_linear *l, struct err *e)

@@ -1,5 +1,5 @@
 /* prim.cuh - the device instructions that kernels use, each with its emulated form: loads past the cache, pairs of f16, mma, ldmatrix, cp.async.
- * Fragment layouts: PTX ISA 8.x, sections "Matrix fragments for mma.m16n8k16" and "ldmatrix". */
+ * Fragment layouts: PTX ISA 8.x, sections "Matrix fragments for mma.m16n8k16", "... mma.m16n8k32" and "ldmatrix". */
 #ifndef ZSE_GPU_PRIM_PRIM_CUH
 #define ZSE_GPU_PRIM_PRIM_CUH
 
@@ -33,8 +33,9 @@ DEVICE float float_of(uint32_t u) { return EITHER(__uint_as_float(u), f32_from_b
 
 DEVICE uint32_t bits_of(float f) { return EITHER(__float_as_uint(f), f32_bits(f)); }
 
-/* exp to a few ulp of f32, good enough beside f16. */
+/* exp and tanh to a few ulp of f32 (of 1: a small tanh is a difference), good enough beside f16. */
 DEVICE float fast_exp(float x) { return EITHER(__expf(x), expf(x)); }
+DEVICE float fast_tanh(float x) { return EITHER(1 - __fdividef(2, 1 + __expf(2 * x)), 1 - 2 / (1 + expf(2 * x))); }
 
 /* Bytes of a (0..3) and b (4..7), chosen by the lower four nibbles of s; with 8 added, the sign of the byte in all its bits.  (__byte_perm would clear those 8.) */
 DEVICE uint32_t prmt(uint32_t a, uint32_t b, uint32_t s)
@@ -76,6 +77,17 @@ DEVICE uint4 load_stream(const void *p)
     return v;
 #else
     return *static_cast<const uint4 *>(p);
+#endif
+}
+
+DEVICE uint2 load_stream8(const void *p)
+{
+#ifdef __CUDACC__
+    uint2 v;
+    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
+    return v;
+#else
+    return *static_cast<const uint2 *>(p);
 #endif
 }
 
@@ -176,6 +188,39 @@ DEVICE void mma_f16(float c[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t 
             for (int i = 0; i < 4; i++)
                 o[i] = float_of(u[6 + i]) + sums[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2];
         }
+    }, "mma");
+#endif
+}
+
+/* c[16][8] += a[16][32] b[32][8], s8 in, s32 out: exact.  Lane 4g + t holds
+ *     a[0] row g, k 4t..4t+3   a[1] row g+8   a[2] row g, k 4t+16..4t+19   a[3] row g+8, k 4t+16..4t+19
+ *     b0 k 4t..4t+3, column g   b1 k 4t+16..4t+19
+ *     c as mma_f16 has it */
+DEVICE void mma_s8(int c[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1)
+{
+#ifdef __CUDACC__
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+#else
+    const uint32_t in[10] = { a0, a1, a2, a3, b0, b1, (uint32_t)c[0], (uint32_t)c[1], (uint32_t)c[2], (uint32_t)c[3] };
+    emulated_collective(in, sizeof in, c, 16, [](const emulated_slots *s, emulated_slots *out, uint32_t) {
+        int8_t a[16][32], b[8][32];
+        for (int lane = 0; lane < 32; lane++) {
+            const uint32_t *u = (const uint32_t *)s->lane[lane];
+            const int g = lane / 4, t = lane % 4;
+            for (int i = 0; i < 2; i++) {       /* k + 16 */
+                memcpy(a[g] + 4 * t + 16 * i, &u[2 * i], 4);
+                memcpy(a[g + 8] + 4 * t + 16 * i, &u[2 * i + 1], 4);
+                memcpy(b[g] + 4 * t + 16 * i, &u[4 + i], 4);
+            }
+        }
+        for (int lane = 0; lane < 32; lane++)
+            for (int i = 0; i < 4; i++) {
+                uint32_t sum = ((const uint32_t *)s->lane[lane])[6 + i];
+                for (int k = 0; k < 32; k++)
+                    sum += (uint32_t)(a[lane / 4 + i / 2 * 8][k] * b[lane % 4 * 2 + i % 2][k]);
+                ((uint32_t *)out->lane[lane])[i] = sum;
+            }
     }, "mma");
 #endif
 }

@@ -251,6 +251,31 @@ DEVICE void finish_one(const gpu_linear &l, const gpu_output &to, int token, int
     *out = finished(l, to.bias ? y + to.bias[row] : y, l.finish == GPU_ADD ? *out : 0);
 }
 
+/* The elements of a tile of matrix `which`, or of the tiles of gate and up, for few tokens, by a block: product(i, token, row in the tile) is matrix which + i's, with the row's scale. */
+template <int N, class PRODUCT> DEVICE void finish_few(const gpu_linear &l, int which, int tile, int n_threads, PRODUCT product)
+{
+    for (int o = threadIdx.x; o < l.n_tokens * 32; o += n_threads) {
+        const int token = o / 32, in_tile = o % 32, row = tile * 32 + in_tile;
+        if (row >= l.w[which].rows) {
+            if (l.finish == GPU_MLP)
+                l.act_out[(size_t)token * l.act_out_stride + act_place(row, GPU_ACT_LANES)] = 0;
+            continue;
+        }
+        float y[N];
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            y[i] = product(i, token, in_tile);
+        if (N == 1 && l.finish != GPU_MLP) {
+            finish_one(l, l.to[which], token, row, y[0]);
+            continue;
+        }
+        float h = activation(l.to[0].bias ? y[0] + l.to[0].bias[row] : y[0], l.function);
+        if (N == 2)
+            h *= l.to[1].bias ? y[N - 1] + l.to[1].bias[row] : y[N - 1];
+        l.act_out[(size_t)token * l.act_out_stride + act_place(row, GPU_ACT_LANES)] = act_of(h);
+    }
+}
+
 /* A lane's four neighbouring rows of many tokens: factor * (y * scale + bias) + before is stored.  Where nothing is added bias and before are -0: x + -0 is x. */
 struct finish_rows {
     float bias[4], scale[4], factor;
@@ -271,6 +296,8 @@ template <int TYPE> DEVICE finish_rows finish_begin(const gpu_linear &l, const g
     for (int i = 0; i < 4; i++) {
         f.bias[i] = to.bias && i < f.n ? to.bias[row + i] : -0.0f;
         f.scale[i] = format<TYPE>::row_scale ? unit * float_of(load4(tile + 4 * (row % TILE_OF_ROWS + i))) : unit;
+        if (TYPE == QT_F16 && l.w[0].row_scales)
+            f.scale[i] = unit * float_of(load4(l.w[0].row_scales + (size_t)(row / TILE_OF_ROWS) * l.w[0].row_scales_step + 4 * (row % TILE_OF_ROWS + i)));
     }
     return f;
 }
@@ -329,7 +356,9 @@ template <int N8, int TOGETHER> DEVICE void finish_tokens(const float y[2][4 * N
         finish_narrow<N8>(y, f, at, n);
     if (l.finish == GPU_ADD || l.limit <= 0)
         return;
+#pragma unroll 1
     for (int token = 0; token < n; token += token & 1 ? 7 : 1)
+#pragma unroll 1
         for (int r = 0; r < f.n; r++)
             at[(size_t)token * f.ldo + r] = limited(l, at[(size_t)token * f.ldo + r]);
 }

@@ -105,6 +105,7 @@ static struct machine {
     int n_graphs;                       /* launched */
     std::atomic<uint64_t> n_opened;     /* regions, of all devices */
     enum emulated_refusal refuse;       /* emulated_refuse */
+    std::atomic<size_t> memory, taken;  /* emulated_memory; of it, in pages of 2 MiB */
 } m;
 emulated_thread *emulated;
 
@@ -505,6 +506,11 @@ void emulated_refuse(enum emulated_refusal what)
     m.refuse = what;
 }
 
+void emulated_memory(size_t size) { m.memory = size; }
+
+static size_t memory_size() { return m.memory ? m.memory.load() : (size_t)4 << 30; }
+static size_t taken_by(size_t size) { return (size + ((size_t)2 << 20) - 1) >> 21 << 21; }
+
 static int refused(enum emulated_refusal what, struct err *e)
 {
     std::lock_guard<std::mutex> guard(m.lock);
@@ -669,8 +675,10 @@ void gpu_close(struct gpu *g)
     if (!g)
         return;
     for (const region &r : g->regions)
-        if (r.map_size)
+        if (r.map_size) {
+            m.taken -= r.pinned ? 0 : taken_by(r.size);
             munmap(r.map, r.map_size);
+        }
     delete g;
     std::lock_guard<std::mutex> guard(state.lock);
     if (--state.n_handles == 0) {
@@ -693,7 +701,8 @@ int gpu_info(const struct gpu *, struct gpu_info *info, struct err *)
     snprintf(info->name, sizeof info->name, "emulated");
     info->major = 9;
     info->n_sms = 4;
-    info->memory = info->free = (size_t)4 << 30;
+    info->memory = memory_size();
+    info->free = info->memory > m.taken ? info->memory - m.taken : 0;
     info->l2 = 4 << 10;                 /* little, so that what is several times as large is still little */
     return 0;
 }
@@ -726,7 +735,18 @@ static void *region_open(struct gpu *g, size_t size, int pinned, const char *wha
     return end - n;
 }
 
-void *gpu_alloc(struct gpu *g, size_t size, const char *what, struct err *e) { return region_open(g, size, 0, what, e); }
+void *gpu_alloc(struct gpu *g, size_t size, const char *what, struct err *e)
+{
+    const size_t n = taken_by(size), before = m.taken.fetch_add(n);
+    void *p = nullptr;
+    if (before + n > memory_size())
+        err_set(e, ERR_DEVICE, "emulated:0: %zu bytes of device memory for %s: out of memory", size, what);
+    else
+        p = region_open(g, size, 0, what, e);
+    if (!p)
+        m.taken -= n;
+    return p;
+}
 void *gpu_pinned(struct gpu *g, size_t size, const char *what, struct err *e) { return region_open(g, size, 1, what, e); }
 
 static void region_close(struct gpu *g, void *p)
@@ -739,6 +759,7 @@ static void region_close(struct gpu *g, void *p)
             continue;
         region &r = g->regions[i];
         const size_t all = r.map_size;
+        m.taken -= r.pinned ? 0 : taken_by(r.size);
         r.map_size = r.size = 0;
         r.p = nullptr;
         munmap(r.map, all);

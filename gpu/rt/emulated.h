@@ -2,6 +2,8 @@
 #ifndef ZSE_GPU_RT_EMULATED_H
 #define ZSE_GPU_RT_EMULATED_H
 
+#include <stddef.h>
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -12,6 +14,8 @@ void emulated_fail(const char *kernel, int n);
 /* From now on there is no memory for graphs, or for launching them. */
 enum emulated_refusal { EMULATED_NOTHING, EMULATED_GRAPH, EMULATED_GRAPH_LAUNCH };
 void emulated_refuse(enum emulated_refusal what);
+/* From now on the devices have so many bytes of memory together; 0: 4 GiB. */
+void emulated_memory(size_t size);
 /* Graphs launched in this process so far. */
 int emulated_graphs(void);
 

@@ -31,6 +31,9 @@ struct batch_item {
 };
 struct batch { const struct batch_item *items; int n_items; };
 
+/* Copies of packed weights as f16, for prompts; auto: where 3 times the weights and 2 GB are free, and all the rest has room beside them. */
+enum cache_weights { CACHE_WEIGHTS_OFF, CACHE_WEIGHTS_AUTO, CACHE_WEIGHTS_ON };
+
 struct backend_options {
     int n_threads;                          /* 0: all processors */
     enum kv_type kv_type;
@@ -47,16 +50,29 @@ struct backend_options {
     int strict;                             /* on a GPU too results depend neither on chunks nor on prefixes nor on how many tokens a step has; on the CPU they never do */
     int debug_sync;                         /* wait after every kernel of a GPU, so that a failure names it */
     int wgmma;                              /* products of many tokens by wgmma on compute capability 9.0 */
-    int no_graphs;                          /* a GPU's steps are launched kernel by kernel */
+    int cache_weights;                      /* enum cache_weights, of a GPU */
+    int no_graphs;                          /* a GPU's steps of decoding are launched kernel by kernel */
+    int act_int8;                           /* a GPU multiplies matrices with one int8 scale a row (i8r) by activations rounded to int8, a scale a token */
+};
+
+/* Steps of decoding alone as graphs, recorded once and replayed: [i]: of up to 2^i sequences. */
+enum { BACKEND_BUCKETS = 7 };
+struct backend_graphs {
+    const char *off;                        /* why there are none, static; NULL: there may be */
+    int captured[BACKEND_BUCKETS];          /* since it was opened; a bucket has one for each power of two of the context */
+    uint64_t replays[BACKEND_BUCKETS];
+    int refused;                            /* that the device had no memory for: these steps are launched kernel by kernel */
 };
 
 /* What a backend takes of a device, and when it had it. */
 struct backend_device {
     const char *name;                       /* "NVIDIA H200": borrowed until close; NULL: the processor alone */
     int index, n_layers;                    /* which; how many layers it computes */
-    size_t weights, kv, work, reserve;      /* bytes: see gpu_plan */
+    size_t weights, cached, kv, work, reserve;      /* bytes: see gpu_plan */
+    const char *cache_off;                  /* why there are no copies of weights as f16, static; NULL: there are */
     size_t total;                           /* bytes of its memory */
     int lost;                               /* it failed, and refuses all work from then on */
+    struct backend_graphs graphs;
     uint64_t begun_ns, context_ns, copied_ns;       /* clock_ns(): when it was asked for, was there, had all weights; copied_ns 0: not yet */
 };
 

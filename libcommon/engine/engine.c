@@ -70,7 +70,7 @@ static int ask_backend(const struct engine *g, const struct engine_options *o, s
     *b = (struct backend_options){ .n_threads = o->n_threads, .kv_type = o->kv_type, .n_blocks = n_blocks, .n_states = n_states(g, o), .max_tokens = g->max_tokens,
                                    .max_logits = g->max_tokens, .exact = o->exact, .kernels = o->kernels, .max_weights = o->max_weights,
                                    .device = o->device, .device_layers = o->device_layers, .max_device = o->max_device, .strict = o->strict,
-                                   .debug_sync = o->debug_sync, .wgmma = o->wgmma, .no_graphs = o->no_graphs };
+                                   .debug_sync = o->debug_sync, .wgmma = o->wgmma, .no_graphs = o->no_graphs, .act_int8 = o->act_int8, .cache_weights = o->cache_weights };
     return n_blocks < 0 ? -1 : 0;
 }
 

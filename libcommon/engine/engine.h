@@ -29,7 +29,7 @@ struct engine_options {
     int no_prefix_cache;            /* every prompt is computed from its first token */
     int exact;
     const char *kernels;
-    int device, debug_sync, device_layers, strict, wgmma, no_graphs;       /* of backend_options */
+    int device, debug_sync, device_layers, strict, wgmma, no_graphs, act_int8, cache_weights;        /* of backend_options */
     size_t max_device;
     /* Models with recurrent layers: a sequence's beginning is reused from snapshots of its state only: behind its last token when it ended or was preempted, and
      * behind every so many tokens.  A snapshot takes config_state_bytes(); with no_prefix_cache there are none. */

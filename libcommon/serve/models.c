@@ -79,11 +79,12 @@ static void open_model(struct hosted *h)
     engine_limits(h->m.engine, &h->limits);
     h->most_running = h->limits.max_running;
     h->memory_bytes = h->m.file_bytes + es.private_bytes;       /* the private ones have keys and values among them */
-    h->vram_bytes = es.device.weights + es.device.kv + es.device.work;
+    h->vram_bytes = es.device.weights + es.device.cached + es.device.kv + es.device.work;
     if (es.device.name)
         snprintf(h->device, sizeof h->device, "%.*s:%d", (int)strcspn(es.backend, " "), es.backend, es.device.index);
     else
         snprintf(h->device, sizeof h->device, "cpu");
+    device_line(h->about, &es, h->m.model->config.n_layers);
     h->load_s = (double)(clock_ns() - h->started_ns) * 1e-9;
     h->error.code = ERR_NONE;
 }
@@ -504,6 +505,7 @@ static void on_opened(struct server *s, struct hosted *h)
     if (h->replaces)
         take_place(h);
     server_log(s, "%s: ready after %.3f s, %s, context %d", h->id, h->load_s, h->m.quantization ? h->m.quantization : "?", h->m.max_len);
+    server_log(s, "%s: %s", h->id, h->about);
     tell_waiter(h, NULL);
 }
 

@@ -9,6 +9,7 @@
 
 #include "libcommon/base/clock.h"
 #include "libcommon/base/json.h"
+#include "libcommon/engine/device_show.h"
 #include "libcommon/hw/machine.h"
 #include "libcommon/serve/calls.h"
 
@@ -70,10 +71,11 @@ static json_t *on_gpus(const struct server *s)
         if (!h->worker || !h->vram_bytes)
             continue;
         worker_stats(h->worker, &e, NULL);
-        json_array_append_new(list, json_pack("{s:s, s:s, s:s, s:i, s:i, s:I, s:I, s:I, s:I, s:I, s:b}", "model_id", h->id, "device", h->device, "gpu_name", e.device.name, "gpu_layers",
+        json_array_append_new(list, json_pack("{s:s, s:s, s:s, s:i, s:i, s:I, s:I, s:I, s:I, s:I, s:b, s:I, s:s?, s:o}", "model_id", h->id, "device", h->device, "gpu_name", e.device.name, "gpu_layers",
                                               e.device.n_layers, "layers", h->m.model->config.n_layers, "weight_bytes", (json_int_t)e.device.weights, "kv_bytes",
                                               (json_int_t)e.device.kv, "workspace_bytes", (json_int_t)e.device.work, "reserve_bytes", (json_int_t)e.device.reserve,
-                                              "total_memory_bytes", (json_int_t)e.device.total, "lost", e.device.lost));
+                                              "total_memory_bytes", (json_int_t)e.device.total, "lost", e.device.lost, "cached_bytes", (json_int_t)e.device.cached,
+                                              "cache_weights_off", e.device.cache_off, "cuda_graphs", device_graphs_json(&e.device.graphs)));
     }
     return list;
 }

@@ -5,6 +5,7 @@
 #include <pthread.h>
 
 #include "libcommon/base/rng.h"
+#include "libcommon/engine/device_show.h"
 #include "libcommon/serve/watch.h"
 #include "libcommon/serve/conn.h"
 #include "libcommon/grammar/tools.h"
@@ -49,6 +50,7 @@ struct hosted {
     struct sampling sampling;           /* defaults of its requests */
     uint64_t memory_bytes, vram_bytes;  /* vram_bytes: of a GPU's memory */
     char device[32];                    /* "cpu", "cuda:0" */
+    char about[DEVICE_LINE];            /* where it runs and what it takes there */
     struct engine_limits limits;        /* as wished, batching on */
     int most_running;                   /* as opened */
     int batching;                       /* off: one request at a time */

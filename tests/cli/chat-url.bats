@@ -70,7 +70,7 @@ What is 2+2?<|im_end|>
   [ "$(jq -c .messages <<<"$output")" = '[{"role":"system","content":"Be"},{"role":"user","content":"hi"}]' ]
   fake -m echo -p hi -n 0
   [ "$(jq -c 'keys' <<<"$output")" = '["messages","model","stream","stream_options"]' ]
-  for flag in '-q int8' '--threads 1' '--ctx 9' '--kv f16' '--kernels ref' '--device cpu' --exact '--max-memory 1GB' '--template LICENSE' --ids --plan --force; do
+  for flag in '-q int8' '--threads 1' '--ctx 9' '--kv f16' '--kernels ref' '--device cpu' '--cuda-graphs on' '--act int8' '--cache-weights auto' --exact '--max-memory 1GB' '--template LICENSE' --ids --plan --force; do
     # shellcheck disable=SC2086
     fake $flag -p hi
     [ "$status" = 2 ] && [[ $stderr == *"with --url the server decides that, a request cannot say it"* ]] || { echo "$flag: $stderr"; return 1; }

@@ -69,10 +69,90 @@ setup_file() {
   [ "$status" = 1 ] && [[ "$stderr" == *"attn_split"* ]]
 }
 
+@test "graphs: counted by bucket, off with a reason, the same answer either way" {
+  [ -x "$B/emulated/zse-chat" ] || skip "the emulated programs are not built (make emulated)"
+  chat=$B/emulated/zse-chat bench=$B/emulated/zse-bench
+  want=$("$chat" "$MODEL" -p 'Once upon a time' --temp 0 --max-tokens 8 --device emulated --cuda-graphs off)
+  [ -n "$want" ]
+  [ "$("$chat" "$MODEL" -p 'Once upon a time' --temp 0 --max-tokens 8 --device emulated --cuda-graphs on)" = "$want" ]
+  "$bench" "$MODEL" --device emulated -p 4 -n 6 -b 3 -r 1 --gpu-layers 3 --json >"$BATS_TEST_TMPDIR/j"
+  jq -se '.[0].gpu.cuda_graphs | .on and .off_reason == null and .refused == 0 and ([.buckets[].sequences] == [4]) and .buckets[0].captured == 1 and .buckets[0].replays > 0' "$BATS_TEST_TMPDIR/j"
+  "$bench" "$MODEL" --device emulated -p 4 -n 6 -r 1 --cuda-graphs off --json >"$BATS_TEST_TMPDIR/j"
+  jq -se '.[0].gpu.cuda_graphs | (.on | not) and .off_reason == "--cuda-graphs off" and .buckets == []' "$BATS_TEST_TMPDIR/j"
+  ZSE_DEBUG_SYNC=1 "$chat" "$MODEL" --plan --device emulated | grep -q '^graphs .*off: ZSE_DEBUG_SYNC'
+  "$chat" "$MODEL" --plan --device emulated --json | jq -e '.cuda_graphs_off == null'
+  run -2 --separate-stderr "$chat" "$MODEL" -p hi --device emulated --cuda-graphs maybe
+  [[ "$stderr" == *"'maybe'"* ]]
+  run -2 --separate-stderr "$chat" "$MODEL" -p hi --device cpu --cuda-graphs on
+  [[ "$stderr" == *"no GPU"* ]]
+}
+
+@test "--act int8: for matrices with one scale a row, on a device; else refused" {
+  run -2 --separate-stderr zse-chat "$MODEL" -p hi --device cpu --act int8
+  [[ "$stderr" == *"--act int8: there is no GPU"* ]]
+  run -2 --separate-stderr zse-chat "$MODEL" -p hi --act int4
+  [[ "$stderr" == *"'int4', expected f16 or int8"* ]]
+  run -2 --separate-stderr zse-bench "$MODEL" --exact --act f16
+  [[ "$stderr" == *"--exact keeps activations as f32"* ]]
+  [ -x "$B/emulated/zse-chat" ] || skip "the emulated programs are not built (make emulated)"
+  chat=$B/emulated/zse-chat bench=$B/emulated/zse-bench rows=$BATS_TEST_TMPDIR/rows.zse
+  run -1 --separate-stderr "$chat" "$MODEL" -p hi --device emulated --act int8
+  [ -z "$output" ]
+  [[ "$stderr" == *"one scale a row (zse-convert -q int8 --group-size row makes them)"* ]]
+  run -2 --separate-stderr "$chat" "$MODEL" -p hi --device emulated --gpu-layers 0 --act int8
+  run -1 --separate-stderr "$B/emulated/zse-serve" "$MODEL" --device emulated --port 0 --ctx 64 --act int8
+  [[ "$stderr" == *"--act int8: none of the matrices"* ]]
+  run -2 --separate-stderr "$bench" gpu --device emulated --act int8
+  [[ "$stderr" == *"--act does not belong to zse-bench gpu"* ]]
+  zse-convert models/tiny -q int8 --group-size row -o "$rows" >/dev/null 2>&1
+  want=$("$chat" "$rows" -p 'What is the capital of France?' --temp 0 --max-tokens 6 --device emulated --act f16)
+  [ -n "$want" ]
+  [ "$("$chat" "$rows" -p 'What is the capital of France?' --temp 0 --max-tokens 6 --device emulated --act int8 --strict)" = "$want" ]
+  "$bench" "$rows" --device emulated --act int8 -p 20 -n 2 -r 1 -w 0 --json | jq -se '.[0].device | endswith(", int8 activations")'
+}
+
+@test "--cache-weights: the same answer, counted and told; where it does nothing it is refused" {
+  [ -x "$B/emulated/zse-serve" ] || skip "the emulated programs are not built (make emulated)"
+  chat=$B/emulated/zse-chat packed=$BATS_TEST_TMPDIR/packed.zse prompt=$(seq -s ' ' 80)
+  zse-convert models/tiny -q nl4 -o "$packed" >/dev/null 2>&1
+  want=$("$chat" "$packed" -p "$prompt" --temp 0 --max-tokens 4 --device emulated)
+  [ -n "$want" ]
+  [ "$("$chat" "$packed" -p "$prompt" --temp 0 --max-tokens 4 --device emulated --cache-weights on)" = "$want" ]
+  "$chat" "$packed" --plan --json --device emulated --cache-weights on >"$BATS_TEST_TMPDIR/j"
+  jq -se '.[0] | .fits and .cached_bytes > 0 and .cache_weights_off == null and .needed_bytes == .weight_bytes + .cached_bytes + .kv_bytes + .workspace_bytes + .reserve_bytes' "$BATS_TEST_TMPDIR/j"
+  ZSE_TEST_DEVICE_MEMORY=1000000000 "$chat" "$packed" --plan --json --device emulated --cache-weights auto >"$BATS_TEST_TMPDIR/j"
+  jq -se '.[0] | .fits and .cached_bytes == 0 and (.cache_weights_off | startswith("auto: "))' "$BATS_TEST_TMPDIR/j"
+  "$B/emulated/zse-bench" "$packed" --device emulated -p 4 -n 1 -r 1 --cache-weights auto --json >"$BATS_TEST_TMPDIR/j"
+  jq -se '.[0].gpu | .cached_bytes > 0 and .cache_weights_off == null' "$BATS_TEST_TMPDIR/j"
+  export ZSE_HOME=$BATS_TEST_TMPDIR/home
+  mkfifo "$BATS_TEST_TMPDIR/pipe"
+  "$B/emulated/zse-serve" "$packed" --device emulated --port 0 --ctx 64 --cache-weights on >"$BATS_TEST_TMPDIR/pipe" 2>"$BATS_TEST_TMPDIR/err" 3>&- &
+  pid=$!
+  read -r _ _ url <"$BATS_TEST_TMPDIR/pipe"
+  await listens "$url"
+  curl -s --retry 20 --retry-delay 0 --retry-all-errors "$url/v1/models" >/dev/null
+  [ "$(curl -s -o /dev/null -w '%{http_code}' "$url/v1/completions" -d '{"prompt":"a","max_tokens":1}')" = 200 ]
+  curl -s "$url/api/stats/gpu" >"$BATS_TEST_TMPDIR/j"
+  jq -se '.[0].models[0] | .cached_bytes > 0 and .cache_weights_off == null' "$BATS_TEST_TMPDIR/j"
+  kill -TERM $pid
+  wait $pid
+  grep -q 'once more as f16: [0-9.]* MB; graphs on$' "$BATS_TEST_TMPDIR/err"
+  for wrong in '--device cpu' '--device emulated --strict' '--device emulated --exact'; do
+    # shellcheck disable=SC2086     # words
+    run -2 --separate-stderr "$chat" "$packed" -p hi $wrong --cache-weights on
+    [[ "$stderr" == *"--cache-weights on: "* ]]
+  done
+  run -2 --separate-stderr "$chat" "$packed" -p hi --device emulated --cache-weights perhaps
+  run -1 --separate-stderr "$chat" "$MODEL" -p hi --device emulated --cache-weights on
+  [[ "$stderr" == *"no weights are packed"* ]]
+}
+
 @test "coldstart on a device: its own phases" {
   [ -x "$B/emulated/zse-bench" ] || skip "the emulated programs are not built (make emulated)"
   "$B/emulated/zse-bench" coldstart "$MODEL" --device emulated -p 2 -r 1 --json |
     jq -e '.warm.gpu | .bytes > 0 and .copy_s > 0 and .overlap_s >= 0 and .after_context_s >= .copy_s and .over_least > 0 and has("context_s")'
+  "$B/emulated/zse-bench" coldstart "$MODEL" --device emulated -p 2 -r 1 --cuda-graphs off --cache-weights auto --json >"$BATS_TEST_TMPDIR/j"
+  jq -se '.[0].warm.gpu.bytes > 0' "$BATS_TEST_TMPDIR/j"
 }
 
 @test "a server with a device: figures, a lost device is status 500, loaded again it answers" {
@@ -86,7 +166,7 @@ setup_file() {
   curl -s "$url/health" | jq -e .gpu_available
   admin() { curl -s -H "Authorization: Bearer $(cat "$ZSE_HOME/admin.token")" "$@"; }
   ask() { curl -s -w '%{http_code}' "$url/v1/completions" -d '{"prompt":"a","max_tokens":1,"temperature":0}'; }
-  curl -s "$url/api/stats/gpu" | jq -e '.models | length == 1 and .[0].device == "emulated:0" and .[0].gpu_layers == 4 and .[0].weight_bytes > 0 and (.[0].lost | not)'
+  curl -s "$url/api/stats/gpu" | jq -e '.models | length == 1 and .[0].device == "emulated:0" and .[0].gpu_layers == 4 and .[0].weight_bytes > 0 and (.[0].lost | not) and .[0].cuda_graphs.on'
   curl -s "$url/api/stats/gpu" | jq -e '(.gpus | type) == "array" and ((.gpus | length) > 0 or (.no_gpu | length) > 0)'
   for _ in 1 2; do
     run ask
@@ -101,11 +181,40 @@ setup_file() {
   wait $pid
 }
 
+@test "keys and values fill a device as far as it goes and no further; what is too little is refused with the numbers; the line says what there is and where" {
+  [ -x "$B/emulated/zse-serve" ] || skip "the emulated programs are not built (make emulated)"
+  export ZSE_HOME=$BATS_TEST_TMPDIR/home
+  blocks=()
+  for memory in 60 80 4000; do
+    rm -f "$BATS_TEST_TMPDIR/pipe" && mkfifo "$BATS_TEST_TMPDIR/pipe"
+    ZSE_TEST_DEVICE_MEMORY=${memory}000000 "$B/emulated/zse-serve" "$MODEL" --device emulated --port 0 --ctx 2048 >"$BATS_TEST_TMPDIR/pipe" 2>"$BATS_TEST_TMPDIR/err" 3>&- &
+    pid=$!
+    read -r _ _ url <"$BATS_TEST_TMPDIR/pipe"
+    await listens "$url"
+    [ "$(curl -s -o /dev/null -w '%{http_code}' "$url/v1/completions" -d '{"prompt":"a","max_tokens":2,"temperature":0}')" = 200 ]
+    curl -s "$url/api/stats/gpu" >"$BATS_TEST_TMPDIR/j"
+    jq -se --argjson m "${memory}000000" '.[0].models[0] | .total_memory_bytes == $m and .weight_bytes + .kv_bytes + .workspace_bytes + .reserve_bytes <= $m' "$BATS_TEST_TMPDIR/j"
+    kill -TERM $pid
+    wait $pid
+    line=$(grep -o 'on emulated.*' "$BATS_TEST_TMPDIR/err")
+    [[ "$line" =~ ^"on emulated emulated; attention where its layer is: all there; keys and values: "([0-9]+)" blocks of 16 tokens, "[0-9.]+" K tokens, "[0-9.]+" MB; graphs on"$ ]]
+    blocks+=("${BASH_REMATCH[1]}")
+  done
+  [ "${blocks[0]}" -ge 128 ]
+  [ "${blocks[0]}" -lt "${blocks[1]}" ]
+  [ "${blocks[1]}" -lt "${blocks[2]}" ]
+  [ "${blocks[2]}" = $((32 * 2048 / 16)) ]
+  ZSE_TEST_DEVICE_MEMORY=40000000 run -1 --separate-stderr "$B/emulated/zse-serve" "$MODEL" --device emulated --port 0 --ctx 2048
+  [[ "$stderr" == *"needs "*"keys and values "*" but 40.0 MB are free"* ]]
+  run -0 --separate-stderr "$B/emulated/zse-chat" "$MODEL" -p hi --max-tokens 1 --device emulated --gpu-layers 3 --ctx 64 --cuda-graphs off --verbose
+  [[ "$stderr" == *"on emulated emulated, 3 of 4 layers; attention where its layer is: 3 there, 1 on the processor; keys and values: 1 block of 16 tokens, "*" MB; graphs off: --cuda-graphs off"* ]]
+}
+
 @test "zse-bench gpu: every kernel, with its bytes and its shares" {
   [ -x "$B/emulated/zse-bench" ] || skip "the emulated programs are not built (make emulated)"
   "$B/emulated/zse-bench" gpu --device emulated --shape 96x64 --tokens 1,20 -p 40 -r 1 --json >"$BATS_TEST_TMPDIR/j"
   jq -e '.device == "emulated" and .heads == 2 and .context == 40 and .limits.copy_bytes_per_s > 0' "$BATS_TEST_TMPDIR/j"
-  jq -e '[.rows[].kernel] | unique == (["matvec","matvec_mlp","matmul","matmul_f32","norm","act_mul","embed","attn_decode","attn_prefill","rope_table","prepare","sample"] | sort)' "$BATS_TEST_TMPDIR/j"
+  jq -e '[.rows[].kernel] | unique == (["matvec","matvec_mlp","matvec_int8","matmul","matmul_int8","matmul_f32","norm","act_mul","act_int8","embed","attn_decode","attn_prefill","rope_table","prepare","sample"] | sort)' "$BATS_TEST_TMPDIR/j"
   jq -e '.rows | all(.seconds > 0 and .bytes > 0 and .read_share > 0 and (.bytes_per_s * .seconds / .bytes - 1 | fabs) < 1e-6 and .mma_share >= 0)' "$BATS_TEST_TMPDIR/j"
   jq -e '.rows[] | select(.kernel == "matmul" and .type == "f16") | .flop == 2 * 96 * 64 * 20 and .bytes == 96 * 64 * 2 + 20 * (2 * 64 + 4 * 96)' "$BATS_TEST_TMPDIR/j"
   for key in $(jq -r '[paths | map(select(type == "string")) | last | select(. != null)] | unique[]' "$BATS_TEST_TMPDIR/j"); do
@@ -116,12 +225,34 @@ setup_file() {
   run -2 "$B/emulated/zse-bench" gpu --device cpu
 }
 
+@test "zse-bench gpu --autotune: every kernel for a product, the fastest and the engine's; with ZSE_WGMMA=1 that is another" {
+  [ -x "$B/emulated/zse-bench" ] || skip "the emulated programs are not built (make emulated)"
+  tune=("$B/emulated/zse-bench" gpu --device emulated --shape 128x64 -r 1 --autotune)
+  "${tune[@]}" --tokens 1,16,17,129 --json >"$BATS_TEST_TMPDIR/j"
+  both='["matmul","matvec"]' many='["matmul"]' hopper='["matmul","matmul_hopper"]'
+  jq -e "[.rows[] | select(.type == \"nl4\")] | group_by(.tokens) | map([.[].kernel] | sort) == [$both, $both, $many, $hopper]" "$BATS_TEST_TMPDIR/j"
+  jq -e "[.rows[] | select(.type == \"nf4\" and .tokens == 129).kernel] == $many" "$BATS_TEST_TMPDIR/j"
+  jq -e '.rows | group_by([.type, .tokens]) | length == 24 and all((map(select(.taken)) | length == 1) and ((map(select(.fastest)) | map(.seconds)) == [map(.seconds) | min]))' "$BATS_TEST_TMPDIR/j"
+  jq -e '.rows | all(.taken == (.kernel == if .tokens <= 16 then "matvec" else "matmul" end))' "$BATS_TEST_TMPDIR/j"
+  ZSE_WGMMA=1 "${tune[@]}" --tokens 129 --json | jq -e '[.rows[] | select(.taken) | [.type, .kernel]] | length == 6 and all(.[1] == if .[0] == "nf4" then "matmul" else "matmul_hopper" end)'
+  run -0 "${tune[@]}" --tokens 1,17
+  [ "$(grep -cE '^[a-z0-9]+ +[0-9]+  best mat[a-z_]+, the engine takes (it|mat[a-z_]+: [1-9][0-9]*\.[0-9]{2}x)$' <<<"$output")" = 12 ]
+  [[ "$output" != *attn_decode* ]]
+  run -2 --separate-stderr "${tune[@]}" -p 40
+  [[ "$stderr" == *"gpu --autotune: "* ]]
+  for wrong in --strict --exact '--cuda-graphs off' '--cache-weights auto'; do
+    run -2 --separate-stderr "$B/emulated/zse-bench" gpu --device emulated $wrong
+    [[ "$stderr" == *"gpu: measures kernels without a model"* ]]
+  done
+  run -2 zse-bench matmul --autotune
+}
+
 @test "gpu-check: a rehearsal with the emulated programs" {
   [ -x "$B/emulated/zse-bench" ] || skip "the emulated programs are not built (make emulated)"
   r=$BATS_TEST_TMPDIR/results
-  run -0 env -u MAKEFLAGS scripts/gpu-check --device emulated --only kernels,tiny,memcheck --bundle "$BATS_TEST_TMPDIR/all.tar.gz" "$r"
+  run -0 env -u MAKEFLAGS scripts/gpu-check --device emulated --only kernels,tiny,int8,memcheck --bundle "$BATS_TEST_TMPDIR/all.tar.gz" "$r"
   [[ "$output" == *"matvec nl4 1: "*"tiny-batch2: decode "*" tokens/s "*"ok "*kernels*"ok "*tiny*"skipped "*memcheck* ]]
-  jq -e '.gpu == "emulated" and (.failed | not) and ([.parts[] | .part + " " + .status] == ["kernels ok", "tiny ok", "memcheck skipped"])' "$r/emulated-summary.json"
+  jq -e '.gpu == "emulated" and (.failed | not) and ([.parts[] | .part + " " + .status] == ["kernels ok", "tiny ok", "int8 ok", "memcheck skipped"])' "$r/emulated-summary.json"
   for f in "$r"/*.json; do jq -e . "$f" >/dev/null || { echo "$f"; return 1; }; done
   [ "$(tar -tzf "$BATS_TEST_TMPDIR/all.tar.gz" | grep -c json)" -ge 6 ]
   GPU_CHECK_LIMIT=0 run -0 scripts/gpu-check --device emulated --only kernels "$r"

@@ -23,6 +23,17 @@
 static struct gpu *device;
 static struct err why;
 
+/* The largest error, of the largest magnitude that is wanted; what is not a number is no small one. */
+static inline double error_of(const float *got, const float *want, size_t n)
+{
+    double max = 0, error = 0;
+    for (size_t i = 0; i < n; i++) {
+        max = fmax(max, fabs((double)want[i]));
+        error = isfinite(got[i]) ? fmax(error, fabs((double)got[i] - want[i])) : INFINITY;
+    }
+    return error / max;
+}
+
 /* Every call that may fail goes through this: the sentence of the device is the test's message. */
 #define OK(call) do { if ((call) < 0) fail_msg("%s", why.msg); } while (0)
 

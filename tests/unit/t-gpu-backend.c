@@ -198,6 +198,13 @@ static void graph_of_many(void **state)
     model_close(m);
 }
 
+static struct backend_graphs graphs_of(const void *b)
+{
+    struct backend_device d;
+    backend_gpu.device(b, &d);
+    return d.graphs;
+}
+
 /* 3 tokens have the graph of 4. */
 static void graph_of_three(void **state)
 {
@@ -213,7 +220,17 @@ static void graph_of_three(void **state)
         item[i] = (struct batch_item){ .tokens = &id[i], .n_tokens = 1, .table = &id[i], .n_logits = 1 };
     }
     four_times(b, m, &(struct batch){ item, MOST - 1 }, 2);
+    struct backend_graphs graphs = graphs_of(b);
+    assert_null(graphs.off);
+    for (int i = 0; i < BACKEND_BUCKETS; i++) {
+        assert_int_equal(graphs.captured[i], 1 << i == MOST);
+        assert_int_equal(graphs.replays[i], 1 << i == MOST ? 2 : 0);
+    }
     four_times(b, m, &(struct batch){ item, MOST }, 3);         /* it is there: the first of them is replayed, too */
+    graphs = graphs_of(b);
+    assert_int_equal(graphs.captured[2], 1);
+    assert_int_equal(graphs.replays[2], 5);
+    assert_int_equal(graphs.refused, 0);
     backend_gpu.close(b);
     model_close(m);
 }
@@ -258,12 +275,19 @@ static void no_graphs(void **state)
         four_times(b, m, &(struct batch){ &item, 1 }, 0);
         emulated_refuse(EMULATED_NOTHING);
         four_times(b, m, &(struct batch){ &item, 1 }, 0);        /* not asked for again */
+        assert_int_equal(graphs_of(b).refused, 1);
+        assert_int_equal(graphs_of(b).replays[0], 0);
         backend_gpu.close(b);
     }
-    o.no_graphs = 1;
-    void *b = loaded(m, &o);
-    four_times(b, m, &(struct batch){ &item, 1 }, 0);
-    backend_gpu.close(b);
+    for (int i = 0; i < 2; i++) {       /* and it says why */
+        o.no_graphs = i == 0;
+        o.debug_sync = i == 1;
+        void *b = loaded(m, &o);
+        if (o.no_graphs)
+            four_times(b, m, &(struct batch){ &item, 1 }, 0);
+        assert_non_null(strstr(graphs_of(b).off, i ? "ZSE_DEBUG_SYNC" : "--cuda-graphs off"));
+        backend_gpu.close(b);
+    }
     model_close(m);
 }
 
@@ -460,16 +484,6 @@ static void ahead_fails(void **state)
 
 /* ---- layers shared with the processor ---- */
 
-static double error_of(const float *got, const float *want, size_t n)
-{
-    double max = 0, error = 0;
-    for (size_t i = 0; i < n; i++) {
-        max = fmax(max, fabs((double)want[i]));
-        error = isfinite(got[i]) ? fmax(error, fabs((double)got[i] - want[i])) : INFINITY;
-    }
-    return error / max;
-}
-
 /* A prompt in two chunks, tokens one by one (the second of which is recorded and replayed), then the last on copies of the blocks; hidden states. */
 static void some_layers(void **state)
 {
@@ -537,6 +551,11 @@ static void plan(void **state)
     struct gpu_plan whole, p;
     OK(gpu_plan(m, &o, &whole, &why));
     assert_int_equal(whole.needed, whole.weights + whole.kv + whole.work + whole.reserve);
+    assert_int_equal(whole.cached, 0);
+    o.cache_weights = CACHE_WEIGHTS_ON;         /* f16 already */
+    assert_int_equal(gpu_plan(m, &o, &p, &why), -1);
+    assert_non_null(strstr(why.msg, "no weights are packed"));
+    o.cache_weights = CACHE_WEIGHTS_OFF;
     assert_int_equal(whole.most_layers, m->config.n_layers);
     assert_int_equal(whole.host_weights, 0);
     OK(gpu_plan_fits(&whole, &o, &why));
@@ -560,6 +579,50 @@ static void plan(void **state)
     o.max_device--;
     OK(gpu_plan(m, &o, &p, &why));
     assert_int_equal(p.most_layers, 0);
+    model_close(m);
+}
+
+/* Copies of weights as f16: counted, to the tile; auto takes them by its rule alone. */
+static void plan_copies(void **state)
+{
+    (void)state;
+    struct model *m = load();
+    struct backend_options o = options();
+    struct gpu_plan off, on, p;
+    size_t weights = 0;
+    for (int i = 0; i < m->config.n_layers; i++) {
+        struct layer *l = &m->layers[i];
+        struct mat *mats[] = { &l->q.w, &l->k.w, &l->v.w, &l->o.w, &l->gate.w, &l->up.w, &l->down.w };
+        for (int j = 0; j < 7; j++) {           /* a plan reads no weights */
+            const uint8_t *data = mats[j]->data;
+            OK(mat_init(mats[j], QT_NL4, 32, 64, mats[j]->rows, mats[j]->cols, &why));
+            mats[j]->data = data;
+            weights += (size_t)mats[j]->n_tiles * 32 * (size_t)mats[j]->cols_padded * 2;
+        }
+    }
+    OK(gpu_plan(m, &o, &off, &why));
+    assert_non_null(strstr(off.cache_off, "off"));
+    o.cache_weights = CACHE_WEIGHTS_ON;
+    OK(gpu_plan(m, &o, &on, &why));
+    assert_null(on.cache_off);
+    assert_true(on.cached >= weights && on.cached < weights + (3 << 20));
+    assert_int_equal(on.needed, off.needed + on.cached);
+    o.max_device = on.needed - 1;
+    OK(gpu_plan(m, &o, &p, &why));
+    assert_int_equal(gpu_plan_fits(&p, &o, &why), -1);
+    assert_non_null(strstr(why.msg, "--cache-weights"));
+    o.cache_weights = CACHE_WEIGHTS_AUTO;
+    o.max_device = 3 * off.weights + 2000000000;
+    OK(gpu_plan(m, &o, &p, &why));
+    if (p.limit == o.max_device)                /* so much is free */
+        assert_int_equal(p.cached, on.cached);
+    o.max_device--;
+    OK(gpu_plan(m, &o, &p, &why));
+    assert_int_equal(p.cached, 0);
+    assert_non_null(strstr(p.cache_off, "auto"));
+    o.strict = 1;
+    OK(gpu_plan(m, &o, &p, &why));
+    assert_non_null(strstr(p.cache_off, "--strict"));
     model_close(m);
 }
 
@@ -678,11 +741,11 @@ int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(strict), cmocka_unit_test(graph_of_many), cmocka_unit_test(graph_of_three), cmocka_unit_test(graph_of_odd_splits),
                                        cmocka_unit_test(no_graphs), cmocka_unit_test(ahead), cmocka_unit_test(forward_beside_two), cmocka_unit_test(ahead_fails),
-                                       cmocka_unit_test(some_layers), cmocka_unit_test(plan), cmocka_unit_test(lost),
+                                       cmocka_unit_test(some_layers), cmocka_unit_test(plan), cmocka_unit_test(plan_copies), cmocka_unit_test(lost),
                                        cmocka_unit_test(lost_while_idle) };
     if (gpu_kind[0] != 'e' && !device_usable())
         return 0;
     if (getenv("ZSE_SANITIZED"))        /* for the backend's own code */
-        return cmocka_run_group_tests(((const struct CMUnitTest[]){ cmocka_unit_test(plan), cmocka_unit_test(ahead), cmocka_unit_test(ahead_fails), cmocka_unit_test(lost), cmocka_unit_test(lost_while_idle) }), NULL, NULL);
+        return cmocka_run_group_tests(((const struct CMUnitTest[]){ cmocka_unit_test(plan), cmocka_unit_test(plan_copies), cmocka_unit_test(ahead), cmocka_unit_test(ahead_fails), cmocka_unit_test(lost), cmocka_unit_test(lost_while_idle) }), NULL, NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

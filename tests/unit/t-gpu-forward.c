@@ -50,11 +50,13 @@ static int32_t argmax(const float *x, int n)
 }
 
 static int wgmma;               /* backend_options.wgmma */
+static int cache_weights;       /* backend_options.cache_weights */
 static int checked;             /* emulated: with every access checked, which takes twice as long and records no graphs */
 
 static void *backend_open(const struct backend *d, const struct model *m, enum kv_type kv, int exact)
 {
-    const struct backend_options o = { .debug_sync = checked, .n_threads = 2, .kv_type = kv, .n_blocks = N_BLOCKS, .max_tokens = MAX_TOKENS, .max_logits = MAX_TOKENS, .exact = exact, .wgmma = wgmma };
+    const struct backend_options o = { .debug_sync = checked, .n_threads = 2, .kv_type = kv, .n_blocks = N_BLOCKS, .max_tokens = MAX_TOKENS, .max_logits = MAX_TOKENS, .exact = exact, .wgmma = wgmma,
+                                        .cache_weights = cache_weights };
     void *b = d->open(m, &o, &why);
     if (!b)
         fail_msg("%s", why.msg);
@@ -68,16 +70,6 @@ static void forward(const struct backend *d, void *b, const int32_t *ids, int po
         table[i] = (i * 5 + 3) % N_BLOCKS;
     const struct batch_item item = { .tokens = ids, .n_tokens = n, .pos = pos, .table = table, .n_logits = n_logits };
     OK(d->forward(b, &(struct batch){ &item, 1 }, logits, &why));
-}
-
-static double error_of(const float *got, const float *want, size_t n)
-{
-    double max = 0, error = 0;
-    for (size_t i = 0; i < n; i++) {
-        max = fmax(max, fabs((double)want[i]));
-        error = isfinite(got[i]) ? fmax(error, fabs((double)got[i] - want[i])) : INFINITY;
-    }
-    return error / max;
 }
 
 /* ---- against transformers ---- */
@@ -213,20 +205,28 @@ static void against_cpu(struct model *m, enum kv_type kv, int exact, double limi
     free(got), free(want);
 }
 
+enum { MOST_OWNED = 7 * 64 + 1 };
+/* The layers' matrices, but that in the second layer other types stand side by side.  Returns the number of owned, for free(). */
+static int quantize_layers(struct model *m, enum qtype type, int group, uint8_t *owned[MOST_OWNED])
+{
+    int n = 0;
+    for (int k = 0; k < m->config.n_layers; k++) {
+        struct layer *l = &m->layers[k];
+        struct linear *all[] = { &l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down };
+        for (int j = 0; j < 7; j++)
+            owned[n++] = k == 1 && j % 3 == 1 ? quantize(all[j], QT_I8, 32) : k == 1 && j == 6 ? quantize(all[j], QT_F32, 32) : quantize(all[j], type, group);
+    }
+    return n;
+}
+
 static void types(void **state)
 {
     (void)state;
     static const struct { enum qtype type; int group; } cases[] = { { QT_NL4, 32 }, { QT_I4, 128 }, { QT_I8, 64 }, { QT_M6, 32 }, { QT_BF16, 32 } };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct model *m = load("tiny", QT_F32);
-        uint8_t *owned[7 * 64 + 1];
-        int n = 0;
-        for (int k = 0; k < m->config.n_layers; k++) {
-            struct layer *l = &m->layers[k];
-            struct linear *all[] = { &l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down };
-            for (int j = 0; j < 7; j++)         /* in the second layer other types stand side by side */
-                owned[n++] = k == 1 && j % 3 == 1 ? quantize(all[j], QT_I8, 32) : k == 1 && j == 6 ? quantize(all[j], QT_F32, 32) : quantize(all[j], cases[i].type, cases[i].group);
-        }
+        uint8_t *owned[MOST_OWNED];
+        int n = quantize_layers(m, cases[i].type, cases[i].group, owned);
         checked = i == 0;
         against_cpu(m, KV_F16, 0, 2e-2, qtype_info(cases[i].type)->name);
         checked = 0;
@@ -284,6 +284,44 @@ static void by_wgmma(void **state)
     wgmma = checked = 0;
     free(logits[0]), free(logits[1]);
     model_close(m);
+}
+
+/* With copies of the weights as f16 a prompt's logits are the same bits, by both kernels for many tokens; tokens after it and short prompts go on with the packed ones. */
+static void copies(void **state)
+{
+    (void)state;
+    enum { N = 140, LOGITS = 3 };
+    static const struct { enum qtype type; int group; } cases[] = { { QT_NL4, 32 }, { QT_I4Z, 64 } };
+    int32_t ids[N + 1];
+    for (int t = 0; t < 2; t++) {
+        struct model *m = load("tiny", QT_F32);
+        uint8_t *owned[MOST_OWNED];
+        const int n_owned = quantize_layers(m, cases[t].type, cases[t].group, owned);
+        const size_t vocab = (size_t)m->config.vocab_size;
+        float *want = malloc((LOGITS + 1) * vocab * sizeof *want), *got = malloc((LOGITS + 1) * vocab * sizeof *got);
+        for (int i = 0; i <= N; i++)
+            ids[i] = (i * 37 + 11) % m->config.vocab_size;
+        for (wgmma = 0; wgmma < (t == 0 ? 2 : 1); wgmma++)
+            for (cache_weights = CACHE_WEIGHTS_OFF; cache_weights <= CACHE_WEIGHTS_ON; cache_weights++) {
+                struct backend_device d;
+                void *b = backend_open(&backend_gpu, m, KV_F16, 0);
+                backend_gpu.device(b, &d);
+                assert_int_equal(d.cached > 0, !d.cache_off);
+                if (cache_weights != CACHE_WEIGHTS_AUTO)        /* that depends on the device */
+                    assert_int_equal(d.cached > 0, cache_weights == CACHE_WEIGHTS_ON);
+                float *to = cache_weights == CACHE_WEIGHTS_OFF ? want : got;
+                forward(&backend_gpu, b, ids, 0, N, LOGITS, to);
+                forward(&backend_gpu, b, ids + N, N, 1, 1, to + LOGITS * vocab);
+                if (cache_weights != CACHE_WEIGHTS_OFF)
+                    assert_memory_equal(got, want, (LOGITS + 1) * vocab * sizeof *got);
+                backend_gpu.close(b);
+            }
+        wgmma = cache_weights = 0;
+        free(want), free(got);
+        for (int i = 0; i < n_owned; i++)
+            free(owned[i]);
+        model_close(m);
+    }
 }
 
 /* Sequences of a ragged batch get what they get alone, and a graph's replay what the launches give; blocks can be copied. */
@@ -386,7 +424,7 @@ static void refusals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(by_wgmma), cmocka_unit_test(types), cmocka_unit_test(kv_formats), cmocka_unit_test(batches), cmocka_unit_test(refusals),
+        cmocka_unit_test(by_wgmma), cmocka_unit_test(copies), cmocka_unit_test(types), cmocka_unit_test(kv_formats), cmocka_unit_test(batches), cmocka_unit_test(refusals),
         cmocka_unit_test(exact_folders), cmocka_unit_test(f16_folders),
     };
     if (gpu_kind[0] != 'e' && !device_usable())

@@ -40,6 +40,28 @@ static void compare(const struct mat *m, const float *got, size_t ldo, const flo
     free(w);
 }
 
+/* The copy as f16, where there is one: the same bits. */
+static void check_decoded(const struct gpu_linear *packed, enum path path, const float *want, float *dout, size_t n)
+{
+    const struct gpu_mat *m = &packed->w[0];
+    const size_t size = gpu_decoded_size(m->type, m->n_tiles, m->n_steps);
+    assert_int_equal(size == 0, m->type == QT_F16 || m->type == QT_BF16);
+    if (!size)
+        return;
+    uint8_t *copy = on_device(size);
+    float *got = malloc(n * sizeof *got);
+    struct gpu_linear l = *packed;
+    OK(gpu_decode(device, m, copy, &why));
+    OK(gpu_fill(device, GPU_COMPUTE, dout, 0xff, n * 4, &why));
+    l.w[0] = gpu_decoded(m, copy);
+    OK(by_path(path, &l));
+    from_device(got, dout, n * 4);
+    for (int t = 0; t < l.n_tokens; t++)
+        assert_memory_equal(got + (size_t)t * (size_t)l.to[0].ldo, want + (size_t)t * (size_t)l.to[0].ldo, (size_t)m->rows * 4);
+    gpu_free(device, copy);
+    free(got);
+}
+
 static void check(enum qtype type, int group_size, int rows, int cols, int n, enum path path)
 {
     struct rng r = { (uint64_t)type * 1000003 + (uint64_t)(group_size * 7 + rows * 131 + cols + n) };
@@ -70,6 +92,8 @@ static void check(enum qtype type, int group_size, int rows, int cols, int n, en
         assert_memory_equal(twin, out, (size_t)n * ldo * 4);
         free(twin);
     }
+    if (path == MATMUL || path == HOPPER)
+        check_decoded(&l, path, out, dout, (size_t)n * ldo);
     for (int t = 0; t < n; t++)
         for (size_t i = (size_t)rows; i < ldo; i++)
             if (out[(size_t)t * ldo + i] != -12345)

@@ -1,0 +1,39 @@
+/* stages.cuh - activations of many tokens on their way through shared memory: three stages of two steps of 64 bytes a token, by cp.async, as [step][TOKENS][64 bytes], their
+ * 16-byte pieces swizzled so that an 8 x 8 matrix of ldmatrix lies in 32 different banks. */
+#ifndef ZSE_GPU_PRIM_STAGES_CUH
+#define ZSE_GPU_PRIM_STAGES_CUH
+
+#include "gpu/prim/prim.cuh"
+
+enum { STAGES = 3, STAGE_STEPS = 2 };
+
+template <int TOKENS, int THREADS> struct token_stages {
+    static constexpr int BYTES = STAGE_STEPS * TOKENS * 64;
+    uint8_t *room;                      /* [STAGES][BYTES] of shared memory */
+    const uint8_t *from;                /* the first token's row, 16-byte aligned */
+    int stride;                         /* bytes of a row, a multiple of 16 */
+    int n_tokens, n_steps;              /* tokens and steps beyond the end repeat the last: nobody reads what comes of them */
+
+    DEVICE int n_stages() const { return (n_steps + STAGE_STEPS - 1) / STAGE_STEPS; }
+
+    /* Ask for a stage, where there is one; a group of copies in any case. */
+    DEVICE void fetch(int stage) const
+    {
+        if (stage < n_stages()) {
+            uint8_t *to = room + stage % STAGES * BYTES;
+            for (int i = threadIdx.x; i < BYTES / 16; i += THREADS) {
+                const int quarter = i % 4, token = i / 4 % TOKENS, step = min(stage * STAGE_STEPS + i / 4 / TOKENS, n_steps - 1);
+                copy_async(to + (i ^ (token >> 1 & 3)) * 16, from + (size_t)min(token, n_tokens - 1) * stride + step * 64 + quarter * 16);
+            }
+        }
+        copy_commit();
+    }
+
+    /* Of step s of a stage and tokens 8i .. 8i+7: lane 4g + t gets bytes 4t .. 4t+3 of the four pieces of token 8i + g. */
+    DEVICE void load(uint32_t x[4], int stage, int s, int i, int lane) const
+    {
+        load_matrices(x, room + stage % STAGES * BYTES + ((s * TOKENS + 8 * i + lane % 8) * 4 + (lane / 8 ^ (lane >> 1 & 3))) * 16);
+    }
+};
+
+#endif

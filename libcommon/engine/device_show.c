@@ -1,0 +1,30 @@
+#include "libcommon/engine/device_show.h"
+
+#include <stdio.h>
+
+#include "libcommon/quant/kvtype.h"
+
+void device_line(char out[DEVICE_LINE], const struct engine_stats *s, int n_layers)
+{
+    const struct backend_device *d = &s->device;
+    char where[96] = "all on the processor", graphs[96] = "", cached[96] = "";
+    if (d->name && d->n_layers < n_layers)
+        snprintf(where, sizeof where, "%d there, %d on the processor", d->n_layers, n_layers - d->n_layers);
+    else if (d->name)
+        snprintf(where, sizeof where, "all there");
+    if (d->cached)
+        snprintf(cached, sizeof cached, "; weights once more as f16: %.1f MB", (double)d->cached * 1e-6);
+    if (d->name)
+        snprintf(graphs, sizeof graphs, "; graphs %s%s", d->graphs.off ? "off: " : "on", d->graphs.off ? d->graphs.off : "");
+    snprintf(out, DEVICE_LINE, "on %.150s; attention where its layer is: %s; keys and values: %d block%s of %d tokens, %.1f K tokens, %.1f MB%s%s", s->backend, where, s->n_blocks,
+             s->n_blocks == 1 ? "" : "s", KV_BLOCK, (double)s->n_blocks * KV_BLOCK * 1e-3, (double)s->kv_bytes * 1e-6, cached, graphs);
+}
+
+json_t *device_graphs_json(const struct backend_graphs *g)
+{
+    json_t *buckets = json_array();
+    for (int i = 0; i < BACKEND_BUCKETS; i++)
+        if (g->captured[i])
+            json_array_append_new(buckets, json_pack("{s:i, s:i, s:I}", "sequences", 1 << i, "captured", g->captured[i], "replays", (json_int_t)g->replays[i]));
+    return json_pack("{s:b, s:s?, s:i, s:o}", "on", !g->off, "off_reason", g->off, "refused", g->refused, "buckets", buckets);
+}
