@@ -524,8 +524,7 @@ static uint32_t config_after(struct grammar *g, uint32_t stack)
     begin_config(g);
     close_over(g, EXPR_EPSILON, stack);
     uint32_t c = config_of(g);
-    v = map_at(&g->after, (uint64_t)stack + 1, &failed);
-    *v = c + 1;
+    *v = c + 1;                         /* nothing above adds to `after` */
     return c;
 }
 
@@ -640,7 +639,7 @@ static struct terminal *terminal_of(struct grammar *g, uint32_t e)
     }
     g->cache_bytes += sizeof x + (x.n_ids == UINT32_MAX ? g->v->n_words : x.n_ids) * sizeof *x.ids + (x.n_exits[0] + x.n_exits[1]) * sizeof *x.exits[0];
     g->terminal[g->n_terminals++] = x;
-    *map_at(&g->terminals, (uint64_t)e + 1, &failed) = g->n_terminals;
+    *v = g->n_terminals;                /* nothing above adds to `terminals` */
     return &g->terminal[g->n_terminals - 1];
 memory:
     g->x.failed = 1;
@@ -769,10 +768,9 @@ struct matcher *matcher_open(struct grammar *g, struct err *e)
     pthread_mutex_lock(&g->lock);
     begin_config(g);
     close_over(g, g->root, EXPR_NONE);
-    int rc = stand(m, config_of(g));
-    if (exprs_check(&g->x, e) != 0)
-        rc = -1;
-    else if (rc != 0)
+    uint32_t root = config_of(g);
+    int rc = exprs_check(&g->x, e);     /* what failed may have left no config at all */
+    if (rc == 0 && (rc = stand(m, root)) != 0)
         err_nomem(e, "a matcher");
     pthread_mutex_unlock(&g->lock);
     if (rc == 0)
