@@ -21,13 +21,20 @@ static json_t *parse_file(const struct source *s, const char *name, struct err *
     return j;
 }
 
+/* *out: a copy of s, NULL where there is none. */
+static int copy(const char *s, size_t n, char **out, struct err *e)
+{
+    *out = s ? strndup(s, n) : NULL;
+    return s && !*out ? err_nomem(e, "the text of a token") : 0;
+}
+
 /* A token is written as its text or as {"content": text, ...}. */
-static char *token_text(const json_t *config, const char *key)
+static int token_text(const json_t *config, const char *key, char **out, struct err *e)
 {
     const json_t *t = js_get(config, key);
     if (json_is_object(t))
         t = json_object_get(t, "content");
-    return json_is_string(t) ? strdup(json_string_value(t)) : NULL;
+    return copy(json_string_value(t), json_string_length(t), out, e);
 }
 
 static int add_text(json_t *all, const char *name, const char *path, const void *text, size_t size, struct err *e)
@@ -65,12 +72,9 @@ static int collect_folder(const struct source *s, json_t *all, char **bos, char 
     int r = -1;
     if (!config || !(special = parse_file(s, "special_tokens_map.json", e)) || !(processor = parse_file(s, "chat_template.json", e)))
         goto done;
-    *bos = token_text(config, "bos_token");
-    *eos = token_text(config, "eos_token");
-    if (!*bos && !json_object_get(config, "bos_token"))
-        *bos = token_text(special, "bos_token");
-    if (!*eos && !json_object_get(config, "eos_token"))
-        *eos = token_text(special, "eos_token");
+    if (token_text(json_object_get(config, "bos_token") ? config : special, "bos_token", bos, e) < 0 ||
+        token_text(json_object_get(config, "eos_token") ? config : special, "eos_token", eos, e) < 0)
+        goto done;
     if (add_from_config(all, processor, s->path, e) < 0 || add_from_config(all, config, s->path, e) < 0)
         goto done;
     for (int i = 0; i < s->n_files; i++) {
@@ -96,21 +100,20 @@ done:
 
 /* ---- a GGUF file: tokenizer.chat_template, and tokenizer.chat_template.NAME */
 
-static char *gguf_token(const struct gguf *g, const char *key)
+static int gguf_token(const struct gguf *g, const char *key, char **out, struct err *e)
 {
     int64_t id = gguf_int(g, key, -1);
     const struct gguf_kv *tokens = gguf_find(g, "tokenizer.ggml.tokens");
-    if (id < 0 || !tokens || !tokens->str || (uint64_t)id >= tokens->n)
-        return NULL;
-    return strndup(tokens->str[id].s, tokens->str[id].n);
+    const struct gguf_str *s = id >= 0 && tokens && tokens->str && (uint64_t)id < tokens->n ? &tokens->str[id] : NULL;
+    return copy(s ? s->s : NULL, s ? s->n : 0, out, e);
 }
 
 static int collect_gguf(const struct source *s, json_t *all, char **bos, char **eos, struct err *e)
 {
     static const char key[] = "tokenizer.chat_template";
     const struct gguf *g = s->gguf;
-    *bos = gguf_token(g, "tokenizer.ggml.bos_token_id");
-    *eos = gguf_token(g, "tokenizer.ggml.eos_token_id");
+    if (gguf_token(g, "tokenizer.ggml.bos_token_id", bos, e) < 0 || gguf_token(g, "tokenizer.ggml.eos_token_id", eos, e) < 0)
+        return -1;
     for (int i = 0; i < g->n_kv; i++) {
         const struct gguf_kv *kv = &g->kv[i];
         size_t n = sizeof key - 1;
@@ -150,18 +153,19 @@ static int zse_tokens(const struct zfile *z, char **bos, char **eos, struct err 
         if (strcmp(zfile_original_name(z, i, &size), "tokenizer_config.json"))
             continue;
         char *text = malloc(size + 1);
-        if (!text || zfile_original_read(z, i, text, e) < 0) {
+        if (!text)
+            return err_nomem(e, "tokenizer_config.json");
+        if (zfile_original_read(z, i, text, e) < 0) {
             free(text);
-            return text ? -1 : err_nomem(e, "tokenizer_config.json");
+            return -1;
         }
         json_t *config = js_parse("tokenizer_config.json", text, size, e);
         free(text);
         if (!config)
             return err_prefix(e, "%s", zfile_path(z));
-        *bos = token_text(config, "bos_token");
-        *eos = token_text(config, "eos_token");
+        int rc = token_text(config, "bos_token", bos, e) < 0 ? -1 : token_text(config, "eos_token", eos, e);
         json_decref(config);
-        return 0;
+        return rc;
     }
     const void *blob = zfile_tokenizer(z, &size);
     struct tokenizer *t = blob ? tokenizer_open(blob, size, e) : NULL;
@@ -170,11 +174,12 @@ static int zse_tokens(const struct zfile *z, char **bos, char **eos, struct err 
     int n_eos = 0;
     const int32_t *ends = tokenizer_eos(t, &n_eos);
     const char *first = tokenizer_bos(t) >= 0 ? tokenizer_token(t, tokenizer_bos(t), &n_token) : NULL;
-    *bos = first ? strndup(first, n_token) : NULL;
+    int rc = copy(first, first ? n_token : 0, bos, e);
     const char *last = n_eos ? tokenizer_token(t, ends[0], &n_token) : NULL;
-    *eos = last ? strndup(last, n_token) : NULL;
+    if (rc == 0)
+        rc = copy(last, last ? n_token : 0, eos, e);
     tokenizer_close(t);
-    return 0;
+    return rc;
 }
 
 static json_t *collect_zse(const struct zfile *z, char **bos, char **eos, struct err *e)

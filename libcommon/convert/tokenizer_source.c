@@ -38,10 +38,12 @@ static int texts(const struct gguf_kv *kv, const char *const **p, size_t **n, st
     return 0;
 }
 
-static char *string(const struct gguf *g, const char *key)
+/* *out: a copy, NULL where there is none. */
+static int string(const struct gguf *g, const char *key, char **out, struct err *e)
 {
     const struct gguf_str *s = gguf_str(g, key);
-    return s ? strndup(s->s, s->n) : NULL;
+    *out = s ? strndup(s->s, s->n) : NULL;
+    return s && !*out ? err_nomem(e, key) : 0;
 }
 
 static int32_t id(const struct gguf *g, const char *key)
@@ -63,9 +65,9 @@ static int from_gguf(const struct gguf *g, void **blob, size_t *size, struct err
     merges = bad ? NULL : array(g, KEY("merges"), -1, 1, &bad, e);
     if (bad)
         return -1;
-    char *model = string(g, KEY("model")), *pre = string(g, KEY("pre")), *name = string(g, "general.name");
+    char *model = NULL, *pre = NULL, *name = NULL;
     struct tokenizer_gguf t = {
-        .model = model, .pre = pre, .name = name, .n_tokens = (int)tokens->n,
+        .n_tokens = (int)tokens->n,
         .bos = id(g, KEY("bos_token_id")), .eos = id(g, KEY("eos_token_id")), .unk = id(g, KEY("unknown_token_id")),
         .pad = id(g, KEY("padding_token_id")), .eot = id(g, KEY("eot_token_id")), .cls = id(g, KEY("cls_token_id")), .mask = id(g, KEY("mask_token_id")),
         .sep = gguf_find(g, KEY("seperator_token_id")) ? id(g, KEY("seperator_token_id")) : id(g, KEY("separator_token_id")),
@@ -81,6 +83,11 @@ static int from_gguf(const struct gguf *g, void **blob, size_t *size, struct err
         t.precompiled_charsmap = map->data;
         t.precompiled_charsmap_size = (size_t)map->n;
     }
+    if (string(g, KEY("model"), &model, e) || string(g, KEY("pre"), &pre, e) || string(g, "general.name", &name, e))
+        goto done;
+    t.model = model;
+    t.pre = pre;
+    t.name = name;
     if (texts(tokens, &t.tokens, &token_size, e) || (merges && texts(merges, &t.merges, &merge_size, e)))
         goto done;
     t.token_size = token_size;

@@ -10,6 +10,8 @@
 
 #include <stdint.h>
 
+#include "libcommon/base/err.h"
+
 struct constraint {
     void *state;
     /* Allowed tokens of the next position: token id is bit id % 32 of word id / 32, for the ids [0, tokenizer_vocab_size()); the padding of a
@@ -26,6 +28,7 @@ struct constraint {
     void *(*fork)(void *state);
     void (*close)(void *state);
     int (*complete)(void *state);       /* 1: the answer may end here */
+    int (*error)(void *state, struct err *e);   /* -1 with *e: memory ran out or a limit was passed in a call above, and the answer ends; 0: nothing is wrong.  May be NULL */
 };
 
 #endif

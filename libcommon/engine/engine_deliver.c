@@ -36,6 +36,8 @@ static void note_heard(struct request *r)
         *r->heard = 1;
 }
 
+static int constraint_failed(const struct request *r, struct err *e) { return r->constrained && r->constraint.error && r->constraint.error(r->constraint.state, e) != 0; }
+
 /* A new token of the answer: to the sequence, the sampler, the text, the callback.  1: nothing may follow; r may be gone. */
 static int add_token(struct engine *g, struct request *r, int32_t id, const struct logprobs *lp)
 {
@@ -49,7 +51,8 @@ static int add_token(struct engine *g, struct request *r, int32_t id, const stru
     }
     r->has_allowed = 0;
     if (r->constrained && r->constraint.accept(r->constraint.state, id) != 0) {
-        err_set(&e, ERR_FORMAT, "constraint: token %d is not allowed", (int)id);
+        if (!constraint_failed(r, &e))
+            err_set(&e, ERR_FORMAT, "constraint: token %d is not allowed", (int)id);
         request_finish_early(g, r, FINISH_ERROR, &e);
         return 1;
     }
@@ -117,7 +120,7 @@ static void choose(struct engine *g, struct request *r, float *logits, int32_t d
     } else {
         if (r->constrained)
             allowed.bits = r->has_allowed ? r->allowed : r->constraint.mask(r->constraint.state);
-        rc = sampler_pick(r->sampler, logits, allowed.bits ? &allowed : NULL, &id, r->n_logprobs >= 0 ? &lp : NULL, &e);
+        rc = constraint_failed(r, &e) ? -1 : sampler_pick(r->sampler, logits, allowed.bits ? &allowed : NULL, &id, r->n_logprobs >= 0 ? &lp : NULL, &e);
     }
     if (rc != 0)
         request_finish_early(g, r, FINISH_ERROR, &e);

@@ -6,9 +6,10 @@ static int forced(void *state, int32_t *ids, int room) { return matcher_forced(s
 static void *fork_matcher(void *state) { return matcher_fork(state); }
 static void close_matcher(void *state) { matcher_close(state); }
 static int complete(void *state) { return matcher_complete(state); }
+static int error(void *state, struct err *e) { return matcher_error(state, e); }
 
 int constrain(struct constraint *c, struct grammar *g, struct err *e)
 {
-    *c = (struct constraint){ matcher_open(g, e), mask, accept, forced, fork_matcher, close_matcher, complete };
+    *c = (struct constraint){ matcher_open(g, e), mask, accept, forced, fork_matcher, close_matcher, complete, error };
     return c->state ? 0 : -1;
 }

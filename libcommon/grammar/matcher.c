@@ -841,7 +841,9 @@ int matcher_accept_bytes(struct matcher *m, const void *bytes, size_t n)
     uint32_t c = enter(m);
     for (size_t i = 0; i < n && c; i++)
         c = config_step(m->g, c, p[i]);
-    int rc = c && !m->g->x.failed ? stand(m, c) : -1;
+    const int fits = c && !m->g->x.failed, rc = fits ? stand(m, c) : -1;
+    if (fits && rc != 0)
+        err_nomem(&m->error, "a matcher");
     leave(m);
     return rc;
 }
@@ -891,7 +893,7 @@ static int only_byte(const uint64_t set[4])
 }
 
 /* How many of the first n_ids tokens are the same when more text comes: that of each byte in the set. */
-static size_t certain(const struct tokenizer *t, char *text, size_t n, const uint64_t set[4], const int32_t *ids, size_t n_ids)
+static size_t certain(const struct tokenizer *t, char *text, size_t n, const uint64_t set[4], const int32_t *ids, size_t n_ids, struct err *e)
 {
     for (int b = 0, probes = 0; b <= 0x80 && n_ids; b++) {
         int32_t *other;
@@ -906,7 +908,7 @@ static size_t certain(const struct tokenizer *t, char *text, size_t n, const uin
         text[n] = (char)b;
         if (b == 0x80)
             memcpy(text + n, "\xC3\xA9", 2);        /* any character beyond ASCII */
-        if (tokenizer_encode(t, text, n + (b == 0x80 ? 2 : 1), 0, &other, &n_other, NULL) != 0)
+        if (tokenizer_encode(t, text, n + (b == 0x80 ? 2 : 1), 0, &other, &n_other, e) != 0)
             return 0;
         while (k < n_ids && k < n_other && other[k] == ids[k])
             k++;
@@ -954,9 +956,18 @@ int matcher_forced(struct matcher *m, int32_t *out, int room)
     }
     int32_t *ids = NULL;
     size_t n_ids = 0, at = 0;
-    if (n < 2 || utf8_valid(text, n) != n || tokenizer_encode(g->v->t, text, n, 0, &ids, &n_ids, NULL) != 0)
+    struct err e = { .code = ERR_NONE };
+    if (n < 2 || utf8_valid(text, n) != n)
         return 0;
-    n_ids = certain(g->v->t, text, n, follow, ids, n_ids);
+    if (tokenizer_encode(g->v->t, text, n, 0, &ids, &n_ids, &e) == 0)
+        n_ids = certain(g->v->t, text, n, follow, ids, n_ids, &e);
+    if (e.code == ERR_MEMORY) {         /* another answer would come of it */
+        m->error = e;
+        free(ids);
+        return 0;
+    }
+    if (!ids)
+        return 0;
     for (size_t i = 0; i < n_ids && k < room; i++) {
         size_t size;
         const char *p = grammar_vocab_bytes(g->v, ids[i], &size);

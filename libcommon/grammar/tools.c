@@ -76,7 +76,7 @@ struct tool_parser {
     size_t shown;                       /* stream_arguments: bytes of the arguments of the call at `at` that were handed on */
     int named;                          /* its TOOL_CALL was handed on */
     int waiting;                        /* text[at] begins a call that is not complete */
-    int failed;
+    int failed;                         /* memory ran out */
 };
 
 enum { MORE = 0, DONE = 1, BAD = -1 };
@@ -171,14 +171,17 @@ static const json_t *tool_of(const struct tool_parser *p, const char *name)
 
 static int known_name(const struct tool_parser *p, const char *name) { return *name && (!p->o.tools || tool_of(p, name)); }
 
-static char *copy(const char *s, size_t n)
+/* NULL with p->failed: then nothing more of the text is read, as what is not understood would be text. */
+static char *copy(struct tool_parser *p, const char *s, size_t n)
 {
-    char *p = malloc(n + 1);
-    if (p) {
-        memcpy(p, s, n);
-        p[n] = '\0';
+    char *own = malloc(n + 1);
+    if (!own) {
+        p->failed = 1;
+        return NULL;
     }
-    return p;
+    memcpy(own, s, n);
+    own[n] = '\0';
+    return own;
 }
 
 /* The text of an object's or array's member: of `key`, or number i.  v has been parsed, so that it is JSON. */
@@ -219,7 +222,7 @@ static const char *raw_member(const char *text, size_t n, const char *key, size_
 }
 
 /* One {"name", "arguments"} object. */
-static int object_call(const struct tool_parser *p, const char *text, size_t n, struct call *c)
+static int object_call(struct tool_parser *p, const char *text, size_t n, struct call *c)
 {
     json_t *v = json_loadb(text, n, 0, NULL), *inside = v;     /* a key twice is what a schema lets pass */
     int rc = BAD;
@@ -234,9 +237,9 @@ static int object_call(const struct tool_parser *p, const char *text, size_t n, 
     if (json_is_object(a) && raw)
         raw = raw_member(raw, n, key, 0, &n);
     if (name && known_name(p, name) && (!a || json_is_object(a) || json_is_string(a))) {
-        c->name = strdup(name);
-        c->arguments = !a ? strdup("{}") : json_is_string(a) ? strdup(json_string_value(a)) : raw ? copy(raw, n) : NULL;
-        c->id = json_is_string(id) ? strdup(json_string_value(id)) : NULL;
+        c->name = copy(p, name, strlen(name));
+        c->arguments = !a ? copy(p, "{}", 2) : json_is_string(a) ? copy(p, json_string_value(a), json_string_length(a)) : raw ? copy(p, raw, n) : NULL;
+        c->id = json_is_string(id) ? copy(p, json_string_value(id), json_string_length(id)) : NULL;
         rc = c->name && c->arguments ? DONE : BAD;
     }
     json_decref(v);
@@ -244,7 +247,7 @@ static int object_call(const struct tool_parser *p, const char *text, size_t n, 
 }
 
 /* {"name": ..., "arguments": {...}} that may still be coming, in this order: its name, and its arguments as far as they are there. */
-static void object_head(const struct tool_parser *p, struct cursor k, struct call *c)
+static void object_head(struct tool_parser *p, struct cursor k, struct call *c)
 {
     const char *from, *key = p->f->arguments;
     if (marker(&k, "{ \"name\" : \"") != DONE)
@@ -255,7 +258,7 @@ static void object_head(const struct tool_parser *p, struct cursor k, struct cal
         return;
     k.p = end + 1;
     snprintf(head, sizeof head, ", \"%s\" : ", key);
-    char *word = marker(&k, head) == DONE ? copy(name, (size_t)(end - name)) : NULL;
+    char *word = marker(&k, head) == DONE ? copy(p, name, (size_t)(end - name)) : NULL;
     if (!word || !known_name(p, word) || k.p == k.end || *k.p != '{') {
         free(word);
         return;
@@ -295,7 +298,7 @@ static json_t *tag_value(const json_t *tool, const char *key, const char *text, 
     return v;
 }
 
-static int read_tags(const struct tool_parser *p, struct cursor *c, struct call *call)
+static int read_tags(struct tool_parser *p, struct cursor *c, struct call *call)
 {
     const struct tool_format *f = p->f;
     json_t *args = json_object();
@@ -308,7 +311,8 @@ static int read_tags(const struct tool_parser *p, struct cursor *c, struct call 
         if ((rc = marker(&try, f->close)) == DONE) {
             *c = try;
             call->arguments = json_dumps(args, JSON_COMPACT);
-            rc = call->arguments ? DONE : BAD;
+            p->failed |= !call->arguments;
+            rc = DONE;
             break;
         }
         struct cursor k = *c;
@@ -335,7 +339,7 @@ static int read_tags(const struct tool_parser *p, struct cursor *c, struct call 
             value++, n_value--;         /* values on lines of their own */
         if (f->value_close[0] == '\n' && n_value && value[n_value - 1] == '\n')
             n_value--;
-        char *name = copy(key, n_key);
+        char *name = copy(p, key, n_key);
         json_t *v = tag_value(tool, name ? name : "", value, n_value);
         if (!name || !v || utf8_valid(name, n_key) != n_key) {
             free(name);
@@ -379,7 +383,7 @@ static int read_object_call(struct tool_parser *p, struct cursor *k, struct call
 }
 
 /* What stands between the name and the arguments. */
-static int after_name(const struct tool_parser *p, struct cursor *k, struct call *c, int end)
+static int after_name(struct tool_parser *p, struct cursor *k, struct call *c, int end)
 {
     const struct tool_format *f = p->f;
     if (!strcmp(f->name, "kimi-k2") && k->p < k->end && *k->p == ':')       /* functions.name:0 */
@@ -394,7 +398,7 @@ static int after_name(const struct tool_parser *p, struct cursor *k, struct call
                 id.p++;
             if (id.p == id.end)
                 return end ? BAD : MORE;
-            c->id = copy(word, (size_t)(id.p - word));
+            c->id = copy(p, word, (size_t)(id.p - word));
             *k = id;
         } else if (rc == MORE && !end) {
             return MORE;
@@ -422,7 +426,7 @@ static int read_named_call(struct tool_parser *p, struct cursor *k, struct call 
     const size_t n = (size_t)(k->p - from);
     if (k->p == k->end && !end)
         return n > 256 ? BAD : MORE;
-    c->name = copy(from, n);
+    c->name = copy(p, from, n);
     if (!c->name || !known_name(p, c->name))
         return BAD;
     if ((rc = after_name(p, k, c, end)) != DONE)
@@ -438,7 +442,7 @@ static int read_named_call(struct tool_parser *p, struct cursor *k, struct call 
     json_decref(v);
     if (!v)
         return BAD;
-    c->arguments = copy(from, c->n_raw);
+    c->arguments = copy(p, from, c->n_raw);
     return closing(p, k, end);
 }
 
@@ -460,21 +464,23 @@ static void hand_on(struct tool_parser *p, enum tool_event_kind kind, const char
         p->o.on_event(p->o.user, &ev);
 }
 
-static void begin_call(struct tool_parser *p, const char *name, const char *id)
+static int begin_call(struct tool_parser *p, const char *name, const char *id)
 {
     char **ids = realloc(p->ids, ((size_t)p->n_calls + 1) * sizeof *ids), *own = NULL;
-    if (ids) {
+    if (ids)
         p->ids = ids;
-        if (id)
-            own = strdup(id);
-        else if (asprintf(&own, "call_%016llx%08llx", (unsigned long long)rng_u64(&p->rng), (unsigned long long)(rng_u64(&p->rng) & 0xFFFFFFFF)) < 0)
-            own = NULL;
-        ids[p->n_calls] = own;
-        p->n_calls++;
+    if (id)
+        own = copy(p, id, strlen(id));
+    else if (asprintf(&own, "call_%016llx%08llx", (unsigned long long)rng_u64(&p->rng), (unsigned long long)(rng_u64(&p->rng) & 0xFFFFFFFF)) < 0)
+        own = NULL;
+    if (!ids || !own) {
+        free(own);
+        p->failed = 1;
+        return -1;
     }
-    p->failed |= !own;
-    if (own)
-        hand_on(p, TOOL_CALL, name, strlen(name), own);
+    ids[p->n_calls++] = own;
+    hand_on(p, TOOL_CALL, name, strlen(name), own);
+    return 0;
 }
 
 /* All calls of a list. */
@@ -504,10 +510,8 @@ static int read_list(struct tool_parser *p, int end, size_t *used)
             size_t size = 0;
             const char *one = raw_member(from, n, NULL, i, &size);
             ok = one && object_call(p, one, size, &c) == DONE;
-            if (ok && pass) {
-                begin_call(p, c.name, c.id);
+            if (ok && pass && begin_call(p, c.name, c.id) == 0)
                 hand_on(p, TOOL_ARGUMENTS, c.arguments, strlen(c.arguments), NULL);
-            }
             call_release(&c);
         }
     if (!ok)
@@ -629,11 +633,14 @@ static int call_on(struct tool_parser *p, int end)
     struct call c = { 0 };
     size_t used = 0;
     int list = p->f->style == TOOL_JSON_LIST, rc = list ? read_list(p, end, &used) : read_call(p, &c, end);
+    if (p->failed) {
+        call_release(&c);
+        return 0;
+    }
     if (!list && p->o.stream_arguments && p->f->style != TOOL_TAGS && c.name && c.raw && (rc != BAD || p->named)) {
         if (!p->named)
-            begin_call(p, c.name, c.id);
-        p->named = 1;
-        if (c.n_raw > p->shown) {
+            p->named = begin_call(p, c.name, c.id) == 0;
+        if (p->named && c.n_raw > p->shown) {
             hand_on(p, TOOL_ARGUMENTS, c.raw + p->shown, c.n_raw - p->shown, NULL);
             p->shown = c.n_raw;
         }
@@ -644,10 +651,8 @@ static int call_on(struct tool_parser *p, int end)
         return 0;
     }
     if (rc == DONE) {
-        if (!list && !p->named) {
-            begin_call(p, c.name, c.id);
+        if (!list && !p->named && begin_call(p, c.name, c.id) == 0)
             hand_on(p, TOOL_ARGUMENTS, c.arguments, strlen(c.arguments), NULL);
-        }
         p->at += list ? used : c.end;
     } else if (!p->named) {             /* text after all: at least the first byte, up to the next marker */
         content(p, p->at + 1 <= p->n ? p->at + 1 : p->n);
@@ -738,14 +743,14 @@ int tool_parser_push(struct tool_parser *p, const char *text, size_t size, struc
     if (p->waiting && !in_pieces && !has_end(text, size))
         return 0;
     p->waiting = 0;
-    while (step(p, 0))
+    while (!p->failed && step(p, 0))
         ;
     return p->failed ? err_nomem(e, "a parser of tool calls") : 0;
 }
 
 int tool_parser_finish(struct tool_parser *p, struct err *e)
 {
-    while (p->at < p->n && step(p, 1))
+    while (!p->failed && p->at < p->n && step(p, 1))
         ;
     return p->failed ? err_nomem(e, "a parser of tool calls") : 0;
 }

@@ -1,7 +1,9 @@
 #include "libcommon/import/source.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -49,10 +51,9 @@ static char *join(const char *dir, const char *name, struct err *e)
 static int exists(const char *dir, const char *name)
 {
     struct stat st;
-    char *path = join(dir, name, NULL);
-    int yes = path && stat(path, &st) == 0 && S_ISREG(st.st_mode);
-    free(path);
-    return yes;
+    char path[PATH_MAX];                /* the system takes no longer ones; that memory is short must not look like a file that is not there */
+    const int n = snprintf(path, sizeof path, "%s/%s", dir, name);
+    return n < (int)sizeof path && stat(path, &st) == 0 && S_ISREG(st.st_mode);
 }
 
 static int ends_with(const char *s, const char *end)
@@ -119,15 +120,16 @@ static void free_parts(const struct source *s, struct part **list, int n)
 
 static int is_safetensors_name(const struct dirent *d) { return ends_with(d->d_name, ".safetensors"); }
 
-static int count_files(const char *dir, int (*want)(const struct dirent *))
+static int count_files(const char *dir, int (*want)(const struct dirent *), struct err *e)
 {
     struct dirent **list;
     int n = scandir(dir, &list, want, NULL);
+    if (n < 0)
+        return err_sys(e, "%s", dir);
     for (int i = 0; i < n; i++)
         free(list[i]);
-    if (n >= 0)
-        free(list);
-    return n < 0 ? 0 : n;
+    free(list);
+    return n;
 }
 
 static int has_tokenizer(const char *dir)
@@ -137,12 +139,12 @@ static int has_tokenizer(const char *dir)
 
 static enum source_kind detect_folder(const char *path, struct err *e)
 {
-    int config = exists(path, "config.json");
-    if (config && count_files(path, is_safetensors_name) > 0)
-        return SOURCE_FOLDER;
+    const int config = exists(path, "config.json"), n = count_files(path, is_safetensors_name, e);
+    if (n < 0)
+        return SOURCE_NONE;
     if (config)
-        return SOURCE_CONFIG;
-    if (count_files(path, is_safetensors_name) > 0)
+        return n ? SOURCE_FOLDER : SOURCE_CONFIG;
+    if (n)
         err_set(e, ERR_FORMAT, "%s: a folder with safetensors but without config.json", path);
     else if (has_tokenizer(path))
         return SOURCE_TOKENIZER;
@@ -442,7 +444,7 @@ static int add_small_files(struct source *s, struct err *e)
     if (!more)
         return -1;
     struct dirent **list;
-    int n = scandir(more, &list, is_jinja, alphasort), r = 0;
+    int n = scandir(more, &list, is_jinja, alphasort), r = n >= 0 || errno == ENOENT || errno == ENOTDIR ? 0 : err_sys(e, "%s", more);
     free(more);
     for (int i = 0; i < n; i++) {
         char *name = r == 0 ? join("additional_chat_templates", list[i]->d_name, e) : NULL;

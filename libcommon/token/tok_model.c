@@ -143,7 +143,7 @@ static int byte_ids(const struct tokenizer *t, const char *s, size_t n, int32_t 
 }
 
 /* The id of one character of a word, with what the model hangs on first, later and last ones. */
-static int32_t char_id(const struct tokenizer *t, const char *s, size_t len, uint32_t c, int first, int last)
+static int32_t char_id(const struct tokenizer *t, struct model_work *w, const char *s, size_t len, uint32_t c, int first, int last)
 {
     int32_t id;
     const uint32_t n_pre = first ? 0 : t->h.next_prefix_size, n_end = last ? t->h.end_suffix_size : 0;
@@ -154,6 +154,7 @@ static int32_t char_id(const struct tokenizer *t, const char *s, size_t len, uin
         tbuf_add(&b, t->text + t->h.next_prefix, n_pre);
         tbuf_add(&b, s, len);
         tbuf_add(&b, t->text + t->h.end_suffix, n_end);
+        w->failed |= b.failed != 0;
         id = b.failed ? -1 : tok_lookup_text(t, b.p, b.n);
         tbuf_release(&b);
     }
@@ -171,7 +172,7 @@ static uint32_t first_symbols(const struct tokenizer *t, struct model_work *w, c
         int len;
         int32_t bytes[4];
         uint32_t c = text_next(s + i, &len);
-        int32_t id = char_id(t, s + i, (size_t)len, c, i == 0, i + (size_t)len == n);
+        int32_t id = char_id(t, w, s + i, (size_t)len, c, i == 0, i + (size_t)len == n);
         if (id >= 0) {
             if (unknown)
                 w->sym[k++].id = t->h.unk;
@@ -285,7 +286,7 @@ static int bpe_score(const struct tokenizer *t, struct model_work *w, const char
     for (size_t i = 0; i < n; k++) {
         int len;
         uint32_t c = text_next(s + i, &len);
-        w->sym[k].id = char_id(t, s + i, (size_t)len, c, 1, 0);
+        w->sym[k].id = char_id(t, w, s + i, (size_t)len, c, 1, 0);
         w->span[k] = (struct model_span){ (uint32_t)i, (uint32_t)len };
         i += (size_t)len;
     }

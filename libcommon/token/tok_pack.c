@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "libcommon/base/utf8.h"
 #include "libcommon/token/tok_norm.h"
 #include "libcommon/token/tok_spec.h"
 
@@ -116,10 +117,8 @@ static struct tokb_merge *pack_merges(const struct tok_spec *s, struct tokb_head
 static void accelerators(const struct tok_spec *s, int32_t chars[TOKB_CHARS], int32_t bytes[256])
 {
     for (uint32_t c = 0; c < TOKB_CHARS; c++) {
-        struct tbuf b = { 0 };
-        tbuf_char(&b, c);
-        chars[c] = b.failed ? -1 : tok_spec_find(s, b.p, b.n);
-        tbuf_release(&b);
+        char b[4];
+        chars[c] = tok_spec_find(s, b, (size_t)utf8_encode(c, b));
     }
     for (unsigned i = 0; i < 256; i++) {
         char name[7];

@@ -134,9 +134,12 @@ int tok_spec_merge(struct tok_spec *s, const char *left, size_t n_left, const ch
     struct tbuf both = { 0 };
     tbuf_add(&both, left, n_left);
     tbuf_add(&both, right + cut, n_right - cut);
-    if (!both.failed)
+    const int failed = both.failed;
+    if (!failed)
         id = tok_spec_find(s, both.p ? both.p : "", both.n);
     tbuf_release(&both);
+    if (failed)
+        return err_nomem(e, "tokenizer merges");
     if (l < 0 || r < 0 || id < 0)
         return 1;
     if (s->n_merges >= INT32_MAX || grow((void **)&s->merge, &s->merge_room, s->n_merges + 1, sizeof *s->merge, e))

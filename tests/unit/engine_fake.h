@@ -469,7 +469,7 @@ static inline struct request *submit(struct engine *g, struct request_params *p,
 
 /* ---- a constraint: which tokens may come next depends on all that came ---- */
 
-struct rules { uint64_t hash; uint32_t bits; int n, least; };
+struct rules { uint64_t hash; uint32_t bits; int n, least, fails_at; };     /* fails_at: tokens after which it says that memory ran out; 0: never */
 static int n_rules;                     /* open ones */
 
 /* One to three of the tokens 0 to 7; after `least` tokens EOS may come, now and then nothing else. */
@@ -533,9 +533,15 @@ static inline void rules_close(void *state)
     n_rules--;
 }
 
+static inline int rules_error(void *state, struct err *e)
+{
+    const struct rules *c = state;
+    return c->fails_at && c->n >= c->fails_at ? err_nomem(e, "rules") : 0;
+}
+
 static inline struct constraint rules_of(uint64_t seed, int least)
 {
-    return (struct constraint){ rules_new(seed, least), rules_mask, rules_accept, rules_forced, rules_fork, rules_close, rules_complete };
+    return (struct constraint){ rules_new(seed, least), rules_mask, rules_accept, rules_forced, rules_fork, rules_close, rules_complete, rules_error };
 }
 
 #endif

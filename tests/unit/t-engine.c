@@ -250,7 +250,7 @@ static void test_embed(void **state)
     }
 }
 
-/* One string and nothing else is allowed; what is not allowed but comes is an error. */
+/* One string and nothing else is allowed; a constraint that can no longer say what is ends the answer, with its reason. */
 static void test_constraint(void **state)
 {
     (void)state;
@@ -274,6 +274,15 @@ static void test_constraint(void **state)
         assert_int_equal(a.ids[a.n - 1], EOS);
         assert_true(a.n > 10 + (int)seed);
         assert_true(with < last_fake->call[FAKE_FORWARD].n - with);       /* forced tokens took fewer steps */
+        c = rules_of(seed, 10 + (int)seed);
+        ((struct rules *)c.state)->fails_at = 5;
+        p.constraint = &c;
+        submit(g, &p, &b);
+        run_to_end(g);
+        assert_int_equal(b.finish, FINISH_ERROR);
+        assert_in_range(b.n, 5, a.n - 1);            /* what was forced before comes */
+        assert_memory_equal(a.ids, b.ids, (size_t)b.n * sizeof *a.ids);
+        assert_non_null(strstr(b.error, "out of memory: rules"));
         assert_int_equal(n_rules, 0);
         engine_close(g);
     }
