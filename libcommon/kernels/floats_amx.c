@@ -98,7 +98,7 @@ INLINE void multiply(const int two, int first, const uint8_t *parts, int T, cons
             SUMS(TAKE, 2, 3, d);
     }
     for (int k = 0; k < n_k; k += 32, w += 32 * TILE_ROWS * 2, parts += 3 * part) {
-        next = ask(asks, next, w);
+        next = ask(asks, 0, next, w);
         SUMS(TAKE, 6, 7, w);
         for (int i = 2; i >= 0; i--) {
             const uint8_t *a = parts + (size_t)i * part;

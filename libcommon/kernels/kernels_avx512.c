@@ -208,7 +208,7 @@ INLINE void dot_stream(const int T, const int bits, const int more, const struct
                 a.seed += T;
                 for (int l = 0; l < n_lines; l += lines) {
                     const uint8_t *high = line + 128 * lines;       /* with more bits a step is one group */
-                    next = ask(w->ask, next, line);
+                    next = ask(w->ask, type.bits < 8, next, line);
                     UNROLL for (int j = 0; j < lines; j++) {
                         const __m512i w0 = vi_load(line), w1 = vi_load(line + 64);
                         UNROLL for (int u = 0; u < 8 / bits; u++) {
