@@ -1,5 +1,5 @@
-/* t-nomem.c - memory runs out at every place: of each work below, first the first allocation fails, then the second, and so on to the last; once that
- * one alone, once all from that one on.  What comes is the right result or an error that says why, and nothing is lost (a sanitizer counts).
+/* t-nomem.c - memory runs out: of each work below, first the first allocation fails, then the second, and so on to the last (of long works ever fewer of them);
+ * once that one alone, once all from that one on.  What comes is the right result or an error that says why, and nothing is lost (a sanitizer counts).
  *
  * Linked with -Wl,--wrap: the allocations of the library come here.  Those of other libraries do not. */
 #include <setjmp.h>
@@ -80,7 +80,7 @@ int __wrap_asprintf(char **s, const char *fmt, ...)
 /* 0: done, and the result is right (the work itself looks); -1 with *e. */
 typedef int work(const void *what, struct err *e);
 
-/* Every allocation of a work with few; of one with many the first `all`, then ever fewer. */
+/* Every allocation of a work with few; of one with many the first `all` (fewer under a sanitizer), then ever fewer. */
 static void without_memory(const char *name, work *w, const void *what, long all)
 {
     struct err e = { .msg = "" };
