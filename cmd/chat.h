@@ -18,6 +18,8 @@
 struct chat_options {
     const char *model, *prompt, *system, *batch, *template_file;        /* NULL: not given */
     const char *url, *key, *ca_file;    /* --url: a server answers; its key, else $ZSE_API_KEY; certificates to trust */
+    char *text; size_t text_size;       /* the whole prompt, once chat_read_prompt() has read it; owned */
+    int piped;                          /* all or some of it came from standard input */
     int raw, json, ids, ignore_eos, no_think, plan;
     int parallel, max_tokens;           /* max_tokens 0: until the context is full */
     struct sampling sampling;
@@ -91,8 +93,12 @@ void chat_write(const char *text, size_t size);
 int chat_once(const struct chat_options *o, const struct opened_model *m, struct chat_marks *marks);
 int chat_batch(const struct chat_options *o, const struct opened_model *m, const struct chat_marks *marks);
 
-/* The prompt of -p or of standard input; of the latter a last newline does not count.  Caller frees. */
-char *chat_get_prompt(const struct chat_options *o, size_t *size, struct err *e);
+/* Read o->text: the prompt of -p with the text piped in after it, or standard input alone, whose last newline does not count.
+ * 0, or the exit code after a sentence on stderr. */
+int chat_read_prompt(struct chat_options *o);
+#define CHAT_EMPTY "the prompt is empty: there is nothing to answer"
+/* Nothing but blanks; with --raw, where blanks are text: nothing at all. */
+int chat_prompt_is_empty(const struct chat_options *o, const char *text, size_t size);
 /* All of a stream, '\0' appended.  Caller frees. */
 char *chat_read_all(FILE *f, const char *name, size_t *size, struct err *e);
 /* One line of output each: JSON (which is released), and text with newlines as \n, backslashes doubled. */

@@ -1,9 +1,11 @@
 /* chat_once.c - one prompt, or a file of them, from standard input or the command line to standard output. */
 #include "cmd/chat.h"
 
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "cmd/cli.h"
@@ -39,19 +41,82 @@ char *chat_read_all(FILE *f, const char *name, size_t *size, struct err *e)
     return text;
 }
 
-char *chat_get_prompt(const struct chat_options *o, size_t *size, struct err *e)
+/* Whether standard input adds to the prompt of -p: a pipe, a file or a socket does; a terminal, /dev/null and a closed descriptor do not. */
+static int stdin_adds(void)
 {
-    if (o->prompt && strcmp(o->prompt, "-") != 0) {
-        char *text = strdup(o->prompt);
-        *size = strlen(o->prompt);
-        if (!text)
-            err_nomem(e, "prompt");
-        return text;
-    }
+    struct stat st;
+    return fstat(STDIN_FILENO, &st) == 0 && (S_ISFIFO(st.st_mode) || S_ISREG(st.st_mode) || S_ISSOCK(st.st_mode));
+}
+
+/* A pipe inherited from ssh or a CI runner may never end: say what the program waits for. */
+static void note_silence(void)
+{
+    enum { SILENCE_MS = 2000 };
+    struct pollfd p = { .fd = STDIN_FILENO, .events = POLLIN };
+    if (!isatty(STDIN_FILENO) && poll(&p, 1, SILENCE_MS) == 0)
+        cli_note(prog, "waiting for standard input, which is part of the prompt (</dev/null gives none)");
+}
+
+static char *read_stdin(struct chat_options *o, size_t *size, struct err *e)
+{
+    note_silence();
+    o->piped = 1;
     char *text = chat_read_all(stdin, "standard input", size, e);
     if (text && *size && text[*size - 1] == '\n')
         text[--*size] = '\0';
     return text;
+}
+
+static int is_blank(const char *text, size_t size)
+{
+    size_t n = 0;
+    while (n < size && strchr(" \t\r\n", text[n]) && text[n])
+        n++;
+    return n == size;
+}
+
+int chat_prompt_is_empty(const struct chat_options *o, const char *text, size_t size)
+{
+    return o->raw ? size == 0 : is_blank(text, size);
+}
+
+/* -p's text, a blank line, and the text of standard input. */
+static int join_stdin(struct chat_options *o, struct err *e)
+{
+    size_t size;
+    char *more = read_stdin(o, &size, e), *both;
+    if (!more || is_blank(more, size)) {
+        free(more);
+        return more ? 0 : -1;
+    }
+    const size_t first = is_blank(o->text, o->text_size) ? 0 : o->text_size, gap = first ? 2 : 0;
+    if (!(both = malloc(first + gap + size + 1))) {
+        free(more);
+        return err_nomem(e, "prompt");
+    }
+    memcpy(both, o->text, first);
+    memcpy(both + first, "\n\n", gap);
+    memcpy(both + first + gap, more, size + 1);
+    free(more);
+    free(o->text);
+    o->text = both;
+    o->text_size = first + gap + size;
+    return 0;
+}
+
+int chat_read_prompt(struct chat_options *o)
+{
+    struct err e;
+    const int given = o->prompt && strcmp(o->prompt, "-") != 0;
+    if (!given)
+        o->text = read_stdin(o, &o->text_size, &e);
+    else if ((o->text = strdup(o->prompt)))
+        o->text_size = strlen(o->prompt);
+    else
+        err_nomem(&e, "prompt");
+    if (!o->text || (given && stdin_adds() && join_stdin(o, &e) != 0))
+        return cli_fail(prog, &e);
+    return chat_prompt_is_empty(o, o->text, o->text_size) ? cli_wrong(prog, CHAT_EMPTY) : 0;
 }
 
 void chat_print_json(json_t *j)
@@ -114,18 +179,13 @@ int chat_once(const struct chat_options *o, const struct opened_model *m, struct
 {
     struct err e;
     struct prompter p;
-    size_t size;
     int32_t *ids = NULL;
     int n, rc = prompter_open(&p, m, o, 0, &e);
-    char *text = rc == 0 ? chat_get_prompt(o, &size, &e) : NULL;
-    if (rc == 0 && !text)
-        rc = -1;
-    if (rc == 0 && (rc = prompter_question(&p, o->system, text, size, &ids, &n, &e)) == 0) {
+    if (rc == 0 && (rc = prompter_question(&p, o->system, o->text, o->text_size, &ids, &n, &e)) == 0) {
         marks->tokenized = clock_ns();
         rc = run_one(o, m, marks, ids, n, &e);
     }
     free(ids);
-    free(text);
     prompter_close(&p);
     if (rc != 0) {
         cli_flush();
@@ -196,7 +256,10 @@ static struct line *read_lines(const struct chat_options *o, const struct prompt
     }
     for (int i = 0; i < n; i++) {
         size_t len = strcspn(text, "\n");
-        prompter_question(p, o->system, text, len, &lines[i].ids, &lines[i].n, &lines[i].refused);
+        if (chat_prompt_is_empty(o, text, len))
+            err_set(&lines[i].refused, ERR_FORMAT, CHAT_EMPTY);
+        else
+            prompter_question(p, o->system, text, len, &lines[i].ids, &lines[i].n, &lines[i].refused);
         text += len + 1;
     }
     return lines;

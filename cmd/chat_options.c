@@ -20,7 +20,7 @@ static const char usage[] =
     "      --key KEY              its API key (default: $ZSE_API_KEY, which nobody sees in a list of processes)\n"
     "  -m, --model NAME           which of its models (default: the first it lists); NAME may also stand as MODEL\n"
     "\n"
-    "  -p, --prompt TEXT          answer TEXT and end; -: read it from standard input\n"
+    "  -p, --prompt TEXT          answer TEXT, followed by what is piped in, and end; -: standard input alone\n"
     "      --batch FILE           one prompt a line (-: standard input), answered together; one line each in order\n"
     "      --parallel N           how many of a batch run together (default: 8)\n"
     "  -s, --system TEXT          system message\n"
@@ -250,6 +250,7 @@ int chat_options_parse(struct chat_options *o, int argc, char **argv)
 
 void chat_options_release(struct chat_options *o)
 {
+    free(o->text);
     free(o->stop);
     free(o->bias);
     chat_grammar_close(o);

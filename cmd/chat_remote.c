@@ -573,9 +573,7 @@ static int has_form(const struct chat_options *o) { return o->schema_file || o->
 static int once(struct remote *r, const struct chat_options *o, struct err *e)
 {
     struct answer a = { .stream = !o->json };
-    size_t size;
-    char *text = chat_get_prompt(o, &size, e);
-    json_t *prompt = text ? question(o, text, size, e) : NULL;
+    json_t *prompt = question(o, o->text, o->text_size, e);
     int rc = prompt ? remote_answer(r, prompt, &a, NULL, e) : -1;
     if (rc == 0 && o->json)
         chat_print_json(reply_json(r, &a));
@@ -585,7 +583,6 @@ static int once(struct remote *r, const struct chat_options *o, struct err *e)
         rc = err_set(e, ERR_LIMIT, "the answer was cut off: it is not complete");
     answer_release(&a);
     json_decref(prompt);
-    free(text);
     return rc;
 }
 
@@ -668,7 +665,10 @@ static int batch(struct remote *r, const struct chat_options *o, struct err *e)
     for (int i = 0; lines && text && i < n; i++) {
         const char *end = memchr(p, '\n', (size_t)(text + size - p));
         size_t length = (size_t)((end ? end : text + size) - p);      /* it may hold bytes of zero */
-        lines[i].prompt = question(o, p, length, &lines[i].refused);
+        if (chat_prompt_is_empty(o, p, length))
+            err_set(&lines[i].refused, ERR_FORMAT, CHAT_EMPTY);
+        else
+            lines[i].prompt = question(o, p, length, &lines[i].refused);
         p += length + 1;
     }
     if (lines && text)

@@ -234,10 +234,14 @@ static int run(struct chat_options *o, uint64_t main_ns)
     int interactive = !o->plan && !o->prompt && !o->batch && isatty(STDIN_FILENO), rc;
     if (interactive && (o->raw || o->json || o->ids))
         return cli_wrong("zse-chat", "--raw, --json and --ids need a prompt: -p, --batch or standard input");
+    if (!interactive && !o->plan && !o->batch && (rc = chat_read_prompt(o)) != 0)
+        return rc;
     if (o->url)
         return run_remote(o, interactive);
     if (o->plan)
         return plan(o);
+    if (o->piped)
+        main_ns = clock_ns();           /* waiting for standard input is not loading */
     if (open_model("zse-chat", o->model, &o->run, &m, &e) != 0)
         return cli_fail("zse-chat", &e);
     struct chat_marks marks = { .main = main_ns, .mapped = m.mapped_ns, .opened = clock_ns() };

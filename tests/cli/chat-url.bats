@@ -47,6 +47,17 @@ What is 2+2?<|im_end|>
   [ "$(jq -r .text <<<"$output" | tail -n 1)" = "2 + 2 = 4" ]
 }
 
+@test "what is piped in follows the prompt; an empty prompt is no request" {
+  local want
+  want=$(zse-chat --url "$URL" -n 1 --json -p $'Summarize:\n\none\ntwo' </dev/null | jq .usage.prompt_tokens)
+  [ "$(printf 'one\ntwo\n' | zse-chat --url "$URL" -n 1 --json -p Summarize: | jq .usage.prompt_tokens)" = "$want" ]
+  run -2 --separate-stderr zse-chat --url http://127.0.0.1:1 -p ' ' </dev/null
+  [[ -z $output && $stderr == "zse-chat: the prompt is empty"* ]]
+  printf 'What is 2+2?\n\n' >"$T/blank"
+  ours --temp 0 --batch "$T/blank"
+  [ "$status" = 1 ] && [ "${lines[0]}" = "2 + 2 = 4" ] && [ "${lines[1]}" = "error: the prompt is empty: there is nothing to answer" ]
+}
+
 @test "our server: shapes, sampling and limits arrive" {
   ours --seed 5 --temp 1.5 -n 20 -p hi
   [ "$output" = "$(zse-chat "$T/tiny.zse" --seed 5 --temp 1.5 -n 20 -p hi)" ] || { echo "$output"; return 1; }

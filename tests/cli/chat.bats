@@ -85,6 +85,50 @@ print(f"{h:016x}-bf16.lock")')
   [ "$(ask --exact -p "What is 2+2?" </dev/null)" = "2 + 2 = 4" ]
 }
 
+@test "what is piped in follows the prompt of -p after a blank line" {
+  tokens() { zse-chat "$MODEL" -n 1 --json "$@" | field usage.prompt_tokens; }
+  local both
+  both=$(tokens -p $'Summarize:\n\none\ntwo' </dev/null)
+  [ "$(printf 'one\ntwo\n' | tokens -p Summarize:)" = "$both" ]
+  printf 'one\ntwo\n' >"$BATS_TEST_TMPDIR/text"
+  [ "$(tokens -p Summarize: <"$BATS_TEST_TMPDIR/text")" = "$both" ]
+  [ "$(python3 -S -c 'import socket, subprocess, sys
+a, b = socket.socketpair(); a.sendall(b"one\ntwo\n"); a.close()
+subprocess.run(sys.argv[1:], stdin=b)' zse-chat "$MODEL" -n 1 --json -p Summarize: | field usage.prompt_tokens)" = "$both" ]
+  # nothing to add: an empty pipe, blanks, /dev/null, no standard input at all
+  both=$(tokens -p Summarize: </dev/null)
+  [ "$(printf '' | tokens -p Summarize:)" = "$both" ]
+  [ "$(printf ' \n\n' | tokens -p Summarize:)" = "$both" ]
+  [ "$(tokens -p Summarize: <&-)" = "$both" ]
+  # with an empty prompt it is the whole prompt; -p - is standard input alone
+  [ "$(echo "What is 2+2?" | ask -p '')" = "2 + 2 = 4" ]
+  # a pipe that stays silent is named, then waited for
+  mkfifo "$BATS_TEST_TMPDIR/silent"
+  ask -p "What is 2+2?" <"$BATS_TEST_TMPDIR/silent" >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err" 3>&- &
+  exec 7>"$BATS_TEST_TMPDIR/silent"
+  await grep -q '^zse-chat: waiting for standard input, .*</dev/null' "$BATS_TEST_TMPDIR/err"
+  exec 7>&-
+  wait $!
+  [ "$(cat "$BATS_TEST_TMPDIR/out")" = "2 + 2 = 4" ]
+}
+
+@test "an empty prompt is no request" {
+  local p
+  for p in "" " " $' \t\n'; do
+    run -2 --separate-stderr ask -p "$p" </dev/null
+    [[ -z $output && $stderr == "zse-chat: the prompt is empty"* ]]
+    run -2 --separate-stderr ask <<<"$p"
+    [[ -z $output && $stderr == "zse-chat: the prompt is empty"* ]]
+  done
+  run -2 --separate-stderr zse-chat /no/such.zse </dev/null          # said before a model is opened or made
+  [[ $stderr == "zse-chat: the prompt is empty"* ]]
+  run -2 --separate-stderr ask --raw -p ''  </dev/null
+  run -0 --separate-stderr ask --raw -p $'\n' -n 1 </dev/null
+  printf 'What is 2+2?\n \n' >"$BATS_TEST_TMPDIR/prompts"
+  run -1 --separate-stderr ask --batch "$BATS_TEST_TMPDIR/prompts"
+  [ "${lines[0]}" = "2 + 2 = 4" ] && [ "${lines[1]}" = "error: the prompt is empty: there is nothing to answer" ]
+}
+
 @test "--json tells why it ended, what it counted and how long it took; --ids the tokens" {
   local j
   j=$(ask -p "What is 2+2?" --json)
@@ -203,7 +247,6 @@ print(f"{h:016x}-bf16.lock")')
   fails "at most" ask -p hi --ctx 1000000
   fails "converted already" ask -p hi -q int8
   fails "vocabulary" ask -p hi --logit-bias 99999999=1
-  fails "empty" ask -p "" --raw
   fails "not UTF-8" ask -p $'\xff'
   fails "not UTF-8" ask -p hi -s $'\xff'
   fails "stop string" ask -p hi --stop ""
