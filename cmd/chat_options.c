@@ -195,6 +195,8 @@ static int check_url(struct chat_options *o)
     o->ca_file = ca && *ca ? ca : getenv("SSL_CERT_FILE");
     if (o->key && strpbrk(o->key, "\r\n"))
         return cli_wrong(prog, "--key: it has more than one line");
+    if (o->key)
+        cli_hide_memory();
     return 0;
 }
 

@@ -12,10 +12,22 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/ioctl.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "libcommon/base/clock.h"
 #include "libcommon/base/utf8.h"
+
+void cli_hide_memory(void)
+{
+    struct rlimit l;
+    if (getrlimit(RLIMIT_CORE, &l) == 0) {
+        l.rlim_cur = 0;
+        setrlimit(RLIMIT_CORE, &l);
+    }
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);         /* also for a core_pattern that is a pipe, which RLIMIT_CORE does not stop */
+}
 
 int cli_help(const char *usage)
 {

@@ -49,6 +49,10 @@ const char *cli_bytes_both(char out[CLI_BYTES], uint64_t n);
 /* "0.8 s", "59 s", "1 min 05 s", "2 h 03 min" */
 const char *cli_duration(char out[CLI_BYTES], double seconds);
 
+/* For programs that hold keys: no core file, and no other process of the same user may read this one's memory (ptrace, /proc/PID/mem).  The kernel forgets the
+ * second half when the user id changes: call it again then. */
+void cli_hide_memory(void);
+
 /* From now on Ctrl-C and SIGTERM do not end the program: cli_interrupted() answers the signal's number, and cli_progress asks its callee to stop. */
 void cli_catch_interrupt(void);
 int cli_interrupted(void);

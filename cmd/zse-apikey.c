@@ -361,6 +361,7 @@ int main(int argc, char **argv)
     struct err e;
     char *home;
     int c, i = 0, code;
+    cli_hide_memory();
     while ((c = getopt_long(argc, argv, "jhV", long_options, NULL)) != -1) {
         if (c == 'h')
             return cli_help(usage);

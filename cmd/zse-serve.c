@@ -120,16 +120,6 @@ static void raise_descriptors(void)
     }
 }
 
-/* A core file would hold keys and prompts.  Who wants one all the same: prlimit --core=unlimited --pid PID. */
-static void write_no_core(void)
-{
-    struct rlimit l;
-    if (getrlimit(RLIMIT_CORE, &l) == 0) {
-        l.rlim_cur = 0;
-        setrlimit(RLIMIT_CORE, &l);
-    }
-}
-
 static void print_addresses(const struct serve_options *o, const struct server *s)
 {
     const char *scheme = o->tls_cert ? "https" : "http";
@@ -220,7 +210,10 @@ static int become_user(const struct serve_options *o, const struct serve_user *u
 {
     if (serve_user_folder(u, p->home, e) || (o->audit_folder && p->audit && serve_user_folder(u, p->audit, e)) || (o->socket_path && serve_user_socket(u, o->socket_path, e)))
         return -1;
-    return serve_user_become(u, e);
+    if (serve_user_become(u, e) != 0)
+        return -1;
+    cli_hide_memory();
+    return 0;
 }
 
 /* Until it is stopped.  user: whom to become; NULL: nobody else. */
@@ -268,7 +261,7 @@ static int run(struct serve_options *o)
         signal(SIGPIPE, SIG_IGN);
         server_block_signals();
         raise_descriptors();
-        write_no_core();
+        cli_hide_memory();
         rc = serve(o, o->user ? &user : NULL, &places, &e) ? CLI_FAILED : cli_finish(prog);
     }
     release_places(&places);

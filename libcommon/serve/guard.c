@@ -356,8 +356,12 @@ static int admit_anonymous(struct server *s, struct conn *c)
     return w.allowed || too_many(s, c, &w);
 }
 
-/* A listener that others can reach never answers without a key, whatever became of the setting and the file since the start. */
-static int key_is_needed(const struct guard *g, const struct conn *c) { return g->keys && (keys_known_required(g->keys) || !conn_is_local(c)); }
+/* A reachable listener never answers without a key, whatever became of the setting and the key file since the start. */
+static int key_is_needed(const struct server *s, const struct conn *c)
+{
+    const struct keys *keys = s->guard.keys;
+    return keys && (keys_known_required(keys) || server_is_reachable(s, conn_is_local(c)));
+}
 
 int guard_knows(struct server *s, struct conn *c, const struct route *r)
 {
@@ -373,7 +377,7 @@ int guard_knows(struct server *s, struct conn *c, const struct route *r)
     refresh(s);
     if (key && g->keys && keys_check(g->keys, key, &k) == KEY_GOOD)
         return (k.scopes & needs(r->access)) && !may_be_guess(s, c, k.id, &v);
-    return r->access != ACCESS_ADMIN && !key_is_needed(g, c);
+    return r->access != ACCESS_ADMIN && !key_is_needed(s, c);
 }
 
 int guard_admits(struct server *s, struct conn *c, const struct route *r)
@@ -398,7 +402,7 @@ int guard_admits(struct server *s, struct conn *c, const struct route *r)
         return v->is_admin = 1;
     }
     refresh(s);
-    const int required = key_is_needed(g, c);
+    const int required = key_is_needed(s, c);
     const enum key_state state = key && g->keys ? keys_check(g->keys, key, &v->key) : KEY_UNKNOWN;
     v->has_key = state != KEY_UNKNOWN;
     if (state == KEY_GOOD)
@@ -424,7 +428,7 @@ static int still_good(const struct server *s, const struct conn *c, const struct
     if (v->is_admin)
         return 1;
     if (!v->has_key)
-        return !key_is_needed(g, c);
+        return !key_is_needed(s, c);
     return keys_check_id(g->keys, v->key.id, k) == KEY_GOOD && k->secret == v->key.secret;
 }
 

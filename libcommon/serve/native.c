@@ -313,7 +313,7 @@ static int is_file_or_folder(const char *path)
 static char *allowed_path(const struct server *s, const struct conn *c, const char *path, struct problem *pr)
 {
     if (!s->o.model_dir) {
-        if (!conn_is_local(c) || s->o.trust_proxy) {
+        if (server_is_reachable(s, conn_is_local(c))) {
             problem_set(pr, 403, "model_path", "path_not_allowed", "model_path: from other machines only what lies below --model-dir, which was not given");
             return NULL;
         }

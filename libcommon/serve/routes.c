@@ -104,13 +104,14 @@ static void host_name(const char *host, char *out, size_t room)
     snprintf(out, room, "%.*s", (int)(n < room ? n : room - 1), host);
 }
 
-/* A page of some name that resolves to 127.0.0.1 must not reach a server that trusts loopback (DNS rebinding): names are checked there, numbers need not be. */
+/* DNS rebinding: a page under a name of its own that resolves to this server must not reach it where no key is asked for: on loopback, and everywhere with
+ * --no-auth.  Numeric hosts cannot be rebound.  A Unix socket is out of a browser's reach. */
 static int host_is_ours(const struct server *s, const struct conn *c)
 {
     const char *host = http_field(conn_request(c), "Host");
     char name[256];
     size_t n;
-    if (!host || !*host || !conn_is_local(c) || strcmp(conn_peer(c), "unix") == 0)
+    if (!host || !*host || (!conn_is_local(c) && !s->o.no_auth) || strcmp(conn_peer(c), "unix") == 0)
         return 1;
     host_name(host, name, sizeof name);
     n = strlen(name);
@@ -119,7 +120,7 @@ static int host_is_ours(const struct server *s, const struct conn *c)
     if (s->o.host && strcasecmp(name, s->o.host) == 0)
         return 1;
     for (int i = 0; i < s->o.n_hosts; i++)
-        if (strcasecmp(name, s->o.hosts[i]) == 0)
+        if (strcasecmp(name, s->o.hosts[i]) == 0 || strcmp(s->o.hosts[i], "*") == 0)
             return 1;
     return 0;
 }
@@ -191,7 +192,7 @@ void routes_request(struct server *s, struct conn *c)
     conn_add_header(c, "X-Content-Type-Options", "nosniff");
     allowed(r->path, methods, sizeof methods);
     if (!host_is_ours(s, c)) {
-        reply_refusal(s, c, 421, "unknown_host", "Host '%.80s' is not a name of this server (--allow-host)", http_field(r, "Host"));
+        reply_refusal(s, c, 421, "unknown_host", "Host '%.80s' is not a name of this server: --allow-host NAME adds one, * any", http_field(r, "Host"));
     } else if (!origin_may(s, c)) {
         reply_refusal(s, c, 403, "origin_not_allowed", "pages of %.80s may not use this server (--cors-origin)", http_field(r, "Origin"));
     } else if (strcmp(r->method, "OPTIONS") == 0 && (*methods || strcmp(r->path, "*") == 0)) {

@@ -294,11 +294,15 @@ static int bind_everywhere(struct server *s, struct err *e)
     return o->socket_path ? loop_bind_unix(s->loop, o->socket_path, e) : 0;
 }
 
+int server_is_reachable(const struct server *s, int local_listener) { return !local_listener || s->o.trust_proxy; }
+
 /* Deny by default. */
 static int listen_if_guarded(struct server *s, struct err *e)
 {
-    if (s->o.no_auth || loop_is_local(s->loop) || guard_has_keys(s))
+    if (s->o.no_auth || guard_has_keys(s) || !server_is_reachable(s, loop_is_local(s->loop)))
         return loop_listen(s->loop, e);
+    if (loop_is_local(s->loop))
+        return err_set(e, ERR_UNSUPPORTED, "--trust-proxy lets clients of other machines in, and there are no keys: expected a key (zse-apikey create NAME), or --no-auth");
     return err_set(e, ERR_UNSUPPORTED, "--host %s reaches beyond this machine, and there are no keys: expected 127.0.0.1 or ::1, a key (zse-apikey create NAME), or --no-auth", s->o.host);
 }
 

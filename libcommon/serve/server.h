@@ -43,15 +43,15 @@ struct server_options {
     const char *socket_path;            /* NULL: none */
     const char *tls_cert, *tls_key;     /* NULL: plain */
     const char *home;                   /* folder of keys and counters; NULL: no keys */
-    int no_auth;                        /* ask nobody for a key, and listen beyond loopback all the same */
+    int no_auth;                        /* ask for no key, and listen beyond loopback all the same */
     int query_keys;                     /* ?api_key= is taken */
     int anonymous_limit;                /* requests a minute of an address without a key; 0: none */
     const char *audit_folder;           /* NULL: nothing is logged */
     uint64_t audit_bytes;               /* of a file before it is rotated; 0: the usual */
     int audit_prompts;                  /* prompts are logged, too */
-    int trust_proxy;                    /* X-Forwarded-For names the client */
+    int trust_proxy;                    /* X-Forwarded-For names the client, who may be anywhere: keys are needed on loopback too */
     const char *const *origins; int n_origins;      /* browsers' pages that may use the API; "*": all */
-    const char *const *hosts; int n_hosts;          /* names besides localhost that a loopback listener answers to */
+    const char *const *hosts; int n_hosts;          /* names besides localhost where Host is checked: on loopback, and with no_auth; "*": any */
     const char *model_dir;              /* models loaded over HTTP lie below it; NULL: anywhere, if the request comes from this machine and through no proxy */
     int max_connections; size_t max_body;
     int max_queue;                      /* requests that wait to be prepared; 0: any number */

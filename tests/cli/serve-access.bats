@@ -90,6 +90,19 @@ metric() { curl -s "$URL/metrics" | sed -n "s/^$1 //p"; }
   [[ "$stderr" == *"Permission denied"* ]]
 }
 
+@test "memory with keys: no core file, and closed to other programs of the same user" {
+  [ "$(id -u)" != 0 ] || AS=(exec setpriv --reuid nobody --regid nogroup --clear-groups --)
+  install -d -m 777 "$T/home"
+  [ "$(id -u)" != 0 ] || chown nobody "$T/home"
+  chmod 700 "$T/home"
+  serve --port 0
+  [ "$(stat -c %u "/proc/$PID/environ")" = 0 ]          # root's: the kernel lets no other program read it, or attach (PR_SET_DUMPABLE)
+  [ "$(awk '/^Max core file size/ { print $5 }' "/proc/$PID/limits")" = 0 ]
+  await says 200 status "$URL/health"
+  [ "$(curl -s "$URL/v1/completions" -d '{"prompt":"a","max_tokens":2}' | jq .usage.completion_tokens)" = 2 ]      # its own look into /proc goes on
+  stop
+}
+
 @test "a folder that cannot be written: keys and their state can be looked at, changes say which file and why; the server serves known keys" {
   key=$(zse-apikey create app --rate-limit 3 --scope chat,models 2>/dev/null)
   why="Read-only file system"

@@ -240,7 +240,7 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
 @test "limits by address: what the proxy in front adds counts, with or without a port, and nothing else" {
   local URL PID from
   export ZSE_HOME=$BATS_TEST_TMPDIR/home
-  start "$BATS_TEST_TMPDIR/log" --port 0 --anonymous-limit 3 --trust-proxy
+  start "$BATS_TEST_TMPDIR/log" --port 0 --anonymous-limit 3 --trust-proxy --no-auth
   for from in 10.0.0.1:1001 10.0.0.1 '10.9.9.9, 10.0.0.1:1002'; do [ "$(status -H "X-Forwarded-For: $from" "$URL/v1/models")" = 200 ]; done
   [ "$(status -H 'X-Forwarded-For: 10.0.0.1:1003' "$URL/v1/models")" = 429 ]
   for from in 2001:db8::1 '[2001:db8::1]:7' '[2001:db8::2]'; do [ "$(status -H "X-Forwarded-For: $from" "$URL/v1/models")" = 200 ]; done

@@ -198,12 +198,20 @@ class Guarded:
 
 @attempt
 def listens_beyond_without_keys():
-    "--host 0.0.0.0 and :: without keys, and with keys that are not required"
+    "--host 0.0.0.0, :: and --trust-proxy without keys, and with keys that are not required; keys switched off behind a proxy afterwards"
     home = new_home()
     said = [refuses(home, '--host', host) for host in ('0.0.0.0', '::', '127.0.0.1,0.0.0.0')[:2]]
     make_key(home, 'a')
     program('zse-apikey', 'disable', home=home)
     refuses(home, '--host', '0.0.0.0')
+    refuses(home, '--trust-proxy')
+    program('zse-apikey', 'enable', home=home)
+    s = Server('--trust-proxy', home=home, model=False)
+    program('zse-apikey', 'disable', home=home)
+    time.sleep(.4)
+    code = s.status('/v1/models', fields=[('X-Forwarded-For', '203.0.113.9')])
+    s.stop()
+    expect(code == 401, f'behind the proxy, keys switched off: {code}')
     return said[0]
 
 
@@ -656,7 +664,7 @@ def schemas_that_are_bombs():
 
 @attempt
 def pages_of_others():
-    "Host and Origin of others, their spellings, null, preflights, on HTTP and WebSockets, at a server that needs no key"
+    "Host and Origin of others, their spellings, null, preflights, on HTTP and WebSockets, at servers that need no key, on loopback and beyond"
     s = Server('--allow-host', 'mine.example')
     up = ['Upgrade: websocket', 'Connection: Upgrade', 'Sec-WebSocket-Version: 13', 'Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==']
     n = 0
@@ -680,7 +688,14 @@ def pages_of_others():
     c.close()
     expect(s.raw(request('/v1/models', fields=['Connection: close']).replace(b'localhost', b'mine.example')) == [200], '--allow-host')
     s.stop()
-    return f'{n} times 421 or 403, nothing allowed to pages'
+    s = Server('--host', '0.0.0.0', '--no-auth', '--allow-host', 'mine.example', model=False)
+    codes = {h: s.raw(request('/v1/models', fields=['Connection: close']).replace(b'localhost', h.encode()))[0] for h in ('evil.example', 'mine.example', '127.0.0.1', 'localhost')}
+    expect(list(codes.values()) == [421, 200, 200, 200], f'--no-auth: {codes}')
+    s.stop()
+    s = Server('--host', '0.0.0.0', '--no-auth', '--allow-host', '*', model=False)
+    expect(s.raw(request('/v1/models', fields=['Connection: close']).replace(b'localhost', b'evil.example')) == [200], '--allow-host *')
+    s.stop()
+    return f'{n + 4} times 421 or 403, nothing allowed to pages'
 
 
 @attempt
@@ -750,7 +765,7 @@ def forged_addresses():
     until(lambda: len(s.log()) > 20)
     expect({x['client_ip'] for x in s.log() if 'client_ip' in x} == {'127.0.0.1'}, 'the log believes the client')
     s.stop()
-    s = Server('--anonymous-limit', '10', '--trust-proxy')
+    s = Server('--anonymous-limit', '10', '--trust-proxy', '--no-auth')
     codes = [s.status('/v1/models', fields=[('X-Forwarded-For', f'10.1.{i}.1, 192.0.2.7')]) for i in range(20)]
     expect(codes.count(200) == 10, f'with --trust-proxy: {codes}')
     forms = ['2001:db8::1', '2001:DB8::1', '2001:db8:0:0::2', '[2001:db8::3]:80', '2001:0db8:0000:0000:ffff::1', '[2001:db8::ffff]', '2001:db8::1%eth0', ' 2001:db8::9']
