@@ -122,14 +122,35 @@ static int set_ternary(struct plan *p, enum qtype type, int group_size, struct e
     return 0;
 }
 
-/* Codes and scales as they are.  The channels of a GGUF's 128 are even enough for one activation scale; those of a checkpoint nobody scaled. */
-static int set_copy(struct plan *p, struct err *e)
+/* Codes and scales as they are, in the exact type or in another that holds them too.  The channels of a GGUF's 128 are even
+ * enough for one activation scale; those of a checkpoint were not scaled to be. */
+static int set_copy(struct plan *p, enum qtype type, int group_size, struct err *e)
 {
     p->make = MAKE_COPY;
-    if (p->exact == QT_T2)
-        return set_ternary(p, QT_T3, 0, e);
-    const int act_group = p->exact == QT_FP8 ? 0 : p->exact_group < 128 || p->source->packed ? 32 : 128;
-    return mat_init(&p->m, (enum qtype)p->exact, p->exact_group, act_group, p->spec->rows, p->spec->cols, e);
+    if (is_ternary(type) && p->source->packed)
+        return set_ternary(p, type, 0, e);
+    const int act_group = type == QT_FP8 ? 0 : group_size < 128 || p->source->packed ? 32 : 128;
+    return mat_init(&p->m, type, group_size, act_group, p->spec->rows, p->spec->cols, e);
+}
+
+/* May the source's codes be copied where `type` with groups of group_size (0: any) is asked for?  Then into *copy, *copy_group. */
+static int copies_as(const struct plan *p, enum qtype type, int group_size, enum qtype *copy, int *copy_group)
+{
+    const struct source_tensor *t = p->source;
+    *copy = (enum qtype)p->exact;
+    *copy_group = p->exact_group;
+    if (p->exact < 0 || plan_is_float(t->type))
+        return 0;
+    if (is_ternary(*copy) && !t->packed && (is_ternary(type) || type == QT_I4)) {
+        *copy = type == QT_T3 && !ggml_fits_t3(t->type, t->data, t->size) ? QT_T2 : type;
+        *copy_group = type == QT_T3 ? 256 : group_size ? group_size : type == QT_I4 ? 128 : 256;
+        return *copy_group > 0 && *copy_group <= 256;
+    }
+    if (group_size && group_size != p->exact_group)
+        return 0;
+    if (is_ternary(*copy) && is_ternary(type))
+        *copy = type;
+    return *copy == type || (type == QT_I4 && (*copy == QT_I4M || *copy == QT_I4Z));
 }
 
 static int default_group(enum qtype type)
@@ -149,9 +170,10 @@ static int set_quant(struct plan *p, enum qtype type, int group_size, enum terna
     }
     if (type == QT_I8 && group_size == -1)
         type = QT_I8R;
-    if (p->exact >= 0 && !plan_is_float(p->source->type) && (!user || group_size == p->exact_group) &&
-        (p->exact == (int)type || (type == QT_I4 && (p->exact == QT_I4M || p->exact == QT_I4Z))))
-        return set_copy(p, e);
+    enum qtype copy;
+    int copy_group;
+    if (copies_as(p, type, group_size, &copy, &copy_group))
+        return set_copy(p, copy, copy_group, e);
     p->make = is_ternary(type) && rule != TERNARY_FIT ? MAKE_TERNARY : MAKE_QUANT;
     if (is_ternary(type))
         return set_ternary(p, type, user && group_size > 0 ? group_size : 0, e);
@@ -167,7 +189,7 @@ static int set_keep(struct plan *p, struct err *e)
     const struct weight_spec *s = p->spec;
     int group, exact, source = p->source->type;
     if (p->exact >= 0 && !plan_is_float(source))
-        return set_copy(p, e);
+        return set_copy(p, p->source->packed && is_ternary((enum qtype)p->exact) ? QT_T3 : (enum qtype)p->exact, p->exact_group, e);
     enum qtype type = convert_keep_type(source, &group, &exact);
     const struct qtype_info *t = qtype_info(type);
     if (t->is_float) {
@@ -175,8 +197,10 @@ static int set_keep(struct plan *p, struct err *e)
         return mat_init(&p->m, type, 32, 0, s->rows, s->cols, e);
     }
     p->make = MAKE_NEAR;
-    if (type == QT_MXFP4)                   /* rows that are no whole blocks: twice its values are whole numbers */
+    if (type == QT_MXFP4 || is_ternary(type)) {     /* rows that are no whole blocks: (twice) their values are whole numbers */
         type = QT_I8;
+        group = 32;
+    }
     return mat_init(&p->m, type, group, group < 128 ? 32 : 128, s->rows, s->cols, e);
 }
 

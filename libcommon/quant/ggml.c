@@ -357,20 +357,35 @@ void ggml_decode(int type, const void *src, float *dst, int64_t n)
 
 /* ---- straight to our codes ---- */
 
+static int is_ternary(int type) { return type == GGML_TQ1_0 || type == GGML_TQ2_0; }
+
 int ggml_exact_type(int type, int *group_size)
 {
-    *group_size = type == GGML_TQ1_0 || type == GGML_TQ2_0 ? 128 : 32;
+    *group_size = is_ternary(type) ? QK_K : 32;
     switch (type) {
     case GGML_F32:  return QT_F32;
     case GGML_F16:  return QT_F16;
     case GGML_BF16: return QT_BF16;
     case GGML_Q4_0: return QT_I4;
     case GGML_Q4_1: return QT_I4M;
-    case GGML_TQ1_0: case GGML_TQ2_0: return QT_I4;
+    case GGML_TQ1_0: return QT_T3;
+    case GGML_TQ2_0: return QT_T2;
     case GGML_MXFP4: return QT_MXFP4;
     case GGML_Q5_0: case GGML_Q8_0: case GGML_Q8_1: case GGML_IQ4_NL: return QT_I8;
     default: return -1;
     }
+}
+
+int ggml_fits_t3(int type, const void *src, size_t size)
+{
+    const uint8_t *b = src;
+    if (type != GGML_TQ2_0)
+        return type == GGML_TQ1_0;
+    for (const uint8_t *end = b + size; b < end; b += 66)
+        for (int i = 0; i < 64; i++)
+            if (b[i] & b[i] >> 1 & 0x55)
+                return 0;
+    return 1;
 }
 
 /* Codes of one block of 32 and where its scale lies. */
@@ -392,38 +407,46 @@ static void block32(int type, const uint8_t *b, uint8_t *code)
     }
 }
 
+/* Codes of one block of 256 values of -1, 0, 1 (and 2): the block is decoded with scale 1, and code_zero added. */
+static void block_ternary(int type, const uint8_t *b, int at, int code_zero, uint8_t *code)
+{
+    float y[QK_K];
+    uint8_t unit[66];
+    memcpy(unit, b, (size_t)at);
+    unit[at] = 0;
+    unit[at + 1] = 0x3c;
+    ggml_decode(type, unit, y, QK_K);
+    for (int j = 0; j < QK_K; j++)
+        code[j] = (uint8_t)((int)y[j] + code_zero);
+}
+
 void ggml_to_qrow(int type, const void *src, const struct mat *m, struct qrow *q)
 {
     const struct ggml_type_info *t = ggml_type_info(type);
     const uint8_t *b = src;
-    int group_size, n_groups = m->cols / m->group_size, per_block;
-    assert(ggml_exact_type(type, &group_size) == (int)m->type && m->group_size == group_size && m->cols % t->block == 0);
-    per_block = t->block / group_size;
+    const int zero = qtype_info(m->type)->code_zero, groups_a_block = t->block / m->group_size;
+    int group_size;
+    assert(m->cols % t->block == 0 && (is_ternary(type) ? (m->type == QT_T2 || m->type == QT_T3 || m->type == QT_I4) && t->block % m->group_size == 0
+                                                        : ggml_exact_type(type, &group_size) == (int)m->type && m->group_size == group_size));
     q->row_scale = 1;
-    memset(q->code, qtype_info(m->type)->code_zero, (size_t)m->cols_padded);
+    memset(q->code, zero, (size_t)m->cols_padded);
     for (int g = 0; g < m->n_groups; g++) {
         q->scale[g] = 0;
         if (q->extra)
             q->extra[g] = 0;
     }
-    for (int g = 0; g < n_groups; g += per_block, b += t->block_bytes) {
-        uint8_t *code = q->code + (size_t)g * (size_t)group_size;
-        if (t->block == QK) {
-            block32(type, b, code);
-            q->scale[g] = type == GGML_MXFP4 ? f32_from_bits(b[0] ? (uint32_t)b[0] << 23 : 0x00400000) : half(b);
-            if (q->extra)
-                q->extra[g] = half(b + 2);
+    for (int g = 0; g < m->cols / m->group_size; g += groups_a_block, b += t->block_bytes) {
+        uint8_t *code = q->code + (size_t)g * (size_t)m->group_size;
+        if (is_ternary(type)) {
+            const int at = t->block_bytes - 2;          /* of the scale */
+            block_ternary(type, b, at, zero, code);
+            for (int i = 0; i < groups_a_block; i++)
+                q->scale[g + i] = half(b + at);
             continue;
         }
-        float y[QK_K];
-        uint8_t unit[66];               /* the same block with scale 1: its values are the codes less 8 */
-        int at = type == GGML_TQ1_0 ? 52 : 64;
-        memcpy(unit, b, (size_t)t->block_bytes);
-        unit[at] = 0;
-        unit[at + 1] = 0x3c;
-        ggml_decode(type, unit, y, QK_K);
-        for (int j = 0; j < QK_K; j++)
-            code[j] = (uint8_t)((int)y[j] + 8);
-        q->scale[g] = q->scale[g + 1] = half(b + at);
+        block32(type, b, code);
+        q->scale[g] = type == GGML_MXFP4 ? f32_from_bits(b[0] ? (uint32_t)b[0] << 23 : 0x00400000) : half(b);
+        if (q->extra)
+            q->extra[g] = half(b + 2);
     }
 }

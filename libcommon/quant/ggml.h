@@ -32,11 +32,14 @@ const struct ggml_type_info *ggml_type_info(int type);                  /* NULL:
 void ggml_decode(int type, const void *src, float *dst, int64_t n);
 
 /* The .zse type that holds every value exactly; -1: none.  F32, F16, BF16: the same; Q4_0: QT_I4, Q4_1: QT_I4M, both group 32;
- * TQ1_0, TQ2_0: QT_I4 group 128; MXFP4: QT_MXFP4 (but for the scale 255, which is none); Q8_0, Q8_1, and at more bytes Q5_0 and IQ4_NL: QT_I8 group 32.  (A file may hold the code -128,
- * which the quantizers never write: kernels take codes as code + 128, 0..255, so it is fine.)  The others have a minimum or
- * a product of scales that f16 cannot hold. */
+ * TQ1_0: QT_T3, TQ2_0: QT_T2, both group 256; MXFP4: QT_MXFP4 (but for the scale 255, which is none); Q8_0, Q8_1, and at
+ * more bytes Q5_0 and IQ4_NL: QT_I8 group 32.  (A file may hold the code -128, which the quantizers never write: kernels
+ * take codes as code + 128, 0..255, so it is fine.)  The others have a minimum or a product of scales that f16 cannot hold. */
 int ggml_exact_type(int type, int *group_size);
+/* Does QT_T3 hold all of these blocks (TQ1_0 or TQ2_0)?  TQ2_0 has room for a fourth code, the value 2, that only QT_T2 has. */
+int ggml_fits_t3(int type, const void *src, size_t size);
 /* For the integer types among those: one row of blocks straight to codes and scales, no rounding.  m->cols is a multiple of the block.
+ * m is of the exact type and group; for TQ1_0 and TQ2_0 also of QT_I4, QT_T2 or (see above) QT_T3 with groups that divide 256.
  * (F32, F16, BF16: ggml_decode and tile_put_float are exact.) */
 void ggml_to_qrow(int type, const void *src, const struct mat *m, struct qrow *q);
 

@@ -187,7 +187,7 @@ static void kept_exactly(void **state)
     static const struct { const char *file; int type; enum qtype to; } files[] = {
         { "F32", GGML_F32, QT_F32 }, { "F16", GGML_F16, QT_F16 }, { "BF16", GGML_BF16, QT_BF16 }, { "Q4_0", GGML_Q4_0, QT_I4 }, { "Q4_1", GGML_Q4_1, QT_I4M },
         { "Q5_0", GGML_Q5_0, QT_I8 }, { "Q8_0", GGML_Q8_0, QT_I8 }, { "IQ4_NL", GGML_IQ4_NL, QT_I8 }, { "MXFP4", GGML_MXFP4, QT_MXFP4 },
-        { "TQ1_0", GGML_TQ1_0, QT_I4 }, { "TQ2_0", GGML_TQ2_0, QT_I4 },
+        { "TQ1_0", GGML_TQ1_0, QT_T3 }, { "TQ2_0", GGML_TQ2_0, QT_T2 },
     };
     if (access(oracle("gguf"), R_OK)) {
         print_message("# skipped: no oracles (set ZSE_ORACLES)\n");
@@ -205,6 +205,40 @@ static void kept_exactly(void **state)
             if (r.tensors[k].source_type == files[i].type && !r.tensors[k].vector) {
                 if (r.tensors[k].type != files[i].to || !r.tensors[k].exact || r.tensors[k].max_error != 0)
                     fail_msg("%s: %s became %s with an error of %g", files[i].file, r.tensors[k].name, qtype_info(r.tensors[k].type)->name, r.tensors[k].max_error);
+                n++;
+            }
+        assert_true(n > 5);
+        convert_report_release(&r);
+    }
+}
+
+/* Ternary matrices of a GGUF stay exact in every type that holds them, calibration or not. */
+static void ternary_exactly(void **state)
+{
+    (void)state;
+    static const struct { const char *file; int type; const char *to; int group; enum qtype becomes; } runs[] = {
+        { "TQ1_0", GGML_TQ1_0, "ternary", 0, QT_T3 }, { "TQ2_0", GGML_TQ2_0, "ternary", 0, QT_T3 }, { "TQ1_0", GGML_TQ1_0, "t2", 0, QT_T2 },
+        { "TQ2_0", GGML_TQ2_0, "t2", 64, QT_T2 },     { "TQ1_0", GGML_TQ1_0, "int4", 0, QT_I4 },    { "TQ2_0", GGML_TQ2_0, "int4", 32, QT_I4 },
+    };
+    if (access(oracle("gguf"), R_OK)) {
+        print_message("# skipped: no oracles (set ZSE_ORACLES)\n");
+        skip();
+    }
+    for (size_t i = 0; i < 2 * sizeof runs / sizeof *runs; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "gguf/%s.gguf", runs[i / 2].file);
+        struct convert_options o = options(oracle(name), at("ternary.zse"), runs[i / 2].to, i % 2 ? CONVERT_GOOD : CONVERT_FAST);
+        struct convert_report r;
+        int n = 0;
+        o.calibration = i % 2 ? at("text") : NULL;
+        o.group_size = runs[i / 2].group;
+        must(&o, &r);
+        check_file(&o, &r);
+        for (int k = 0; k < r.n_tensors; k++)
+            if (r.tensors[k].source_type == runs[i / 2].type && !r.tensors[k].vector) {
+                if (r.tensors[k].type != runs[i / 2].becomes || !r.tensors[k].exact || r.tensors[k].max_error != 0)
+                    fail_msg("%s as %s: %s became %s with an error of %g", runs[i / 2].file, runs[i / 2].to, r.tensors[k].name, qtype_info(r.tensors[k].type)->name,
+                             r.tensors[k].max_error);
                 n++;
             }
         assert_true(n > 5);
@@ -725,7 +759,7 @@ static void cancelled(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_type), cmocka_unit_test(kept_exactly), cmocka_unit_test(kept_nearly), cmocka_unit_test(threads), cmocka_unit_test(in_files),
+        cmocka_unit_test(every_type), cmocka_unit_test(kept_exactly), cmocka_unit_test(ternary_exactly), cmocka_unit_test(kept_nearly), cmocka_unit_test(threads), cmocka_unit_test(in_files),
         cmocka_unit_test(channel_scaling), cmocka_unit_test(target_sizes), cmocka_unit_test(parts_and_globs), cmocka_unit_test(bad_numbers),
         cmocka_unit_test(bad_targets), cmocka_unit_test(cancelled),
     };

@@ -214,11 +214,52 @@ static void exact(void **state)
     assert_int_equal(ggml_exact_type(GGML_MXFP4, &group_size), QT_MXFP4);
 }
 
+/* TQ1_0 and TQ2_0 in other types and groups; a block of TQ2_0 with the value 2 is none for t3. */
+static void ternary(void **state)
+{
+    (void)state;
+    static const struct { enum qtype type; int group_size; } to[] = { { QT_T2, 32 }, { QT_T2, 128 }, { QT_T2, 256 }, { QT_T3, 256 }, { QT_I4, 32 }, { QT_I4, 128 } };
+    enum { COLS = 512 };
+    uint8_t blocks[2][2][66];
+    float want[COLS], got[COLS];
+    uint64_t seed = 7;
+    for (int t = 0; t < 2; t++)
+        for (int b = 0; b < 2; b++) {
+            uint8_t *p = &blocks[t][0][0] + b * (t ? 66 : 54);
+            for (int i = 0; i < (t ? 64 : 52); i++)
+                p[i] = t ? (uint8_t)((seed = seed * 6364136223846793005u + 1) >> 33 & 0x55) : (uint8_t)((seed = seed * 6364136223846793005u + 1) >> 33);
+            p[t ? 64 : 52] = (uint8_t)(0x11 + b);
+            p[t ? 65 : 53] = 0x2a;
+        }
+    for (size_t i = 0; i < 2 * sizeof to / sizeof *to; i++) {
+        const int source = i % 2 ? GGML_TQ2_0 : GGML_TQ1_0;
+        struct mat m;
+        struct qrow q;
+        assert_int_equal(mat_init(&m, to[i / 2].type, to[i / 2].group_size, 128, 1, COLS, NULL), 0);
+        assert_int_equal(qrow_init(&q, &m, NULL), 0);
+        uint8_t *data = aligned_alloc(64, m.size);
+        tile_clear(&m, data);
+        ggml_to_qrow(source, blocks[i % 2], &m, &q);
+        tile_put(&m, data, 0, &q);
+        m.data = data;
+        mat_decode_row(&m, 0, got);
+        ggml_decode(source, blocks[i % 2], want, COLS);
+        assert_memory_equal(got, want, sizeof want);
+        qrow_release(&q);
+        free(data);
+    }
+    assert_true(ggml_fits_t3(GGML_TQ1_0, blocks[0], 2 * 54) && ggml_fits_t3(GGML_TQ2_0, blocks[1], 2 * 66) && !ggml_fits_t3(GGML_Q4_0, blocks[1], 36));
+    blocks[1][1][64] = 0xff;            /* a scale, no code */
+    assert_true(ggml_fits_t3(GGML_TQ2_0, blocks[1], 2 * 66));
+    blocks[1][1][63] |= 0x30;
+    assert_false(ggml_fits_t3(GGML_TQ2_0, blocks[1], 2 * 66));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(blocks), cmocka_unit_test(known_types), cmocka_unit_test(numbers),
-        cmocka_unit_test(eight_bits), cmocka_unit_test(exact),
+        cmocka_unit_test(eight_bits), cmocka_unit_test(exact), cmocka_unit_test(ternary),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
