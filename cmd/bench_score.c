@@ -134,8 +134,47 @@ struct rows {
     const int32_t *next;                /* [n] */
     int vocab;
     double *nll, *reference_nll, *kl;   /* [n] */
+    double *top5, *cosine;              /* [n] share of the five most likely tokens that both have; of the logits' vectors */
     unsigned char *same;                /* [n] */
 };
+
+enum { TOP = 5 };
+
+/* The indices of the k largest of x [n], largest first; of equal ones the first. */
+static void find_top(const float *x, int n, int k, int *top)
+{
+    for (int i = 0, have = 0; i < n; i++) {
+        if (have == k && !(x[i] > x[top[k - 1]]))
+            continue;
+        int at = have < k ? have++ : k - 1;
+        for (; at > 0 && x[i] > x[top[at - 1]]; at--)
+            top[at] = top[at - 1];
+        top[at] = i;
+    }
+}
+
+/* Share of the five largest of x that are among the five largest of y. */
+static double top_overlap(const float *x, const float *y, int n)
+{
+    int a[TOP], b[TOP], common = 0;
+    const int k = n < TOP ? n : TOP;
+    find_top(x, n, k, a);
+    find_top(y, n, k, b);
+    for (int i = 0; i < k * k; i++)
+        common += a[i / k] == b[i % k];
+    return (double)common / k;
+}
+
+static double cosine_of(const float *x, const float *y, int n)
+{
+    double xy = 0, xx = 0, yy = 0;
+    for (int i = 0; i < n; i++) {
+        xy += (double)x[i] * y[i];
+        xx += (double)x[i] * x[i];
+        yy += (double)y[i] * y[i];
+    }
+    return xx == 0 && yy == 0 ? 1 : xy / sqrt(xx * yy);
+}
 
 static void score_row(void *arg, int i, int thread)
 {
@@ -156,6 +195,8 @@ static void score_row(void *arg, int i, int thread)
     r->reference_nll[i] = reference_sum - y[r->next[i]];
     r->kl[i] = kl;
     r->same[i] = best == reference_best;
+    r->top5[i] = top_overlap(x, y, r->vocab);
+    r->cosine[i] = cosine_of(x, y, r->vocab);
 }
 
 static int check_finite(const char *what, const double *v, size_t n, struct err *e)
@@ -254,6 +295,9 @@ static int ascending(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
+/* v is sorted. */
+static double median(const double *v, size_t n) { return (v[(n - 1) / 2] + v[n / 2]) / 2; }
+
 static json_t *quality_json(const struct bench_options *o, const struct text *t, struct rows *all, size_t n)
 {
     double perplexity = exp(mean(all->nll, n)), reference_perplexity = exp(mean(all->reference_nll, n)), kl_mean = mean(all->kl, n);
@@ -261,9 +305,11 @@ static json_t *quality_json(const struct bench_options *o, const struct text *t,
     for (size_t i = 0; i < n; i++)
         same += all->same[i];
     qsort(all->kl, n, sizeof *all->kl, ascending);
-    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:i, s:i, s:I}", "kl_mean", kl_mean, "kl_median", (all->kl[(n - 1) / 2] + all->kl[n / 2]) / 2,
-                     "kl_p99", all->kl[(size_t)(0.99 * (double)(n - 1))], "top1_agreement", (double)same / (double)n, "perplexity", perplexity,
-                     "reference_perplexity", reference_perplexity, "windows", t->n_windows, "window", o->window, "positions", (json_int_t)n);
+    qsort(all->cosine, n, sizeof *all->cosine, ascending);
+    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:i, s:i, s:I}", "kl_mean", kl_mean, "kl_median", median(all->kl, n),
+                     "kl_p99", all->kl[(size_t)(0.99 * (double)(n - 1))], "top1_agreement", (double)same / (double)n, "top5_overlap", mean(all->top5, n),
+                     "cosine_median", median(all->cosine, n), "cosine_min", all->cosine[0], "perplexity", perplexity, "reference_perplexity", reference_perplexity,
+                     "windows", t->n_windows, "window", o->window, "positions", (json_int_t)n);
 }
 
 /* all: arrays for every position of every window. */
@@ -277,7 +323,7 @@ static int compare(const struct bench_options *o, struct side *reference, struct
         size_t at = (size_t)w * (size_t)n;
         progress_report(&progress.progress, "quality", (uint64_t)w, (uint64_t)t->n_windows, "windows");
         struct rows rows = { .logits = model->logits, .reference = reference->logits, .next = ids + from + 1, .vocab = model->m.model->config.vocab_size, .nll = all->nll + at,
-                             .reference_nll = all->reference_nll + at, .kl = all->kl + at, .same = all->same + at };
+                             .reference_nll = all->reference_nll + at, .kl = all->kl + at, .top5 = all->top5 + at, .cosine = all->cosine + at, .same = all->same + at };
         if ((rc = engine_logits(reference->g, ids, o->window - 1, from, reference->logits, e)) == 0 &&
             (rc = engine_logits(model->g, ids, o->window - 1, from, model->logits, e)) == 0)
             pool_run(pool, n, score_row, &rows);
@@ -293,6 +339,7 @@ int bench_quality(const struct bench_options *o, const char *reference_path, con
     struct err e;
     struct pool *pool = NULL;
     struct rows all = { 0 };
+    double *scores = NULL;
     int rc = -1;
     reference.run.exact = 1;
     reference.run.kv = KV_F32;
@@ -307,11 +354,11 @@ int bench_quality(const struct bench_options *o, const char *reference_path, con
         goto done;
     }
     size_t n = (size_t)t.n_windows * (size_t)(o->window - 1 - o->window / 2);
-    all = (struct rows){ .nll = calloc(n, sizeof(double)), .reference_nll = calloc(n, sizeof(double)), .kl = calloc(n, sizeof(double)), .same = calloc(n, 1) };
-    if (!all.nll || !all.reference_nll || !all.kl || !all.same) {
+    if (!(scores = calloc(n, 5 * sizeof *scores)) || !(all.same = calloc(n, 1))) {
         err_nomem(&e, "scores");
         goto done;
     }
+    all = (struct rows){ .nll = scores, .reference_nll = scores + n, .kl = scores + 2 * n, .top5 = scores + 3 * n, .cosine = scores + 4 * n, .same = all.same };
     if (compare(o, &reference, &model, &t, pool, &all, &e) != 0 || check_finite(reference.m.path, all.reference_nll, n, &e) != 0 || check_finite(model.m.path, all.nll, n, &e) != 0 ||
         check_finite(model.m.path, all.kl, n, &e) != 0)
         goto done;
@@ -320,9 +367,7 @@ int bench_quality(const struct bench_options *o, const char *reference_path, con
     json_decref(j);
     rc = 0;
 done:
-    free(all.nll);
-    free(all.reference_nll);
-    free(all.kl);
+    free(scores);
     free(all.same);
     pool_close(pool);
     free(t.ids);

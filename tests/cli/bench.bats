@@ -206,12 +206,37 @@ END
 # bats test_tags=plain
 @test "quality: nothing lost against itself, little with int8, the same twice" {
   run --separate-stderr zse-bench quality "$MODEL" "$MODEL" "$TEXT" --window 64 --exact
-  check 'abs(j["kl_mean"]) < 1e-12 and j["top1_agreement"] == 1 and j["perplexity"] == j["reference_perplexity"] and j["positions"] == j["windows"] * 31' <<<"$output"
+  check 'abs(j["kl_mean"]) < 1e-12 and j["top1_agreement"] == 1 and j["top5_overlap"] == 1 and abs(j["cosine_min"] - 1) < 1e-12 and j["perplexity"] == j["reference_perplexity"] and j["positions"] == j["windows"] * 31' <<<"$output"
   run --separate-stderr zse-bench quality "$MODEL" models/tiny -q int8 "$TEXT" --window 64
   [ "$status" = 0 ]
-  check '0 < j["kl_median"] <= j["kl_mean"] * 10 and j["kl_mean"] < 0.1 and j["kl_p99"] >= j["kl_median"] and j["top1_agreement"] > 0.8' <<<"$output"
+  check '0 < j["kl_median"] <= j["kl_mean"] * 10 and j["kl_mean"] < 0.1 and j["kl_p99"] >= j["kl_median"] and j["top1_agreement"] > 0.8 and 0.7 < j["top5_overlap"] < 1 and 0.9 < j["cosine_min"] < j["cosine_median"] < 1' <<<"$output"
   again=$(zse-bench quality "$MODEL" models/tiny -q int8 "$TEXT" --window 64 2>/dev/null)
   [ "$again" = "$output" ]
+}
+
+# bats test_tags=plain
+@test "quality: overlap of the five most likely and cosines as computed from the logits" {
+  d=$BATS_TEST_TMPDIR
+  zse-convert models/tiny -q nl4 --quality fast -o "$d/m.zse" >/dev/null
+  zse-info tokenize "$MODEL" --no-parse-special <"$TEXT" >"$d/ids"
+  ids=$(python3 -c 'import json,sys; print(*json.load(open(sys.argv[1]))[:63])' "$d/ids")
+  zse-bench logits "$MODEL" --ids "$ids" -o "$d/a" >/dev/null
+  zse-bench logits "$d/m.zse" --ids "$ids" -o "$d/b" >/dev/null
+  zse-bench quality "$MODEL" "$d/m.zse" "$TEXT" --window 64 --windows 1 --exact >"$d/q"
+  python3 - "$d" <<'END'
+import json, struct, sys
+d = sys.argv[1]
+q, raw = json.load(open(d + '/q')), [open(d + '/' + n, 'rb').read() for n in 'ab']
+v, overlap, cosine = len(raw[0]) // 63 // 4, [], []
+for i in range(32, 63):
+    x, y = (struct.unpack_from(f'<{v}f', r, i * v * 4) for r in raw)
+    top = [set(sorted(range(v), key=lambda k: -z[k])[:5]) for z in (x, y)]
+    overlap.append(len(top[0] & top[1]) / 5)
+    cosine.append(sum(a * b for a, b in zip(x, y)) / (sum(a * a for a in x) * sum(b * b for b in y)) ** .5)
+assert q['positions'] == 31 and abs(q['top5_overlap'] - sum(overlap) / 31) < 1e-9, (q, overlap)
+assert abs(q['cosine_median'] - sorted(cosine)[15]) < 1e-9 and abs(q['cosine_min'] - min(cosine)) < 1e-9, (q, cosine)
+assert 0.5 < q['top5_overlap'] < 1
+END
 }
 
 @test "wrong usage ends with 2, what fails with 1" {
