@@ -64,6 +64,14 @@ static size_t key_at(const char *text)
     return n >= 32 ? 4 + n : 0;
 }
 
+int audit_has_key(const char *text)
+{
+    for (const char *p = text; (p = strstr(p, "zse-")); p++)
+        if (key_at(p))
+            return 1;
+    return 0;
+}
+
 /* What a terminal, or who splits text into lines, might obey: control characters, ends of lines, changes of direction. */
 static int steers(uint32_t u) { return u < 0x20 || (u >= 0x7f && u < 0xa0) || (u >= 0x2028 && u <= 0x202e) || (u >= 0x2066 && u <= 0x2069); }
 

@@ -49,6 +49,7 @@ void audit_add(struct audit *a, const struct audit_entry *x);
 /* The same in two parts: the line without its end, malloc'd, NULL without memory; and into the file, by which it is freed. */
 char *audit_line(const struct audit_entry *x, size_t *n);
 void audit_write(struct audit *a, char *line, size_t n);
+int audit_has_key(const char *text);        /* does it hold what looks like an API key? */
 void audit_lost(struct audit *a, const struct err *why);            /* count a line that could not be written */
 
 struct audit_stats {

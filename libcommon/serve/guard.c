@@ -112,7 +112,7 @@ int guard_has_keys(const struct server *s)
 
 /* ---- visits ---- */
 
-static void uuid(char out[40])
+static void uuid(char out[37])
 {
     uint8_t b[16] = { 0 };
     ssize_t n = getrandom(b, sizeof b, 0);
@@ -124,6 +124,18 @@ static void uuid(char out[40])
             out[at++] = '-';
         at += sprintf(out + at, "%02x", b[i]);
     }
+}
+
+/* The client's own id where it can stand in a header and in the log, else a new one. */
+static void choose_id(const struct http_request *r, char out[VISIT_ID + 1])
+{
+    static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-";
+    const char *given = r && r->method ? http_field(r, "X-Request-Id") : NULL;
+    const size_t n = given ? strlen(given) : 0;
+    if (n && n <= VISIT_ID_GIVEN && strspn(given, allowed) == n && !audit_has_key(given))
+        memcpy(out, given, n + 1);
+    else
+        uuid(out);
 }
 
 static char *copy(const char *s) { return s ? strdup(s) : NULL; }
@@ -139,7 +151,7 @@ static struct visit *new_visit(struct server *s, struct conn *c)
     clock_gettime(CLOCK_REALTIME, &now);
     v->at_ms = (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
     v->start_ns = clock_ns();
-    uuid(v->id);
+    choose_id(r, v->id);
     snprintf(v->client, sizeof v->client, "%s", client_address(s, c, address));
     if (r && r->method) {
         v->method = copy(r->method);
@@ -149,7 +161,15 @@ static struct visit *new_visit(struct server *s, struct conn *c)
     return v;
 }
 
-void guard_visit(struct server *s, struct conn *c) { conn_set_visit(c, new_visit(s, c)); }
+void guard_visit(struct server *s, struct conn *c)
+{
+    struct visit *v = new_visit(s, c);
+    char id[VISIT_ID + 1];
+    if (!v)                                 /* no memory: the answer has an id all the same */
+        choose_id(conn_request(c), id);
+    conn_add_header(c, "X-Request-Id", v ? v->id : id);
+    conn_set_visit(c, v);
+}
 
 static void free_visit(struct visit *v)
 {
@@ -442,13 +462,14 @@ int guard_still(struct server *s, struct conn *c)
 struct visit *guard_message(struct server *s, struct conn *c, struct problem *pr)
 {
     struct guard *g = &s->guard;
-    const struct visit *from = conn_visit(c);
+    struct visit *from = conn_visit(c);
     struct visit *v = from ? new_visit(s, c) : NULL;
     char text[160];
     if (!v) {
         problem_nomem(pr);
         return NULL;
     }
+    snprintf(v->id, sizeof v->id, "%.*s/%u", VISIT_ID_GIVEN, from->id, ++from->n_messages);
     snprintf(v->client, sizeof v->client, "%s", from->client);
     v->method = copy("WS");
     v->path = copy(from->path);

@@ -16,8 +16,12 @@ struct route;
 
 enum { REFUSALS_MINUTE = 60, ADDRESSES = 4096, SEEN = 1024, AUDIT_WAITING_BYTES = 8 << 20, AUDIT_PATIENCE_S = 5 };
 
+enum { VISIT_ID_GIVEN = 128, VISIT_ID = VISIT_ID_GIVEN + 12 };      /* bytes of a client's X-Request-Id; of any id */
+
 struct visit {
-    char id[40], client[64];            /* UUID; address */
+    char id[VISIT_ID + 1];              /* X-Request-Id of the answer; of a message on a WebSocket: that of its connection, "/" and a number */
+    unsigned n_messages;                /* of a WebSocket */
+    char client[64];                    /* address */
     char *method, *path, *agent, *model, *error, *prompt;       /* owned; NULL: none */
     int64_t at_ms;
     uint64_t start_ns;
@@ -50,7 +54,7 @@ void guard_tick(struct server *s);                      /* on_second */
 int guard_finish_audit(struct server *s);
 int guard_has_keys(const struct server *s);             /* a key is needed, and there is one */
 
-/* A request begins. */
+/* A request begins: its answer gets the header X-Request-Id, with the id that its line in the audit log has. */
 void guard_visit(struct server *s, struct conn *c);
 /* Would guard_admits take its key?  Nothing is counted. */
 int guard_knows(struct server *s, struct conn *c, const struct route *r);

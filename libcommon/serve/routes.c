@@ -150,22 +150,6 @@ static int origin_may(const struct server *s, struct conn *c)
     return 1;
 }
 
-/* ---- ids ---- */
-
-/* The client's own id if it can stand in a header and a log, else a new one. */
-static void request_id(struct server *s, struct conn *c)
-{
-    const char *given = http_field(conn_request(c), "X-Request-Id");
-    char id[48];
-    size_t n = given ? strlen(given) : 0;
-    if (n && n <= 128 && strspn(given, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-") == n) {
-        conn_add_header(c, "X-Request-Id", given);
-        return;
-    }
-    server_id(s, "req-", id);
-    conn_add_header(c, "X-Request-Id", id);
-}
-
 static void preflight(struct server *s, struct conn *c, const char *methods)
 {
     const struct http_request *r = conn_request(c);
@@ -188,7 +172,6 @@ void routes_request(struct server *s, struct conn *c)
     char methods[80];
     int at = conn_route(c);
     guard_visit(s, c);
-    request_id(s, c);
     conn_add_header(c, "X-Content-Type-Options", "nosniff");
     allowed(r->path, methods, sizeof methods);
     if (!host_is_ours(s, c)) {

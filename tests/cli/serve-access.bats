@@ -176,6 +176,40 @@ metric() { curl -s "$URL/metrics" | sed -n "s/^$1 //p"; }
   [ "$(zse-audit verify --json | jq .intact)" = true ]
 }
 
+@test "request_id of a line is the answer's X-Request-Id: refusals, streams, WebSockets; a client's own where it is well-formed" {
+  key=$(zse-apikey create app 2>/dev/null)
+  serve --port 0
+  await listens "$URL"
+  # id ARGUMENT...: the status and the header
+  id() { curl -s -o /dev/null -w '%{http_code} %header{x-request-id}' "$@"; }
+  own=(-H "X-API-Key: $key")
+  [ "$(id "${own[@]}" -H 'X-Request-Id: chat:1' "$URL/v1/completions" -d '{"prompt":"a","max_tokens":2,"stream":true}')" = "200 chat:1" ]
+  [ "$(id -H 'X-Request-Id: none_1' "$URL/none")" = "404 none_1" ]
+  [ "$(id -H 'X-Request-Id: locked.1' "$URL/v1/models")" = "401 locked.1" ]
+  { id "${own[@]}" -H 'X-Request-Id: not this' "$URL/v1/completions" -d '{"prompt":5}'; echo; id "${own[@]}" -X POST "$URL/v1/chat/completions" -H 'Content-Length: x'; echo; id "$URL/v1/models"; echo
+    python3 - "${URL##*:}" "$key" <<'END'
+import sys
+sys.path.insert(0, 'tests/serve')
+import wire
+w = wire.connect(int(sys.argv[1]))
+w.sendall(b'GET /ws/chat HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nX-API-Key: %s\r\n\r\n' % sys.argv[2].encode())
+x = wire.WebSocket.__new__(wire.WebSocket)
+x.s, x.f = w, w.makefile('rb')
+status, fields, _ = wire.response(x.f)
+for n in (1, 2):
+    x.send(b'{"broken')
+    x.receive()
+print(status, fields['x-request-id'])
+for n in (1, 2):
+    print(400, fields['x-request-id'] + f'/{n}')
+END
+  } >"$T/ids"
+  stop
+  [ "$(wc -l <"$T/ids")" = 6 ] && [ "$(grep -cE '^[0-9]{3} [0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}(/[12])?$' "$T/ids")" = 6 ]
+  printf '%s\n' '200 chat:1' '404 none_1' '401 locked.1' >>"$T/ids"
+  diff <(sort "$T/ids") <(zse-audit query --json | jq -r '"\(.status_code) \(.request_id)"' | grep -v '^503' | sort)
+}
+
 @test "a queue that one key has filled: another key gets in, and the first is told to come back" {
   many=$(zse-apikey create many 2>/dev/null)
   one=$(zse-apikey create one --scope chat,models 2>/dev/null)

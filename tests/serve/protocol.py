@@ -198,9 +198,14 @@ def hosts_and_origins():
 
 @check
 def request_ids():
-    assert send(b'GET /health HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: mine-1\r\n\r\n')[1]['x-request-id'] == 'mine-1'
-    a = send(b'GET /health HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: not <this>\r\n\r\n')[1]['x-request-id']
-    assert re.fullmatch('req-[0-9a-f]{24}', a)
+    def id_of(data):
+        return send(data)[1]['x-request-id']
+    for good in ('mine-1', 'A.b_c:9-' * 16):
+        assert id_of(f'GET /health HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: {good}\r\n\r\n'.encode()) == good
+    for bad in ('not <this>', 'a' * 129, 'a/1', 'zse-' + 'A' * 43):
+        assert re.fullmatch('[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}', id_of(f'GET /health HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: {bad}\r\n\r\n'.encode()))
+    assert id_of(b'GET /none HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: e-404\r\n\r\n') == 'e-404'
+    assert id_of(b'GET / HTTP/9.9\r\nHost: localhost\r\n\r\n') != id_of(b'no request\r\n\r\n')
 
 
 @check
