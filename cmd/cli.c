@@ -14,10 +14,12 @@
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "libcommon/base/clock.h"
 #include "libcommon/base/utf8.h"
+#include "libcommon/format/zfile.h"
 
 void cli_hide_memory(void)
 {
@@ -134,12 +136,51 @@ int cli_finish(const char *prog)
     return CLI_OK;
 }
 
+int cli_ask(const char *fmt, ...)
+{
+    char answer[16] = "";
+    va_list ap;
+    if (!isatty(STDIN_FILENO) || !isatty(STDERR_FILENO))
+        return 0;
+    va_start(ap, fmt);
+    begin_message();
+    vfprintf(stderr, fmt, ap);
+    fputs(" [y/N] ", stderr);
+    end_message();
+    va_end(ap);
+    return fgets(answer, sizeof answer, stdin) && (answer[0] == 'y' || answer[0] == 'Y');
+}
+
+char *cli_expand_home(const char *path)
+{
+    const char *home = getenv("HOME");
+    char *out;
+    if (path[0] != '~' || path[1] != '/' || !home || !*home)
+        return strdup(path);
+    return asprintf(&out, "%s%s", home, path + 1) < 0 ? NULL : out;
+}
+
+/* A .zse or GGUF file; of anything else that cannot be read, atomic_open() says why. */
+static int is_model(const char *path)
+{
+    unsigned char head[64];
+    FILE *f = fopen(path, "rb");
+    const size_t n = f ? fread(head, 1, sizeof head, f) : 0;
+    if (f)
+        fclose(f);
+    return zfile_is(head, n) || (n >= 4 && memcmp(head, "GGUF", 4) == 0);
+}
+
 int cli_output_open(struct atomic_file *f, const char *path, struct err *e)
 {
     char temp[4096];
+    struct stat st;
     const char *dir = getenv("TMPDIR");
-    if (strcmp(path, "-") != 0)
+    if (strcmp(path, "-") != 0) {
+        if (stat(path, &st) == 0 && S_ISREG(st.st_mode) && is_model(path))
+            return err_set(e, ERR_IO, "%s: is a model, which this output does not replace; name another file", path);
         return atomic_open(f, path, e);
+    }
     snprintf(temp, sizeof temp, "%s/zse-output-XXXXXX", dir && *dir ? dir : "/tmp");
     *f = (struct atomic_file){ .fd = mkstemp(temp), .path = strdup("standard output") };    /* written at offsets, which a pipe has not */
     if (f->fd < 0)

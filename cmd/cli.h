@@ -32,7 +32,12 @@ void cli_flush(void);
 /* One JSON object and a newline on stdout. */
 void cli_json(const json_t *json);
 
-/* A result for -o FILE: like atomic_open and atomic_commit, but the FILE "-" is standard output. */
+/* Ask a question on the terminal: 1 if the answer begins with y, else 0, also where there is no terminal to ask on. */
+int cli_ask(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+/* path with a leading ~/ as the user's home.  Caller frees; NULL: out of memory. */
+char *cli_expand_home(const char *path);
+
+/* A result for -o FILE: like atomic_open and atomic_commit, but the FILE "-" is standard output, and a model is never replaced by something else. */
 int cli_output_open(struct atomic_file *f, const char *path, struct err *e);
 int cli_output_commit(struct atomic_file *f, struct err *e);
 

@@ -30,16 +30,6 @@ static int is_true(const char *name)
     return 0;
 }
 
-/* path, with a leading ~/ as the user's home. Caller frees. */
-static char *expand(const char *path)
-{
-    const char *home = set("HOME");
-    char *out;
-    if (path[0] != '~' || path[1] != '/' || !home)
-        return strdup(path);
-    return asprintf(&out, "%s%s", home, path + 1) < 0 ? NULL : out;
-}
-
 /* $HF_HOME, else $XDG_CACHE_HOME/huggingface, else ~/.cache/huggingface. Caller frees. */
 static char *hf_home(void)
 {
@@ -47,7 +37,7 @@ static char *hf_home(void)
     const struct passwd *p = user ? NULL : getpwuid(getuid());
     char *out;
     if (home)
-        return expand(home);
+        return cli_expand_home(home);
     user = user ? user : p ? p->pw_dir : "";
     return asprintf(&out, "%s%s/huggingface", cache ? cache : user, cache ? "" : "/.cache") < 0 ? NULL : out;
 }
@@ -59,7 +49,7 @@ static char *cache_folder(const char *home)
     if (!v)
         v = set("HUGGINGFACE_HUB_CACHE");
     if (v)
-        return expand(v);
+        return cli_expand_home(v);
     return asprintf(&out, "%s/hub", home) < 0 ? NULL : out;
 }
 
@@ -73,7 +63,7 @@ static char *find_token(const char *home)
     if (v)
         text = strdup(v);
     else if (!is_true("HF_HUB_DISABLE_IMPLICIT_TOKEN")) {
-        path = file ? expand(file) : asprintf(&path, "%s/token", home) < 0 ? NULL : path;
+        path = file ? cli_expand_home(file) : asprintf(&path, "%s/token", home) < 0 ? NULL : path;
         text = path ? file_read(path, 4096, &size, &ignored) : NULL;
     }
     free(path);

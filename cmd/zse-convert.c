@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "cmd/cli.h"
@@ -45,7 +46,7 @@ static const char usage[] =
     "      --tensors              list every tensor\n"
     "      --json                 a JSON object instead of text\n"
     "      --verbose              say what memory is in use, every five layers\n"
-    "  -f, --force                replace OUT even if it is no .zse, convert although disk or memory seem too small\n"
+    "  -f, --force                replace OUT whatever it is, convert although disk or memory seem too small\n"
     "  -h, --help                 show this help\n"
     "  -V, --version              show the version\n"
     "Embeddings and the head get 8 bits where the type has fewer, 6 with ternary and nl4; with nl4 some matrices of the layers get 5 or 6, within 4 % of the size;\n"
@@ -68,7 +69,7 @@ static const struct option options[] = {
 struct arguments {
     struct convert_options o;
     const char **skip; int n_skip;      /* point into argv's strings, cut at commas */
-    int type_given, ternary_given, json, tensors, dry_run, plan, verbose;
+    int type_given, ternary_given, force, json, tensors, dry_run, plan, verbose;
     struct planned_mode mode;
     char *found;                        /* SRC, as a path; owned */
 };
@@ -169,7 +170,7 @@ static int take(struct arguments *a, int c, char *arg)
     case OPT_MODE:    return planned_mode_parse(prog, arg, &a->mode);
     case OPT_JSON:    a->json = 1; return 0;
     case OPT_VERBOSE: a->verbose = 1; return 0;
-    case 'f':         a->o.overwrite = 1; return 0;
+    case 'f':         a->force = a->o.overwrite = 1; return 0;
     default:          return CLI_USAGE;
     }
 }
@@ -310,6 +311,33 @@ static int convert(struct arguments *a, struct hub_stream *stream, struct conver
     return rc;
 }
 
+/* convert_options.replace: on a terminal the user decides. */
+static int ask_replace(void *user, const char *path, const char *what)
+{
+    (void)user;
+    cli_progress_clear();
+    return cli_ask("%s: %s exists (%s).  Replace it?", prog, path, what);
+}
+
+/* A model on the hub that is not in the cache: OUT cannot have been made of it in its present form, which had better be said before gigabytes are downloaded. */
+static int check_before_download(struct arguments *a, struct err *e)
+{
+    struct hub_name name;
+    struct stat st;
+    char *path;
+    if (a->o.synthetic || a->o.overwrite || !a->o.output || writes_to_stdout(a) || stat(a->o.output, &st) != 0 || !S_ISREG(st.st_mode) || st.st_size == 0)
+        return 0;
+    const int rc = hub_is_name(a->o.source, &name, &path, e);
+    if (rc == 1)
+        path = hub_cached(&name);
+    const int is_here = path != NULL;
+    free(path);
+    if (rc < 0 || is_here)
+        return rc < 0 ? -1 : 0;
+    a->o.overwrite = ask_replace(NULL, a->o.output, "not made of what would be downloaded");
+    return a->o.overwrite ? 0 : err_set(e, ERR_IO, "%s: exists; it is only replaced with --force", a->o.output);
+}
+
 /* Where the source is. */
 static int find_source(struct arguments *a, const struct hub_check *check, struct hub_stream **stream, struct err *e)
 {
@@ -331,9 +359,10 @@ static int run(struct arguments *a)
     const char *tmp = getenv("TMPDIR");
     const int to_stdout = writes_to_stdout(a);
     struct preflight_convert pre = { .prog = prog, .name = a->o.source, .output = !to_stdout ? a->o.output : tmp && *tmp ? tmp : "/tmp", .target_bytes = a->o.target_bytes,
-                                     .type = a->o.type.kind == CONVERT_TYPE && !a->mode.given ? convert_type_label(a->o.type) : NULL, .force = a->o.overwrite };
+                                     .type = a->o.type.kind == CONVERT_TYPE && !a->mode.given ? convert_type_label(a->o.type) : NULL, .force = a->force };
     const struct hub_check check = { preflight_fetch, &pre };
-    if (find_source(a, &check, &stream, &e) != 0 || (a->mode.given && choose_type(a, &e) != 0))
+    a->o.replace = ask_replace;
+    if (check_before_download(a, &e) != 0 || find_source(a, &check, &stream, &e) != 0 || (a->mode.given && choose_type(a, &e) != 0))
         return cli_fail(prog, &e);
     a->o.before = preflight_convert;
     a->o.before_user = &pre;

@@ -18,6 +18,6 @@ complete -c zse-convert -l mode -x -d 'instead of -q the type for this machines 
 complete -c zse-convert -l tensors -d 'list every tensor'
 complete -c zse-convert -l json -d 'a JSON object instead of text'
 complete -c zse-convert -l verbose -d 'say what memory is in use, every five layers'
-complete -c zse-convert -l force -s f -d 'replace OUT even if it is no .zse, convert although disk or memory seem too small'
+complete -c zse-convert -l force -s f -d 'replace OUT whatever it is, convert although disk or memory seem too small'
 complete -c zse-convert -l help -s h -d 'show this help'
 complete -c zse-convert -l version -s V -d 'show the version'

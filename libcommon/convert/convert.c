@@ -70,16 +70,6 @@ static int in_folder(const char *folder, const struct stat *out)
     return found;
 }
 
-static int is_zse(const char *path)
-{
-    unsigned char head[64];
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd < 0 ? -1 : read(fd, head, sizeof head);
-    if (fd >= 0)
-        close(fd);
-    return n == 0 || (n > 0 && zfile_is(head, (size_t)n));
-}
-
 static int check_output(const struct convert_options *o, struct err *e)
 {
     struct stat in, out;
@@ -93,8 +83,6 @@ static int check_output(const struct convert_options *o, struct err *e)
         return err_set(e, ERR_IO, "%s: is no regular file", o->output);
     if (!o->synthetic && stat(o->source, &in) == 0 && (same_file(&in, &out) || (S_ISDIR(in.st_mode) && in_folder(o->source, &out))))
         return err_set(e, ERR_IO, "%s: is (part of) the source %s and would be overwritten", o->output, o->source);
-    if (!o->overwrite && !is_zse(o->output))
-        return err_set(e, ERR_IO, "%s: exists and is no .zse file; it is only replaced with --force", o->output);
     return 0;
 }
 
@@ -336,7 +324,7 @@ static int calibrate(struct job *j, struct calibration **c, struct err *e)
 int job_open(struct job *j, const struct convert_options *o, struct convert_report *r, struct err *e)
 {
     *j = (struct job){ .o = o, .report = r };
-    if (check_options(o, e) || (o->output && check_output(o, e)) || open_source(j, e) || open_report(j, e) || plan_make(j, e))
+    if (check_options(o, e) || (o->output && check_output(o, e)) || open_source(j, e) || (o->output && job_check_replaced(j, e)) || open_report(j, e) || plan_make(j, e))
         return -1;
     j->pool = pool_open(o->n_threads, e);
     return j->pool ? 0 : -1;

@@ -63,7 +63,10 @@ struct convert_options {
                                            0: CONVERT_MOE_MEMORY for a mixture of experts, else no limit.  What a thread needs stays in memory in any case */
     int n_threads;                      /* 0: all processors */
     const char *kernels;                /* NULL: the fastest this machine runs */
-    int overwrite;                      /* replace an existing output */
+    int overwrite;                      /* replace any file at output; else only an empty one and a .zse made of the same source */
+    /* Asked about any other file at output, which holds `what`: 1 replaces it, 0 refuses.  NULL: refused. */
+    int (*replace)(void *user, const char *path, const char *what);
+    void *replace_user;
     const struct progress *progress;    /* may be NULL */
     void (*note)(void *user, const char *text);         /* warnings as they come up; may be NULL */
     void *note_user;

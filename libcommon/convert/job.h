@@ -71,6 +71,10 @@ int job_open(struct job *j, const struct convert_options *o, struct convert_repo
 void job_close(struct job *j);
 void job_note(const struct job *j, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
+/* ---- replace.c ---- */
+/* Refuse to replace a file at the output that is neither empty nor a .zse of the same source, unless the caller allows it. */
+int job_check_replaced(const struct job *j, struct err *e);
+
 /* ---- plan.c: which tensor becomes what ---- */
 int plan_make(struct job *j, struct err *e);
 uint64_t plan_bytes(const struct job *j);

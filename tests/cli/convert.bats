@@ -183,13 +183,43 @@ P
   zse-convert "$T/src" -o "$T/src/m.zse" --quality fast >/dev/null
 }
 
+@test "another model is replaced only with --force or a yes on the terminal" {
+  cp -r models/tiny "$T/other"
+  sed -i 's/"eos_token_id": 2/"eos_token_id": 3/' "$T/other/config.json"
+  convert -o "$T/m.zse" --quality fast >/dev/null
+  convert -o "$T/m.zse" --quality fast -q f32 >/dev/null                # the same source: it can be made again
+  cp "$T/m.zse" "$T/before"
+  run -1 --separate-stderr zse-convert "$T/other" -o "$T/m.zse" --quality fast </dev/null
+  [ -z "$output" ] && [ "$stderr" = "zse-convert: $T/m.zse: exists (f32, made of another source, tiny); it is only replaced with --force" ]
+  run -1 --separate-stderr zse-convert --synthetic SmolLM2-135M -o "$T/m.zse" </dev/null
+  cmp "$T/m.zse" "$T/before"
+  printf 'expect Replace it. .y/N.\nsend\nexpect only replaced with --force\nend 1\n' >"$T/script"
+  run -0 tests/lib/talk zse-convert "$T/other" -o "$T/m.zse" --quality fast <"$T/script"
+  cmp "$T/m.zse" "$T/before"
+  printf 'expect Replace it. .y/N.\nsend y\nexpect nl4\nend 0\n' >"$T/script"
+  run -0 tests/lib/talk zse-convert "$T/other" -o "$T/m.zse" --quality fast <"$T/script"
+  run ! cmp "$T/m.zse" "$T/before"
+  : >"$T/empty"
+  convert -o "$T/empty" --quality fast >/dev/null
+  # before a download, too
+  HF_ENDPOINT=http://127.0.0.1:9 run -1 --separate-stderr zse-convert some/model -o "$T/m.zse" </dev/null
+  [ "$stderr" = "zse-convert: $T/m.zse: exists; it is only replaced with --force" ]
+  # nor does another output replace a model
+  for output in "zse-info $T/m.zse --dump-tensor model.norm.weight" "zse-bench logits $T/m.zse --ids 1"; do
+    # shellcheck disable=SC2086
+    run -1 --separate-stderr $output -o "$T/before"
+    [[ $stderr == *"$T/before: is a model"* ]] || { echo "$stderr"; return 1; }
+  done
+  zse-info "$T/before" --verify >/dev/null
+}
+
 @test "an unwritable folder, and a full disk" {
   if [ "$(id -u)" != 0 ]; then
     mkdir -m 555 "$T/closed"
     run -1 convert -o "$T/closed/m.zse"
     [[ "$output" == *"Permission denied"* ]]
   fi
-  echo old >"$T/full.zse"; printf 'ZSE\0\1\0\0\0' >"$T/full.zse"
+  convert -o "$T/full.zse" -q f32 --quality fast >/dev/null
   cp "$T/full.zse" "$T/old"
   # SIGXFSZ ignored: writing beyond the limit fails like a full disk
   run -1 bash -c "trap '' XFSZ; ulimit -f 300; zse-convert models/tiny -o '$T/full.zse' --quality fast"
@@ -252,10 +282,10 @@ P
   run --separate-stderr zse-convert "$oracles/Q6_K.gguf" -o "$T/m.zse" -q keep
   [ "$status" = 0 ]
   [[ "$stderr" == *"Q6_K to i8 is not exact"* ]]
-  run --separate-stderr zse-convert "$oracles/Q8_0.gguf" -o "$T/m.zse" -q keep
+  run --separate-stderr zse-convert "$oracles/Q8_0.gguf" -o "$T/m.zse" -q keep --force
   [ "$status" = 0 ]
   [ -z "$stderr" ]
-  run --separate-stderr zse-convert "$oracles/Q4_0.gguf" -o "$T/m.zse" -q nl4 --quality fast
+  run --separate-stderr zse-convert "$oracles/Q4_0.gguf" -o "$T/m.zse" -q nl4 --quality fast --force
   [ "$status" = 0 ] && [[ "$stderr" == *"rounded a second time"* ]]
 }
 
@@ -423,14 +453,14 @@ END
   head -c "$([ -n "${ZSE_SANITIZED-}" ] && echo 1500 || echo 8000)" LICENSE >"$T/text"
   for name in qwen3_moe mamba2; do
     if [ -n "${ZSE_SANITIZED-}" ]; then       # that it runs; how near it comes does not depend on the build
-      zse-convert "$models/$name" -o "$T/best.zse" -q nl4 --quality best --calibration "$T/text" >/dev/null
+      zse-convert "$models/$name" -o "$T/best.zse" --force -q nl4 --quality best --calibration "$T/text" >/dev/null
       continue
     fi
-    zse-convert "$models/$name" -o "$T/f32.zse" -q f32 >/dev/null
+    zse-convert "$models/$name" -o "$T/f32.zse" --force -q f32 >/dev/null
     for level in fast good best; do
       text=(--calibration "$T/text")
       [ $level != fast ] || text=()
-      zse-convert "$models/$name" -o "$T/$level.zse" -q nl4 --quality $level "${text[@]}" >/dev/null
+      zse-convert "$models/$name" -o "$T/$level.zse" --force -q nl4 --quality $level "${text[@]}" >/dev/null
       [ "$(zse-info --json "$T/$level.zse" | field quantization.quality)" = $level ]
       zse-bench quality "$T/f32.zse" "$T/$level.zse" "$T/text" --window 128 --windows 6 --exact | field kl_mean >>"$T/$name"
     done

@@ -69,7 +69,7 @@ never_asked() { if asked "$1"; then requests; return 1; fi; }
 held() { [ "$(requests | grep -c ' cdn$')" = 4 ]; }
 written_down() { [ -s "$(find "$REPO/blobs" -name '*.zse-ranges' 2>/dev/null)" ]; }
 # bf16: nothing is searched for, so what takes the time is the download.
-convert() { run --separate-stderr zse-convert "${1:-test/tiny}" -o "$BATS_TEST_TMPDIR/m.zse" -q bf16; }
+convert() { rm -f "$BATS_TEST_TMPDIR/m.zse"; run --separate-stderr zse-convert "${1:-test/tiny}" -o "$BATS_TEST_TMPDIR/m.zse" -q bf16; }
 answers() { [ "$(zse-chat "$1" --temp 0 -p 'What is 2+2?' 2>>"$BATS_TEST_TMPDIR/notes")" = "2 + 2 = 4" ]; }
 # The download is there under its names, and nothing is left of how it came.
 complete() {
@@ -442,7 +442,7 @@ nothing_left() { [ -z "$(find "$BATS_TEST_TMPDIR" -name '*m.zse*')" ]; }
   cmp "$BATS_TEST_TMPDIR/want.zse" "$BATS_TEST_TMPDIR/m.zse"
   [ -z "${ZSE_SANITIZED:-}" ] || return 0
   rm -rf "$HF_HOME"
-  run --separate-stderr zse-convert test/layers -o "$BATS_TEST_TMPDIR/m.zse"        # with the model run through text, layer by layer
+  run --separate-stderr zse-convert test/layers -o "$BATS_TEST_TMPDIR/m.zse" --force        # with the model run through text, layer by layer
   [ "$status" = 0 ] || { echo "$stderr"; return 1; }
   zse-convert "$BATS_TEST_TMPDIR/$COMMIT" -o "$BATS_TEST_TMPDIR/want.zse" >/dev/null
   cmp "$BATS_TEST_TMPDIR/want.zse" "$BATS_TEST_TMPDIR/m.zse"

@@ -97,7 +97,7 @@ fails_with() {
 @test "a tensor comes back under its source's name from whatever it was fused, cut, turned or permuted" {
   needs_oracles
   for m in "$HF/gpt2" "$HF/phi3" "$HF/gpt_neox" "$HF/falcon" "$HF/bloom" "$GGUF/f32.gguf"; do
-    zse-convert "$m" -o "$T/m.zse" -q f32
+    zse-convert "$m" -o "$T/m.zse" -q f32 --force
     n=0
     for t in $(zse-info --json "$m" | jq -r '.tensors[] | select(.name | test("rotary|masked|attn.bias$") | not) | .name'); do
       zse-info --dump-tensor "$t" -o "$T/a" "$m"

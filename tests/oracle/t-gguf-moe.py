@@ -259,7 +259,7 @@ def check(name, arch, joined=False):
     folder = os.path.join(ORACLES, "models", "hf", name)
     path, model, out = (os.path.join(temp.name, n) for n in ("m.gguf", "m.zse", "logits"))
     convert(folder, arch, path, joined=joined)
-    run("zse-convert", path, "-q", "f32", "-o", model)
+    run("zse-convert", path, "-q", "f32", "-o", model, "--force")
     expected, reference = load(os.path.join(folder, "expected.json")), floats(os.path.join(folder, "logits.f32"))
     worst, at = 0.0, 0
     for prompt in expected["prompts"]:

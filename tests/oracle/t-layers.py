@@ -26,7 +26,7 @@ def array(path, kind):
 def check(name):
     folder, model, out = os.path.join(HERE, "tiny", name), os.path.join(temp.name, "m.zse"), os.path.join(temp.name, "logits")
     limit = LIMIT_RECURRENT if name in RECURRENT else LIMIT
-    run("zse-convert", folder, "-q", "f32", "-o", model)
+    run("zse-convert", folder, "-q", "f32", "-o", model, "--force")
     far = json.loads(run("zse-bench", "layers", model, "--ref", folder, "--json"))
     rows = far["layers"] + [far["embed"], far["logits"]]
     cosine = min(min(r["least_cosine"], r.get("alone", r)["least_cosine"]) for r in rows)

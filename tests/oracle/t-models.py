@@ -29,7 +29,7 @@ def logits(model, ids, step=512):
 def check(name, source, expected, reference):
     limit = LIMIT_RECURRENT if name in RECURRENT else LIMIT
     model = os.path.join(temp.name, "m.zse")
-    run("zse-convert", source, "-q", "f32", "-o", model)
+    run("zse-convert", source, "-q", "f32", "-o", model, "--force")
     vocab = expected["vocab"]
     worst, greedy_ok, at = 0.0, True, 0
     for prompt in expected["prompts"]:

@@ -66,7 +66,7 @@ def with_gpt2_words(path):
 
 
 nll = expected["nll"]
-run("zse-convert", with_gpt2_words(gguf), "-q", "keep", "-o", model)
+run("zse-convert", with_gpt2_words(gguf), "-q", "keep", "-o", model, "--force")
 text = os.path.join(ORACLES, "texts", "gpl-3.txt")
 got = json.loads(run("zse-bench", "perplexity", model, text, "--window", nll["window"], "--windows", nll["windows"], "--exact", "--json"))
 Tap.ok(got["n_tokens"] == nll["n_tokens"], "the text has as many tokens", f"{got['n_tokens']} against {nll['n_tokens']}")

@@ -709,7 +709,7 @@ static void bad_targets(void **state)
     o.group_size = 64;
     must_fail(&o, "not for nl4");
     must(&(struct convert_options){ .source = tiny, .output = at("x.zse"), .type = { CONVERT_TYPE, QT_NL4 } }, NULL);
-    must(&(struct convert_options){ .source = tiny, .output = at("x.zse"), .type = { CONVERT_TYPE, QT_NL4 } }, NULL);  /* a .zse is replaced */
+    must(&(struct convert_options){ .source = tiny, .output = at("x.zse"), .type = { CONVERT_TYPE, QT_NL4 } }, NULL);  /* of the same source: it is replaced */
     o = options(at("x.zse"), at("z.zse"), "nl4", CONVERT_FAST);
     must_fail(&o, "is a .zse file already");
 }
