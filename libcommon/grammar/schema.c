@@ -135,92 +135,6 @@ uint32_t schema_pattern(struct schema *s, const json_t *at, const char *keyword,
     return report(s, at, keyword, e.code, e.msg);
 }
 
-/* ---- references ---- */
-
-static json_t *find_id(json_t *in, const char *id, size_t n, const char *keyword, int depth)
-{
-    const char *key;
-    json_t *v, *found = NULL;
-    size_t i;
-    if (depth > MAX_NESTING)
-        return NULL;
-    if (json_is_object(in)) {
-        const char *mine = json_string_value(json_object_get(in, keyword));
-        if (mine && strlen(mine) == n && !memcmp(mine, id, n))
-            return in;
-        json_object_foreach(in, key, v)
-            if (strcmp(key, "enum") != 0 && strcmp(key, "const") != 0 && (found = find_id(v, id, n, keyword, depth + 1)))
-                return found;
-    }
-    json_array_foreach(in, i, v)
-        if ((found = find_id(v, id, n, keyword, depth + 1)))
-            return found;
-    return NULL;
-}
-
-static int hex(int c) { return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1; }
-
-/* The value of a JSON pointer (RFC 6901) as a URI fragment. */
-static json_t *follow_pointer(json_t *v, const char *p)
-{
-    char key[1024];
-    while (v && *p == '/') {
-        size_t n = 0;
-        for (p++; *p && *p != '/'; p++) {
-            int c = (unsigned char)*p;
-            if (c == '%' && hex(p[1]) >= 0 && hex(p[2]) >= 0) {
-                c = hex(p[1]) << 4 | hex(p[2]);
-                p += 2;
-            }
-            if (c == '~' && (p[1] == '0' || p[1] == '1'))
-                c = *++p == '0' ? '~' : '/';
-            if (n + 1 >= sizeof key)
-                return NULL;
-            key[n++] = (char)c;
-        }
-        key[n] = '\0';
-        if (json_is_array(v))
-            v = n && strspn(key, "0123456789") == n ? json_array_get(v, (size_t)strtoul(key, NULL, 10)) : NULL;
-        else
-            v = json_object_get(v, key);
-    }
-    return *p ? NULL : v;
-}
-
-json_t *schema_resolve(struct schema *s, const json_t *at, const char *ref)
-{
-    const char *hash = strchr(ref, '#'), *base = json_string_value(json_object_get(s->root, "$id"));
-    size_t n = hash ? (size_t)(hash - ref) : strlen(ref);
-    json_t *in = s->root, *v;
-    if (n && !(base && strlen(base) == n && !memcmp(base, ref, n)) && !(in = find_id(s->root, ref, n, "$id", 0))) {
-        /* a relative name next to that of the document */
-        const char *slash = base ? strrchr(base, '/') : NULL;
-        char id[1024];
-        if (slash && (size_t)(slash + 1 - base) + n < sizeof id) {
-            memcpy(id, base, (size_t)(slash + 1 - base));
-            memcpy(id + (slash + 1 - base), ref, n);
-            in = find_id(s->root, id, (size_t)(slash + 1 - base) + n, "$id", 0);
-        }
-    }
-    if (!in) {
-        schema_refuse(s, at, "$ref", "it leads out of the schema");
-        return NULL;
-    }
-    if (!hash || !hash[1])
-        v = in;
-    else if (hash[1] == '/')
-        v = follow_pointer(in, hash + 1);
-    else if (!(v = find_id(in, hash + 1, strlen(hash + 1), "$anchor", 0)))
-        v = find_id(in, hash + 1, strlen(hash + 1), "$dynamicAnchor", 0);
-    if (!v)
-        schema_refuse(s, at, "$ref", "there is nothing of that name in the schema");
-    else if (!json_is_object(v) && !json_is_boolean(v)) {
-        schema_refuse(s, at, "$ref", "what it names is no schema");
-        v = NULL;
-    }
-    return v;
-}
-
 /* ---- keywords ---- */
 
 int64_t schema_count(struct schema *s, const json_t *schema, const char *keyword)
@@ -281,7 +195,7 @@ static int check_keywords(struct schema *s, json_t *m)
     static const struct { const char *key; char kind; } table[] = {     /* o object, a array of schemas, s string, S schema, b boolean, A any array */
         { "properties", 'o' }, { "patternProperties", 'o' }, { "additionalProperties", 'S' }, { "propertyNames", 'S' }, { "required", 'A' }, { "dependentRequired", 'o' },
         { "dependentSchemas", 'o' }, { "dependencies", 'o' }, { "items", 'I' }, { "additionalItems", 'S' }, { "prefixItems", 'a' }, { "contains", 'S' }, { "uniqueItems", 'b' }, { "enum", 'A' },
-        { "anyOf", 'a' }, { "oneOf", 'a' }, { "allOf", 'a' }, { "not", 'S' }, { "if", 'S' }, { "then", 'S' }, { "else", 'S' }, { "$ref", 's' }, { "pattern", 's' }, { "format", 's' },
+        { "anyOf", 'a' }, { "oneOf", 'a' }, { "allOf", 'a' }, { "not", 'S' }, { "if", 'S' }, { "then", 'S' }, { "else", 'S' }, { "$ref", 's' }, { "$dynamicRef", 's' }, { "pattern", 's' }, { "format", 's' },
         { "unevaluatedProperties", 'S' }, { "unevaluatedItems", 'S' },
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
@@ -306,8 +220,8 @@ static int check_keywords(struct schema *s, json_t *m)
             return -1;
         }
     }
-    if (json_object_get(m, "$dynamicRef") || json_object_get(m, "$recursiveRef")) {
-        schema_refuse(s, m, json_object_get(m, "$dynamicRef") ? "$dynamicRef" : "$recursiveRef", "cannot be enforced; use $ref");
+    if (json_object_get(m, "$recursiveRef")) {
+        schema_refuse(s, m, "$recursiveRef", "cannot be enforced; use $ref");
         return -1;
     }
     return 0;
@@ -356,14 +270,20 @@ static int flatten(struct schema *s, struct members *to, json_t *m, unsigned don
         schema_limit(s, m, "nested too deep");
         return -1;
     }
+    const char *ref = json_string_value(json_object_get(m, "$ref")), *dynamic = json_string_value(json_object_get(m, "$dynamicRef"));
+    if (schema_ref_alone(s, m)) {
+        json_t *target = schema_resolve(s, m, ref);
+        return target ? flatten(s, to, target, done, depth + 1) : -1;
+    }
     if (check_keywords(s, m) != 0 || (rc = add_member(s, to, m, done)) < 0)
         return -1;
     if (rc == 0)
         return 0;
-    const char *ref = json_string_value(json_object_get(m, "$ref"));
-    if (ref) {
-        json_t *target = schema_resolve(s, m, ref);
-        if (!target)
+    for (int k = 0; k < 2; k++) {
+        json_t *target = NULL;
+        if (!(k ? dynamic : ref))
+            continue;
+        if (!(target = k ? schema_resolve_dynamic(s, m, dynamic) : schema_resolve(s, m, ref)))
             return -1;
         if ((rc = flatten(s, to, target, 0, depth + 1)) != 0)
             return rc;
@@ -834,6 +754,7 @@ static void release(struct schema *s)
 {
     json_decref(s->root);
     json_decref(s->owned);
+    schema_refs_close(&s->refs);
     free(s->made_from);
     free(s->memo);
     free(s->keys);
@@ -867,7 +788,7 @@ static int init(struct schema *s, struct grammar *g, struct err *e)
 static struct grammar *finish(struct schema *s, struct grammar *g, struct err *e)
 {
     struct member m = { s->root, 0 };
-    uint32_t r = s->failed ? (uint32_t)EXPR_NONE : schema_compile(s, &m, 1);
+    uint32_t r = s->failed || schema_refs_open(s) != 0 ? (uint32_t)EXPR_NONE : schema_compile(s, &m, 1);
     int rc = s->failed ? -1 : grammar_check_work(g, e);
     if (rc == 0 && r == EXPR_NONE)
         rc = err_set(e, ERR_FORMAT, "schema: nothing can satisfy it");
@@ -889,7 +810,7 @@ uint32_t grammar_schema_expr(struct grammar *g, json_t *root, uint32_t *comma, u
     if (init(&s, g, e) == 0) {
         struct member m = { root, 0 };
         s.root = json_incref(root);
-        r = schema_compile(&s, &m, 1);
+        r = schema_refs_open(&s) != 0 ? (uint32_t)EXPR_NONE : schema_compile(&s, &m, 1);
         if (grammar_check_work(g, s.failed ? NULL : e) != 0)
             r = EXPR_NONE;
         else if (!s.failed && r == EXPR_NONE)

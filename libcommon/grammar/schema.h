@@ -17,8 +17,18 @@ struct member {
 
 struct memo { uint32_t first, n, result; int rule, used, dropped; };    /* members in `keys`; dropped: it failed, do not use it */
 
+/* Base URIs and names of the document's schemas: schema_ref.c. */
+struct schema_refs {
+    struct { const json_t *schema; const char *base; } *slot; uint32_t n, room;    /* by open addressing */
+    json_t *names;                      /* URI with its fragment -> schema */
+    json_t *dynamic;                    /* array: the names of all $dynamicAnchor */
+    const char *root_base;
+    int old, draft4;                    /* draft 7 or older: nothing next to $ref applies; draft 4 or older: id */
+};
+
 struct schema {
     struct grammar *g;
+    struct schema_refs refs;
     json_t *root;
     json_t *owned;                      /* array of schemas that were made on the way */
     json_t **made_from; size_t n_made, made_room;                   /* pairs: a made schema, the one of the document that it comes from */
@@ -61,8 +71,13 @@ int schema_valid(struct schema *s, const json_t *schema, const json_t *v);
 int schema_is_multiple(const json_t *a, const json_t *b);
 /* Schemas (a JSON array, owned by s) of which at least one holds exactly where the given one does not; NULL: that cannot be said (failed is set). */
 json_t *schema_negate(struct schema *s, json_t *schema, int depth);
-/* What $ref names; NULL with failed set. */
+int schema_refs_open(struct schema *s);
+void schema_refs_close(struct schema_refs *r);
+/* The schema that a $ref or $dynamicRef names; NULL with failed set. */
 json_t *schema_resolve(struct schema *s, const json_t *at, const char *ref);
+json_t *schema_resolve_dynamic(struct schema *s, const json_t *at, const char *ref);
+/* Does only the $ref of this schema apply, as in draft 7 and before? */
+int schema_ref_alone(const struct schema *s, const json_t *schema);
 unsigned schema_types(struct schema *s, const json_t *schema);
 /* Values of enum and const of all members, those that all of them allow; NULL: there is no such keyword.  Array, caller decrefs. */
 json_t *schema_enumerated(struct schema *s, const struct member *m, int n);

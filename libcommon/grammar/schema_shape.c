@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_UNIQUE = 8, MAX_COUNTED = 4096, MAX_TABLE = 400000, MAX_KEY_PATTERNS = 5, MAX_BOTH = 256 };
+enum { MAX_CONTAINS = 3, MAX_UNIQUE = 8, MAX_COUNTED = 4096, MAX_TABLE = 400000, MAX_KEY_PATTERNS = 5, MAX_BOTH = 256 };
 
 static int32_t larger(int32_t a, int64_t b) { return b > a ? (int32_t)b : a; }
 
@@ -70,13 +70,17 @@ uint32_t schema_string(struct schema *s, const struct member *m, int n, int cano
 
 /* ---- arrays ---- */
 
+/* A `contains` whose matches count.  cap: counts above it make no difference, or are not allowed. */
+struct counted { json_t *schema, *opposite; int32_t min, max, cap; };
+
 struct array {
     struct schema *s;
     const struct member *m; int n;
     int32_t min, max;
     uint32_t n_first;                   /* places with a schema of their own */
-    uint32_t *first, *first_found;      /* [n_first]; found: those that count for `contains` */
-    uint32_t rest, rest_found;
+    struct counted counted[MAX_CONTAINS]; int n_counted;
+    uint32_t n_states;                  /* combinations of counts; the index is a mixed-radix number */
+    uint32_t *items;                    /* [n_first + 1][1 << n_counted]: the last row is for all later places, columns by the set of contains that the item matches */
 };
 
 /* The schemas of item i (those of all later ones for i < 0), and `more`. */
@@ -110,58 +114,153 @@ static uint32_t item(struct schema *s, const struct member *m, int n, int64_t i,
 
 static uint32_t after_comma(struct schema *s, int first, uint32_t e) { return first ? e : expr_seq(&s->g->x, expr_term(&s->g->x, s->comma), e); }
 
-/* Items from number i on.  found: an item that `contains` asks for was among those before. */
-static uint32_t items_from(struct array *a)
+/* The schemas of place i (n_first: all later ones) for an item that counts for the contains of the set. */
+static uint32_t counted_item(struct array *a, uint32_t i, uint32_t set)
+{
+    json_t *more[MAX_CONTAINS];
+    int n = 0;
+    for (int k = 0; k < a->n_counted; k++) {
+        if (set >> k & 1)
+            more[n++] = a->counted[k].schema;
+        else if (a->counted[k].max != EXPR_MANY)
+            more[n++] = a->counted[k].opposite;
+    }
+    return item(a->s, a->m, a->n, i < a->n_first ? (int64_t)i : -1, more, n);
+}
+
+/* The state after an item that counts for the set; n_states: not allowed, or the same as with a smaller set. */
+static uint32_t count_items(const struct array *a, uint32_t state, uint32_t set)
+{
+    uint32_t unit = 1, to = state;
+    for (int k = 0; k < a->n_counted; k++) {
+        const uint32_t range = (uint32_t)a->counted[k].cap + 1, count = state / unit % range;
+        if (set >> k & 1) {
+            if (count + 1 == range)
+                return a->n_states;
+            to += unit;
+        }
+        unit *= range;
+    }
+    return to;
+}
+
+static int enough_counted(const struct array *a, uint32_t state)
+{
+    for (int k = 0; k < a->n_counted; k++) {
+        const uint32_t range = (uint32_t)a->counted[k].cap + 1;
+        if (state % range < (uint32_t)a->counted[k].min)
+            return 0;
+        state /= range;
+    }
+    return 1;
+}
+
+/* All items behind place `last`, where every later place is the same: one expression for each state. */
+static void later_items(struct array *a, int32_t last, uint32_t *next)
 {
     struct exprs *x = &a->s->g->x;
-    /* From the last number on that makes a difference: a loop, or the end. */
-    int32_t last = (int32_t)a->n_first > a->min ? (int32_t)a->n_first : a->min;
-    int has = a->rest_found != EXPR_ALL;
-    uint32_t next[2], now[2];
-    if (!has && a->rest != EXPR_NONE)
-        last = (int32_t)a->n_first;     /* counts by TIMES */
-    if (a->max != EXPR_MANY && (has || a->max < last))
+    const uint32_t n_sets = 1u << a->n_counted, *rest = a->items + a->n_first * n_sets;
+    const int32_t lo = a->min > last ? a->min - last : 0, hi = a->max == EXPR_MANY ? EXPR_MANY : a->max - last;
+    if (hi != EXPR_MANY && hi <= 0) {
+        for (uint32_t state = 0; state < a->n_states; state++)
+            next[state] = enough_counted(a, state) ? (uint32_t)EXPR_EPSILON : (uint32_t)EXPR_NONE;
+    } else if (!a->n_counted) {
+        next[0] = expr_times(x, after_comma(a->s, 0, rest[0]), lo, hi);
+        if (last == 0 && rest[0] != EXPR_NONE) {        /* the first one has no comma */
+            uint32_t tail = expr_seq(x, rest[0], expr_times(x, after_comma(a->s, 0, rest[0]), lo ? lo - 1 : 0, hi == EXPR_MANY ? hi : hi - 1));
+            next[0] = lo ? tail : expr_any_of(x, (uint32_t[]){ EXPR_EPSILON, tail }, 2);
+        }
+    } else {                            /* any number that change no count, then the end or one that does */
+        for (uint32_t state = a->n_states; state--;) {
+            uint32_t v[(1 << MAX_CONTAINS) + 1], n = 0;
+            v[n++] = enough_counted(a, state) ? (uint32_t)EXPR_EPSILON : (uint32_t)EXPR_NONE;
+            for (uint32_t set = 1; set < n_sets; set++) {
+                uint32_t to = count_items(a, state, set);
+                if (to < a->n_states)
+                    v[n++] = expr_seq(x, after_comma(a->s, 0, rest[set]), next[to]);
+            }
+            next[state] = expr_seq(x, expr_times(x, after_comma(a->s, 0, rest[0]), 0, EXPR_MANY), expr_any_of(x, v, n));
+        }
+    }
+}
+
+/* All items, from the back: an expression for each state of the counts in front of each place. */
+static uint32_t items_in_turn(struct array *a)
+{
+    struct exprs *x = &a->s->g->x;
+    const uint32_t n_sets = 1u << a->n_counted;
+    /* from place `last` on, a loop or the end */
+    int32_t last = (int32_t)a->n_first;
+    if (a->items[a->n_first * n_sets] == EXPR_NONE || a->n_counted)
+        last = last > a->min ? last : a->min;           /* else later_items() counts to the minimum */
+    if (a->n_counted && last == 0)
+        last = 1;
+    if (a->max != EXPR_MANY && (a->n_counted || a->max < last))
         last = a->max;
-    if (last > MAX_COUNTED)
-        return schema_limit(a->s, a->m[0].s, "more than 4096 items that must be counted one by one");
-    for (int found = 0; found < 2; found++) {
-        if (a->max != EXPR_MANY && last >= a->max) {
-            next[found] = found && last >= a->min ? (uint32_t)EXPR_EPSILON : (uint32_t)EXPR_NONE;
-        } else if (!has) {
-            int32_t lo = a->min > last ? a->min - last : 0, hi = a->max == EXPR_MANY ? EXPR_MANY : a->max - last;
-            if (last > 0 || a->rest == EXPR_NONE)
-                next[found] = expr_times(x, after_comma(a->s, 0, a->rest), lo, hi);
-            else {
-                uint32_t tail = expr_seq(x, a->rest, expr_times(x, after_comma(a->s, 0, a->rest), lo ? lo - 1 : 0, hi == EXPR_MANY ? hi : hi - 1));
-                next[found] = lo ? tail : expr_any_of(x, (uint32_t[]){ EXPR_EPSILON, tail }, 2);
-            }
-        } else if (found) {
-            next[1] = expr_times(x, after_comma(a->s, 0, a->rest), 0, EXPR_MANY);
-        } else {                        /* any number, then one that counts, then any number */
-            next[0] = expr_seq(x, expr_times(x, after_comma(a->s, 0, a->rest), 0, EXPR_MANY),
-                               expr_seq(x, after_comma(a->s, 0, a->rest_found), expr_times(x, after_comma(a->s, 0, a->rest), 0, EXPR_MANY)));
-            if (last == 0) {            /* the first one has no comma */
-                uint32_t more = expr_times(x, after_comma(a->s, 0, a->rest), 0, EXPR_MANY);
-                next[0] = expr_any_of(x, (uint32_t[]){ expr_seq(x, a->rest_found, more), expr_seq(x, a->rest, next[0]) }, 2);
-            }
-        }
-    }
-    if (!has)
-        next[0] = next[1];
+    if (last > MAX_COUNTED || (int64_t)last * a->n_states * n_sets > MAX_TABLE)
+        return schema_limit(a->s, a->m[0].s, "more items that must be counted one by one than can be enforced (4096, fewer with contains)");
+    uint32_t *rows = calloc(2 * (size_t)a->n_states, sizeof *rows), *next = rows, *now = rows ? rows + a->n_states : NULL, v[(1 << MAX_CONTAINS) + 1];
+    if (!rows)
+        return schema_nomem(a->s);
+    later_items(a, last, next);
     for (int32_t i = last - 1; i >= 0; i--) {
-        uint32_t each = i < (int32_t)a->n_first ? a->first[i] : a->rest, good = i < (int32_t)a->n_first ? a->first_found[i] : a->rest_found;
-        for (int found = 0; found < 2; found++) {
-            uint32_t v[3], n = 0;
-            v[n++] = i >= a->min && (found || !has) ? (uint32_t)EXPR_EPSILON : (uint32_t)EXPR_NONE;
-            v[n++] = expr_seq(x, after_comma(a->s, i == 0, each), next[found]);
-            if (has && !found)
-                v[n++] = expr_seq(x, after_comma(a->s, i == 0, good), next[1]);
-            now[found] = expr_any_of(x, v, n);
+        const uint32_t *each = a->items + (i < (int32_t)a->n_first ? (uint32_t)i : a->n_first) * n_sets;
+        for (uint32_t state = 0; state < a->n_states; state++) {
+            uint32_t n = 0;
+            v[n++] = i >= a->min && enough_counted(a, state) ? (uint32_t)EXPR_EPSILON : (uint32_t)EXPR_NONE;
+            for (uint32_t set = 0; set < n_sets; set++) {
+                uint32_t to = count_items(a, state, set);
+                if (to < a->n_states)
+                    v[n++] = expr_seq(x, after_comma(a->s, i == 0, each[set]), next[to]);
+            }
+            now[state] = expr_any_of(x, v, n);
         }
-        next[0] = now[0];
-        next[1] = now[1];
+        uint32_t *t = now;
+        now = next;
+        next = t;
     }
-    return next[0];
+    uint32_t r = next[0];
+    free(rows);
+    return r;
+}
+
+/* Take in the contains of a member, if it has one that asks for anything. */
+static void add_counted(struct array *a, const struct member *m)
+{
+    struct schema *s = a->s;
+    json_t *some = json_object_get(m->s, "contains");
+    const int64_t least = schema_count(s, m->s, "minContains"), most = schema_count(s, m->s, "maxContains");
+    if (!some || s->failed || (least == 0 && most < 0))
+        return;
+    struct counted c = { .schema = some, .min = least < 0 ? 1 : (int32_t)least, .max = most < 0 ? EXPR_MANY : (int32_t)most };
+    c.cap = c.max == EXPR_MANY ? c.min : c.max;
+    if (a->n_counted == MAX_CONTAINS || (int64_t)a->n_states * (c.cap + 1) > MAX_COUNTED) {
+        schema_refuse(s, m->s, "contains", "more of them, or of their counts, than can be enforced for one array (3, 4096 in all)");
+        return;
+    }
+    if (c.max != EXPR_MANY) {
+        json_t *opposite = schema_negate(s, some, 0);
+        if (!opposite || !(c.opposite = schema_keep(s, json_pack("{s:O}", "anyOf", opposite), some)))
+            return;
+    }
+    a->n_states *= (uint32_t)c.cap + 1;
+    a->counted[a->n_counted++] = c;
+}
+
+static uint32_t counted_items(struct array *a)
+{
+    const uint32_t n_sets = 1u << a->n_counted;
+    uint32_t r = EXPR_NONE;
+    a->items = calloc(((size_t)a->n_first + 1) * n_sets, sizeof *a->items);
+    if (!a->items)
+        return schema_nomem(a->s);
+    for (uint32_t i = 0; i <= a->n_first; i++)
+        for (uint32_t set = 0; set < n_sets && !a->s->failed && (a->max == EXPR_MANY || (int32_t)i < a->max); set++)
+            a->items[i * n_sets + set] = counted_item(a, i, set);
+    if (!a->s->failed)
+        r = items_in_turn(a);
+    free(a->items);
+    return r;
 }
 
 /* Distinct ones of a few values: in any order, or for many values in that of the schema. */
@@ -234,13 +333,11 @@ static uint32_t unique_items(struct schema *s, const struct member *m, int n, in
 uint32_t schema_array(struct schema *s, const struct member *m, int n)
 {
     struct exprs *x = &s->g->x;
-    struct array a = { .s = s, .m = m, .n = n, .max = EXPR_MANY, .rest_found = EXPR_ALL };
-    json_t *wanted[64];
-    int n_wanted = 0, unique = 0;
-    uint32_t r = EXPR_NONE;
+    struct array a = { .s = s, .m = m, .n = n, .max = EXPR_MANY, .n_states = 1 };
+    int unique = 0;
     for (int i = 0; i < n && !s->failed; i++) {
         json_t *items = json_object_get(m[i].s, "items"), *some = json_object_get(m[i].s, "contains"), *rest = json_object_get(m[i].s, "unevaluatedItems");
-        int64_t most = schema_count(s, m[i].s, "maxItems"), least = schema_count(s, m[i].s, "minContains");
+        int64_t most = schema_count(s, m[i].s, "maxItems");
         a.min = larger(a.min, schema_count(s, m[i].s, "minItems"));
         if (most >= 0 && (a.max == EXPR_MANY || most < a.max))
             a.max = (int32_t)most;
@@ -249,35 +346,13 @@ uint32_t schema_array(struct schema *s, const struct member *m, int n)
         unique |= json_is_true(json_object_get(m[i].s, "uniqueItems"));
         if (rest && !json_is_true(rest) && !(n == 1 && !some && !json_object_get(m[i].s, "$ref") && !json_object_get(m[i].s, "allOf") && !json_object_get(m[i].s, "anyOf")))
             return schema_refuse(s, m[i].s, "unevaluatedItems", "it can be enforced where no other schema applies to the same array only; use items");
-        if (some && least != 0) {
-            if (json_object_get(m[i].s, "maxContains") || least > 1)
-                return schema_refuse(s, m[i].s, least > 1 ? "minContains" : "maxContains", "items that contains asks for can be required once, not counted");
-            if (n_wanted++)
-                return schema_refuse(s, m[i].s, "contains", "two of them for one array cannot be enforced");
-            wanted[0] = some;
-        }
+        add_counted(&a, &m[i]);
     }
     if (s->failed || (a.max != EXPR_MANY && a.min > a.max))
         return EXPR_NONE;
     if (a.n_first > MAX_COUNTED)
         return schema_limit(s, m[0].s, "prefixItems of more than 4096 items");
-    if (unique && (a.max == EXPR_MANY || a.max > 1)) {
-        r = unique_items(s, m, n, a.min, a.max);
-    } else {
-        a.first = calloc((size_t)a.n_first * 2 + 2, sizeof *a.first);
-        if (!a.first)
-            return schema_nomem(s);
-        a.first_found = a.first + a.n_first;
-        a.rest = a.max != EXPR_MANY && a.max <= (int32_t)a.n_first ? (uint32_t)EXPR_NONE : item(s, m, n, -1, NULL, 0);
-        for (uint32_t i = 0; i < a.n_first && !s->failed && (a.max == EXPR_MANY || (int32_t)i < a.max); i++) {
-            a.first[i] = item(s, m, n, i, NULL, 0);
-            a.first_found[i] = n_wanted ? item(s, m, n, i, wanted, 1) : (uint32_t)EXPR_NONE;
-        }
-        if (n_wanted)
-            a.rest_found = a.max != EXPR_MANY && a.max <= (int32_t)a.n_first ? (uint32_t)EXPR_NONE : item(s, m, n, -1, wanted, 1);
-        r = s->failed ? (uint32_t)EXPR_NONE : items_from(&a);
-        free(a.first);
-    }
+    uint32_t r = unique && (a.max == EXPR_MANY || a.max > 1) ? unique_items(s, m, n, a.min, a.max) : counted_items(&a);
     /* [ space items space ], and [] without one */
     uint32_t open = expr_term(x, expr_concat(x, expr_byte(x, '[', '['), s->space)), close = expr_term(x, expr_concat(x, s->space, expr_byte(x, ']', ']')));
     return expr_seq(x, open, expr_seq(x, r, close));

@@ -237,6 +237,7 @@ static int valid_object(struct schema *s, const json_t *schema, const json_t *v,
 {
     const json_t *properties = json_object_get(schema, "properties"), *patterns = json_object_get(schema, "patternProperties");
     const json_t *more = json_object_get(schema, "additionalProperties"), *names = json_object_get(schema, "propertyNames");
+    const json_t *left = json_object_get(schema, "unevaluatedProperties");
     json_t *x, *list;
     const char *key, *pattern;
     size_t i;
@@ -254,9 +255,16 @@ static int valid_object(struct schema *s, const json_t *schema, const json_t *v,
             json_array_foreach(list, i, x)
                 if (json_is_string(x) && !json_object_get(v, json_string_value(x)))
                     return 0;
-    json_object_foreach(json_object_get(schema, "dependentSchemas"), key, x)
-        if (json_object_get(v, key) && (rc = valid(s, x, v, depth + 1)) != 1)
-            return rc;
+    for (int old = 0; old < 2; old++)
+        json_object_foreach(json_object_get(schema, old ? "dependencies" : "dependentSchemas"), key, x) {
+            if (!json_object_get(v, key))
+                continue;
+            json_array_foreach(x, i, list)
+                if (json_is_string(list) && !json_object_get(v, json_string_value(list)))
+                    return 0;
+            if (!json_is_array(x) && (rc = valid(s, x, v, depth + 1)) != 1)
+                return rc;
+        }
     json_object_foreach((json_t *)(uintptr_t)v, key, x) {
         json_t *sub = json_object_get(properties, key);
         int known = sub != NULL;
@@ -271,6 +279,10 @@ static int valid_object(struct schema *s, const json_t *schema, const json_t *v,
         }
         if (!known && more && (rc = valid(s, more, x, depth + 1)) != 1)
             return rc;
+        if (!known && !more && left && !json_is_true(left)) {
+            schema_refuse(s, schema, "unevaluatedProperties", "it can be checked in a value of enum or const for the properties of the same schema only");
+            return -1;
+        }
         if (names) {
             json_t *name = json_string(key);
             rc = valid(s, names, name, depth + 1);
@@ -285,6 +297,7 @@ static int valid_object(struct schema *s, const json_t *schema, const json_t *v,
 static int valid_array(struct schema *s, const json_t *schema, const json_t *v, int depth)
 {
     const json_t *items = json_object_get(schema, "items"), *first = json_object_get(schema, "prefixItems"), *some = json_object_get(schema, "contains");
+    const json_t *left = json_object_get(schema, "unevaluatedItems");
     json_t *x;
     size_t i;
     int64_t count;
@@ -302,6 +315,10 @@ static int valid_array(struct schema *s, const json_t *schema, const json_t *v, 
         const json_t *sub = i < json_array_size(first) ? json_array_get(first, i) : items;
         if (sub && (rc = valid(s, sub, x, depth + 1)) != 1)
             return rc;
+        if (!sub && left && !json_is_true(left)) {
+            schema_refuse(s, schema, "unevaluatedItems", "it can be checked in a value of enum or const for the items of the same schema only");
+            return -1;
+        }
         if (some) {
             if ((rc = valid(s, some, x, depth + 1)) < 0)
                 return -1;
@@ -330,6 +347,10 @@ static int valid(struct schema *s, const json_t *schema, const json_t *v, int de
         return -1;
     }
     s->g->x.work += 10;
+    if (schema_ref_alone(s, schema)) {
+        const json_t *target = schema_resolve(s, schema, json_string_value(json_object_get(schema, "$ref")));
+        return target ? valid(s, target, v, depth + 1) : -1;
+    }
     if (!(schema_types(s, schema) & type))
         return s->failed ? -1 : 0;
     if ((x = json_object_get(schema, "const")) && !equal(x, v, 0))
@@ -377,6 +398,11 @@ static int valid(struct schema *s, const json_t *schema, const json_t *v, int de
         return rc;
     if ((x = json_object_get(schema, "$ref"))) {
         const json_t *target = schema_resolve(s, schema, json_string_value(x));
+        if (!target || (rc = valid(s, target, v, depth + 1)) != 1)
+            return target ? rc : -1;
+    }
+    if ((x = json_object_get(schema, "$dynamicRef"))) {
+        const json_t *target = schema_resolve_dynamic(s, schema, json_string_value(x));
         if (!target || (rc = valid(s, target, v, depth + 1)) != 1)
             return target ? rc : -1;
     }
@@ -538,6 +564,8 @@ static int negate_nested(struct schema *s, json_t *to, json_t *schema, const cha
         add(to, json_pack("{s:[O]}", "allOf", v));
     } else if (!strcmp(key, "$ref") && json_is_string(v)) {
         rc = extend_by(s, to, schema_resolve(s, schema, json_string_value(v)), depth);
+    } else if (!strcmp(key, "$dynamicRef") && json_is_string(v)) {
+        rc = extend_by(s, to, schema_resolve_dynamic(s, schema, json_string_value(v)), depth);
     } else {
         rc = 1;
     }
@@ -590,6 +618,11 @@ static json_t *negated(struct schema *s, json_t *schema, int depth)
         schema_limit(s, schema, "nested too deep");
         goto fail;
     }
+    if (schema_ref_alone(s, schema)) {
+        if (extend_by(s, to, schema_resolve(s, schema, json_string_value(json_object_get(schema, "$ref"))), depth) != 0)
+            goto fail;
+        return to;
+    }
     json_object_foreach(schema, key, v) {
         if (is_one_of(key, silent) || (!strcmp(key, "additionalProperties") && json_is_true(v)) ||
             (!strcmp(key, "format") && !schema_format(json_string_value(v) ? json_string_value(v) : "")))
@@ -621,21 +654,37 @@ json_t *schema_negate(struct schema *s, json_t *schema, int depth)
 #define OCTET "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 #define IPV4 OCTET "(?:\\." OCTET "){3}"
 #define H16 "[0-9A-Fa-f]{1,4}"
-#define LABEL "[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+#define ALNUM "[A-Za-z0-9]"
+#define LDH "[A-Za-z0-9-]"
+/* RFC 1123, without "--" in the third and fourth place: such labels are encoded international ones (RFC 5890), whose decoded form has rules of its own. */
+#define LABEL ALNUM "(?:" ALNUM "|" LDH ALNUM "(?:" LDH "{0,59}" ALNUM ")?|" LDH "-" ALNUM "(?:" LDH "{0,58}" ALNUM ")?)?"
+#define SHORT_LABEL ALNUM "(?:" ALNUM "|" LDH ALNUM "(?:" LDH "*" ALNUM ")?|" LDH "-" ALNUM "(?:" LDH "*" ALNUM ")?)?"
 #define ATEXT "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]"
-#define SHORT_LABEL "[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
 #define LEAP "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
 #define DATE "(?:(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|" \
              "02-(?:0[1-9]|1[0-9]|2[0-8]))|" LEAP "-02-29)"
 #define TIME "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\\.[0-9]{1,6})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
-#define PCHAR "(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})"
-#define URI_REST "(?://[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]{1,5})?(?:/" PCHAR "*)*|/(?:" PCHAR "+(?:/" PCHAR "*)*)?|" PCHAR "+(?:/" PCHAR "*)*)" \
-                 "(?:\\?(?:" PCHAR "|[/?])*)?(?:#(?:" PCHAR "|[/?])*)?"
 #define IPV6 "(?:(?:" H16 ":){7}" H16 "|(?:" H16 ":){1,7}:|(?:" H16 ":){1,6}:" H16 "|(?:" H16 ":){1,5}(?::" H16 "){1,2}|(?:" H16 ":){1,4}(?::" H16 "){1,3}|(?:" H16 ":){1,3}(?::" H16 "){1,4}|" \
              "(?:" H16 ":){1,2}(?::" H16 "){1,5}|" H16 ":(?::" H16 "){1,6}|:(?::" H16 "){1,7}|::)"
 
+/* RFC 3986 (U: "") and 3987 (U: characters beyond ASCII). */
+#define UCS "\\u{A0}-\\u{D7FF}\\u{F900}-\\u{FDCF}\\u{FDF0}-\\u{FFEF}\\u{10000}-\\u{1FFFD}\\u{20000}-\\u{2FFFD}"
+#define PERCENT "%[0-9A-Fa-f]{2}"
+#define PCHAR(u) "(?:[A-Za-z0-9._~!$&'()*+,;=:@" u "-]|" PERCENT ")"
+#define NO_COLON(u) "(?:[A-Za-z0-9._~!$&'()*+,;=@" u "-]|" PERCENT ")"
+#define USER(u) "(?:[A-Za-z0-9._~!$&'()*+,;=:" u "-]|" PERCENT ")*@"
+#define HOST(u) "(?:[A-Za-z0-9" u "](?:[A-Za-z0-9." u "-]*[A-Za-z0-9" u "])?|\\[" IPV6 "\\])"
+#define SEGMENTS(u) "(?:/" PCHAR(u) "*)*"
+#define ROOTED(u) "//(?:" USER(u) ")?" HOST(u) "(?::[0-9]{1,5})?" SEGMENTS(u) "|/(?:" PCHAR(u) "+" SEGMENTS(u) ")?"
+#define TAIL(u) "(?:\\?(?:" PCHAR(u) "|[/?])*)?(?:#(?:" PCHAR(u) "|[/?])*)?"
+#define URI(u) "[A-Za-z][A-Za-z0-9+.-]*:(?:" ROOTED(u) "|" PCHAR(u) "+" SEGMENTS(u) ")" TAIL(u)
+#define RELATIVE(u) "(?:" ROOTED(u) "|" NO_COLON(u) "+" SEGMENTS(u) "|)" TAIL(u)
+#define VARIABLE "(?:[A-Za-z0-9_]|" PERCENT ")(?:\\.?(?:[A-Za-z0-9_]|" PERCENT "))*(?::[1-9][0-9]{0,3}|\\*)?"
+
 /* Each is what the RFC says, or a part of it: RFC 3339 (date, time, date-time, duration), RFC 5321 without quoted names and address literals
- * (email), RFC 1123 (hostname), RFC 2673 (ipv4), RFC 4291 without embedded IPv4 (ipv6), RFC 3986 without user names and address literals (uri, uri-reference), RFC 4122 (uuid), RFC 6901 (json-pointer). */
+ * (email), RFC 1123 (hostname), RFC 2673 (ipv4), RFC 4291 without embedded IPv4 (ipv6), RFC 3986 and 3987 with a host of letters, digits,
+ * dots and hyphens or an IPv6 address (uri, uri-reference, iri, iri-reference), RFC 6570 (uri-template), RFC 6531 with an ASCII domain (idn-email),
+ * RFC 4122 (uuid), RFC 6901 (json-pointer) and its relative draft (relative-json-pointer). */
 static const char short_email[] = ATEXT "+(?:\\." ATEXT "+)*@" SHORT_LABEL "(?:\\." SHORT_LABEL ")+", short_hostname[] = SHORT_LABEL "(?:\\." SHORT_LABEL ")*";
 
 const char *schema_short_format(const char *name) { return !strcmp(name, "email") ? short_email : !strcmp(name, "hostname") ? short_hostname : NULL; }
@@ -654,9 +703,14 @@ const char *schema_format(const char *name)
         { "ipv4", IPV4 },
         { "ipv6", IPV6 },
         { "uuid", "[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{12}" },
-        { "uri", "[A-Za-z][A-Za-z0-9+.-]*:" URI_REST },
-        { "uri-reference", "(?:[A-Za-z][A-Za-z0-9+.-]*:)?" URI_REST },
+        { "uri", URI("") },
+        { "uri-reference", URI("") "|" RELATIVE("") },
+        { "iri", URI(UCS) },
+        { "iri-reference", URI(UCS) "|" RELATIVE(UCS) },
+        { "uri-template", "(?:[!#$&()*+,./0-9:;=?@A-Z[\\]_a-z~" UCS "-]|" PERCENT "|\\{[+#./;?&]?" VARIABLE "(?:," VARIABLE ")*\\})*" },
+        { "idn-email", "(?:" ATEXT "|[" UCS "]){1,31}(?:\\.(?:" ATEXT "|[" UCS "]){1,30})?@" LABEL "(?:\\." LABEL "){1,2}" },
         { "json-pointer", "(?:/(?:[^~/]|~[01])*)*" },
+        { "relative-json-pointer", "(?:0|[1-9][0-9]{0,8})(?:#|(?:/(?:[^~/]|~[01])*)*)" },
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++)
         if (!strcmp(name, table[i].name))
