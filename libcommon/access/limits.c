@@ -4,6 +4,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <pthread.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +19,7 @@
 #include "libcommon/base/clock.h"
 #include "libcommon/base/file.h"
 
-enum { N_SLOTS = USAGE_SLOTS, BOOT_ID = 37 };
+enum { N_SLOTS = USAGE_SLOTS, BOOT_ID = 37, RUNNING_RETRY_S = 2 };
 #define MAGIC "zse-usage 1\n"
 #define TAKEN_AWAY UINT64_MAX               /* a slot whose key is gone: others may lie behind it */
 
@@ -30,10 +32,20 @@ struct slot {
 struct table {
     char magic[16], boot[48];
     struct slot slot[N_SLOTS];
+    /* Behind what files of version 0.1.0 end with: servers, as a random mark << 32 | second of the last renewal, 0: none; and what each has reserved. */
+    _Atomic uint64_t server[USAGE_SERVERS];
+    _Atomic uint64_t reserved[N_SLOTS][USAGE_SERVERS];
 };
-_Static_assert(sizeof(struct slot) == 32 + 8 * (2 * WINDOW_MINUTE + WINDOW_DAY) && sizeof(struct table) == 64 + N_SLOTS * sizeof(struct slot), "the layout of a shared file");
+_Static_assert(sizeof(struct slot) == 32 + 8 * (2 * WINDOW_MINUTE + WINDOW_DAY) && sizeof(struct table) == 64 + N_SLOTS * sizeof(struct slot) + 8 * USAGE_SERVERS * (1 + N_SLOTS),
+               "the layout of a shared file");
 
-struct usage { struct table *t; int fd; };
+struct usage {
+    struct table *t;
+    int fd;
+    pthread_mutex_t lock;                   /* with flock(): threads share the descriptor, and so its lock */
+    atomic_int server;                      /* this process's place in t->server; -1: nothing was reserved yet */
+    uint32_t mark;
+};
 
 /* ---- the file ---- */
 
@@ -60,6 +72,7 @@ static void prepare(struct table *t)
         return;
     }
     memcpy(t->boot, boot, sizeof boot);
+    memset((char *)t + offsetof(struct table, server), 0, sizeof *t - offsetof(struct table, server));
     for (int i = 0; i < N_SLOTS; i++)
         if (t->slot[i].key) {
             struct slot *s = &t->slot[i];
@@ -102,7 +115,8 @@ static struct usage *open_usage(const char *folder, int shared, struct err *e)
     struct usage *u = calloc(1, sizeof *u);
     if (!u)
         return err_nomem(e, "usage counters"), NULL;
-    u->fd = -1;
+    u->fd = u->server = -1;
+    pthread_mutex_init(&u->lock, NULL);
     if (snprintf(path, sizeof path, "%s/usage", folder) >= (int)sizeof path) {
         err_set(e, ERR_IO, "%s: the path is too long", folder);
         goto fail;
@@ -131,11 +145,26 @@ void usage_close(struct usage *u)
 {
     if (!u)
         return;
+    if (u->t && u->server >= 0 && u->server < USAGE_SERVERS - 1 && atomic_load(&u->t->server[u->server]) >> 32 == u->mark)
+        atomic_store(&u->t->server[u->server], 0);
     if (u->t)
         munmap(u->t, sizeof *u->t);
     if (u->fd >= 0)
         close(u->fd);
+    pthread_mutex_destroy(&u->lock);
     free(u);
+}
+
+static void lock(struct usage *u)
+{
+    pthread_mutex_lock(&u->lock);
+    flock(u->fd, LOCK_EX);
+}
+
+static void unlock(struct usage *u)
+{
+    flock(u->fd, LOCK_UN);
+    pthread_mutex_unlock(&u->lock);
 }
 
 /* ---- slots: open addressing by key ---- */
@@ -173,13 +202,14 @@ static struct slot *find_or_take(struct usage *u, int64_t key)
     struct slot *s = find(u, key);
     if (s)
         return s;
-    flock(u->fd, LOCK_EX);
+    lock(u);
     if (!(s = find(u, key))) {
         s = place_for(u, key);
         memset(s, 0, sizeof *s);
+        memset(u->t->reserved[s - u->t->slot], 0, sizeof *u->t->reserved);
         atomic_store(&s->key, (uint64_t)key);
     }
-    flock(u->fd, LOCK_UN);
+    unlock(u);
     return s;
 }
 
@@ -204,31 +234,71 @@ static struct verdict judge(const char *unit_name, int64_t limit, uint64_t used,
     return v;
 }
 
-/* used: requests that count against this one. */
-static struct verdict judge_all(const struct slot *s, const struct limit *l, uint64_t used, uint32_t oldest, uint32_t now)
+/* What running requests of this key may still use. */
+static uint64_t reserved_of(const struct usage *u, const struct slot *s, uint32_t now)
+{
+    uint64_t sum = 0;
+    for (int i = 0; i < USAGE_SERVERS; i++) {
+        const uint64_t server = atomic_load(&u->t->server[i]);
+        if (server && now - (uint32_t)server <= USAGE_LEASE_S)
+            sum += atomic_load(&u->t->reserved[s - u->t->slot][i]);
+    }
+    return sum;
+}
+
+/* One limit on tokens: `used` in its window, `reserved` besides; may `wanted` more of them be used? */
+static struct verdict judge_tokens(struct verdict v, uint64_t reserved, int64_t wanted)
+{
+    const int64_t left = v.limit - v.current - (int64_t)reserved;
+    const int window_alone = v.limit - v.current >= wanted && v.allowed;
+    if (!v.limit)
+        return v;
+    v.current += (int64_t)reserved;
+    v.reserved = (int64_t)reserved;
+    v.remaining = left > 0 ? left : 0;
+    v.wanted = wanted > 1 ? wanted : 0;
+    v.allowed = left >= wanted;
+    v.never = wanted > v.limit;
+    v.retry_s = v.allowed ? 0 : window_alone || v.reset_s < 1 ? RUNNING_RETRY_S : v.reset_s;
+    return v;
+}
+
+/* The first limit on tokens that refuses `wanted` more, else the one that leaves the fewest (limit 0: there is none). */
+static struct verdict judge_both(const struct usage *u, const struct slot *s, const struct limit *l, uint32_t now, int64_t wanted)
 {
     uint32_t first;
+    const uint64_t reserved = reserved_of(u, s, now);
+    const uint64_t minute = window_sum(s->token_second, WINDOW_MINUTE, now, MINUTE_SPAN, &first);
+    const struct verdict a = judge_tokens(judge(" tokens/min", l->tokens_minute, minute, now, first, MINUTE_SPAN, 1), reserved, wanted);
+    const uint64_t day = window_sum(s->token_quarter, WINDOW_DAY, now / QUARTER_S, DAY_SPAN, &first);
+    const struct verdict b = judge_tokens(judge(" tokens/day", l->tokens_day, day, now / QUARTER_S, first, DAY_SPAN, QUARTER_S), reserved, wanted);
+    if (b.never || !a.limit || (b.limit && a.allowed && (!b.allowed || b.remaining < a.remaining)))
+        return b;
+    return a;
+}
+
+/* used: requests that count against this one. */
+static struct verdict judge_all(const struct usage *u, const struct slot *s, const struct limit *l, uint64_t used, uint32_t oldest, uint32_t now)
+{
     const struct verdict requests = judge("/min", l->requests_minute, used, now, oldest, MINUTE_SPAN, 1);
     if (!requests.allowed)
         return requests;
-    if (l->tokens_minute) {
-        const uint64_t n = window_sum(s->token_second, WINDOW_MINUTE, now, MINUTE_SPAN, &first);
-        const struct verdict v = judge(" tokens/min", l->tokens_minute, n, now, first, MINUTE_SPAN, 1);
-        if (!v.allowed)
-            return v;
-    }
-    if (l->tokens_day) {
-        const uint64_t n = window_sum(s->token_quarter, WINDOW_DAY, now / QUARTER_S, DAY_SPAN, &first);
-        const struct verdict v = judge(" tokens/day", l->tokens_day, n, now / QUARTER_S, first, DAY_SPAN, QUARTER_S);
-        if (!v.allowed)
-            return v;
-    }
-    return requests;
+    const struct verdict tokens = judge_both(u, s, l, now, 1);
+    return tokens.allowed ? requests : tokens;
 }
 
 void verdict_text(const struct verdict *v, char *out, size_t size)
 {
-    snprintf(out, size, "Rate limit exceeded. Limit: %" PRId64 "%s, Current: %" PRId64 ". Try again in %ds.", v->limit, v->unit, v->current, v->retry_s);
+    char reserved[64] = "", wanted[48] = "";
+    if (v->never) {
+        snprintf(out, size, "The request needs up to %" PRId64 " tokens (prompt and max_tokens of every answer). Limit: %" PRId64 "%s.", v->wanted, v->limit, v->unit);
+        return;
+    }
+    if (v->reserved)
+        snprintf(reserved, sizeof reserved, " (%" PRId64 " reserved by running requests)", v->reserved);
+    if (v->wanted)
+        snprintf(wanted, sizeof wanted, ", Requested: %" PRId64, v->wanted);
+    snprintf(out, size, "Rate limit exceeded. Limit: %" PRId64 "%s, Current: %" PRId64 "%s%s. Try again in %ds.", v->limit, v->unit, v->current, reserved, wanted, v->retry_s);
 }
 
 static const struct verdict unlimited = { .allowed = 1, .unit = "/min" };
@@ -241,7 +311,7 @@ struct verdict usage_admit(struct usage *u, int64_t key, const struct limit *l)
     /* first counted, then judged: two servers never both let the last one in */
     window_add(s->second, WINDOW_MINUTE, now, 1);
     const uint64_t used = window_sum(s->second, WINDOW_MINUTE, now, MINUTE_SPAN, &oldest);
-    struct verdict v = judge_all(s, l, used ? used - 1 : 0, oldest, now);
+    struct verdict v = judge_all(u, s, l, used ? used - 1 : 0, oldest, now);
     if (!v.allowed) {
         window_add(s->second, WINDOW_MINUTE, now, -1);
         return v;
@@ -267,6 +337,90 @@ void usage_charge(struct usage *u, int64_t key, int64_t tokens)
     atomic_fetch_add(&s->tokens, (uint64_t)tokens);
 }
 
+/* ---- reservations ---- */
+
+static uint64_t renewed(const struct usage *u) { return (uint64_t)u->mark << 32 | now_s(); }
+
+/* A place among the servers; those of servers that have not renewed theirs are free, with what they had reserved. */
+static void take_place(struct usage *u)
+{
+    const int before = u->server;
+    const uint32_t now = now_s();
+    int at = 0;
+    lock(u);
+    for (; at < USAGE_SERVERS - 1; at++) {
+        const uint64_t server = atomic_load(&u->t->server[at]);
+        if (!server || now - (uint32_t)server > USAGE_LEASE_S)
+            break;
+    }
+    const uint64_t last = atomic_load(&u->t->server[at]);
+    if (u->server == before) {              /* another thread was not faster */
+        if (!last || now - (uint32_t)last > USAGE_LEASE_S)
+            for (int i = 0; i < N_SLOTS; i++)
+                atomic_store(&u->t->reserved[i][at], 0);
+        u->mark = (uint32_t)(clock_ns() ^ (uint64_t)getpid() << 16) | 1;
+        atomic_store(&u->t->server[at], renewed(u));
+        u->server = at;
+    }
+    unlock(u);
+}
+
+void usage_renew(struct usage *u)
+{
+    if (u->server < 0)
+        return;
+    _Atomic uint64_t *at = &u->t->server[u->server];
+    uint64_t old = atomic_load(at);
+    if (u->server == USAGE_SERVERS - 1)
+        atomic_store(at, renewed(u));
+    else if (old >> 32 != u->mark || !atomic_compare_exchange_strong(at, &old, renewed(u)))
+        take_place(u);                      /* this process slept too long, and another one has its place */
+}
+
+struct verdict usage_reserve(struct usage *u, int64_t key, const struct limit *l, int64_t least, int64_t most, int64_t *reserved)
+{
+    *reserved = 0;
+    if (!l->tokens_minute && !l->tokens_day)
+        return unlimited;
+    struct slot *s = find_or_take(u, key);
+    if (u->server < 0)
+        take_place(u);
+    _Atomic uint64_t *mine = &u->t->reserved[s - u->t->slot][u->server];
+    const uint32_t now = now_s();
+    /* first reserved, then judged: two servers never both use the last tokens */
+    atomic_fetch_add(mine, (uint64_t)least);
+    struct verdict v = judge_both(u, s, l, now, 0);
+    if (!v.allowed) {
+        atomic_fetch_sub(mine, (uint64_t)least);
+        v = judge_both(u, s, l, now, least);
+        v.allowed = 0;                      /* also if another request has ended just now */
+        v.retry_s = v.retry_s ? v.retry_s : RUNNING_RETRY_S;
+        return v;
+    }
+    int64_t more = most - least < v.remaining ? most - least : v.remaining;
+    atomic_fetch_add(mine, (uint64_t)more);
+    if (!judge_both(u, s, l, now, 0).allowed) {     /* another server took them as well */
+        atomic_fetch_sub(mine, (uint64_t)more);
+        more = 0;
+    }
+    *reserved = least + more;
+    v.remaining -= more;
+    v.current += more;
+    return v;
+}
+
+void usage_settle(struct usage *u, int64_t key, int64_t reserved, int64_t used)
+{
+    usage_charge(u, key, used);             /* before the reservation goes, so that no other request finds room between them */
+    const struct slot *s = reserved > 0 && u->server >= 0 ? find(u, key) : NULL;
+    if (!s)
+        return;
+    _Atomic uint64_t *mine = &u->t->reserved[s - u->t->slot][u->server];
+    uint64_t old = atomic_load(mine);
+    while (!atomic_compare_exchange_weak(mine, &old, old > (uint64_t)reserved ? old - (uint64_t)reserved : 0))
+        ;
+}
+
 void usage_read(struct usage *u, int64_t key, const struct limit *l, struct usage_stats *stats)
 {
     const struct slot *s = find(u, key);
@@ -282,8 +436,9 @@ void usage_read(struct usage *u, int64_t key, const struct limit *l, struct usag
     stats->last_used_ms = (int64_t)atomic_load(&((struct slot *)s)->last_used_ms);
     stats->requests_minute = (int64_t)used;
     stats->tokens_minute = (int64_t)window_sum(s->token_second, WINDOW_MINUTE, now, MINUTE_SPAN, &unused);
+    stats->reserved = (int64_t)reserved_of(u, s, now);
     stats->tokens_day = (int64_t)window_sum(s->token_quarter, WINDOW_DAY, now / QUARTER_S, DAY_SPAN, &unused);
-    stats->verdict = judge_all(s, l, used, oldest, now);
+    stats->verdict = judge_all(u, s, l, used, oldest, now);
 }
 
 void usage_reset(struct usage *u, int64_t key)

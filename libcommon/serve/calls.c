@@ -652,11 +652,35 @@ static int make_choices(struct call *c, struct problem *pr)
     return 0;
 }
 
+/* Reserve what prompts and answers may come to of the key's token limits.  An answer without max_tokens gets what is left of them, at least LEAST_ANSWER. */
+static int reserve_tokens(struct call *c, struct problem *pr)
+{
+    enum { LEAST_ANSWER = 16 };
+    const int embed = c->form->body == BODY_EMBEDDING, open_end = !embed && c->form->body != BODY_COMPLETION && c->max_tokens == 0;
+    const int64_t n = embed ? 1 : c->params.n;
+    int64_t prompts = 0, least = 0, most = 0, granted;
+    for (int i = 0; i < c->n_prompts; i++) {
+        const int64_t room = embed ? 0 : c->h->m.max_len - c->prompts[i].n_ids, asked = c->max_tokens ? c->max_tokens : open_end ? room : 1;
+        const int64_t answer = asked < room ? asked : room;
+        prompts += c->prompts[i].n_ids;
+        most += n * answer;
+        least += n * (open_end && answer > LEAST_ANSWER ? LEAST_ANSWER : answer);
+    }
+    struct conn *conn = c->conn && !conn_is_websocket(c->conn) ? c->conn : NULL;
+    if (guard_reserve(c->s, conn, call_visit(c), prompts + least, prompts + most, &granted, pr) != 0)
+        return -1;
+    if (open_end && granted < prompts + most) {
+        const int64_t each = (granted - prompts) / (n * c->n_prompts);
+        c->max_tokens = each > 1 ? (int)each : 1;
+    }
+    return 0;
+}
+
 static void submit(struct call *c)
 {
     struct problem pr;
     struct params *p = &c->params;
-    if (make_choices(c, &pr) != 0) {
+    if (make_choices(c, &pr) != 0 || reserve_tokens(c, &pr) != 0) {
         refuse(c, &pr);
         return;
     }

@@ -453,6 +453,23 @@ void conn_add_header(struct conn *c, const char *name, const char *value)
     buf_printf(&c->headers, "%s: %s\r\n", name, value);
 }
 
+void conn_set_header(struct conn *c, const char *name, const char *value)
+{
+    const size_t n = strlen(name);
+    size_t at = 0;
+    while (at < c->headers.size) {
+        char *line = c->headers.data + at, *end = memchr(line, '\n', c->headers.size - at);
+        const size_t size = (size_t)(end - line) + 1;
+        if (size > n && strncmp(line, name, n) == 0 && line[n] == ':') {
+            memmove(line, end + 1, c->headers.size - at - size);
+            c->headers.size -= size;
+        } else {
+            at += size;
+        }
+    }
+    conn_add_header(c, name, value);
+}
+
 static void response_head(struct conn *c, int status, const char *type)
 {
     char date[40];

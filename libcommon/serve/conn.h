@@ -77,6 +77,7 @@ void conn_set_visit(struct conn *c, void *visit);
 void *conn_visit(const struct conn *c);
 /* Header lines ("Name: value\r\n") for the next response. */
 void conn_add_header(struct conn *c, const char *name, const char *value);
+void conn_set_header(struct conn *c, const char *name, const char *value);      /* instead of an earlier one of this name */
 /* The whole response. */
 void conn_reply(struct conn *c, int status, const char *type, const void *body, size_t size);
 /* A response in pieces: chunked, or until the connection closes for HTTP/1.0. Each piece goes out at the end of the loop's round. */

@@ -79,6 +79,8 @@ void guard_tick(struct server *s)
 {
     struct guard *g = &s->guard;
     struct audit_stats now;
+    if (g->usage)
+        usage_renew(g->usage);
     if (!g->audit)
         return;
     audit_stats(g->audit, &now);
@@ -207,8 +209,8 @@ void visit_end(struct server *s, struct visit *v, int status, int prompt_tokens,
         free_visit(v);
         return;
     }
-    if (v->has_key && g->usage && prompt_tokens + completion_tokens > 0)
-        usage_charge(g->usage, v->key.id, (int64_t)prompt_tokens + completion_tokens);
+    if (v->has_key && g->usage)
+        usage_settle(g->usage, v->key.id, v->reserved, (int64_t)prompt_tokens + completion_tokens);
     if (g->audit && !(v->path && (strcmp(v->path, "/health") == 0 || strcmp(v->path, "/openapi.json") == 0) && status < 400)) {
         const struct audit_entry x = { .time_ms = v->at_ms, .request_id = v->id, .method = v->method, .path = v->path, .status = status,
                                        .latency_ms = (double)(clock_ns() - v->start_ns) * 1e-6, .key_name = v->has_key ? v->key.name : v->is_admin ? "(admin.token)" : NULL, .client_ip = v->client,
@@ -286,11 +288,11 @@ static void limit_headers(struct conn *c, const struct verdict *v)
     if (!v->limit)
         return;
     snprintf(text, sizeof text, "%lld", (long long)v->limit);
-    conn_add_header(c, "X-RateLimit-Limit", text);
+    conn_set_header(c, "X-RateLimit-Limit", text);
     snprintf(text, sizeof text, "%lld", (long long)v->remaining);
-    conn_add_header(c, "X-RateLimit-Remaining", text);
+    conn_set_header(c, "X-RateLimit-Remaining", text);
     snprintf(text, sizeof text, "%d", v->reset_s);
-    conn_add_header(c, "X-RateLimit-Reset", text);
+    conn_set_header(c, "X-RateLimit-Reset", text);
 }
 
 static int too_many(struct server *s, struct conn *c, const struct verdict *v)
@@ -503,6 +505,28 @@ int guard_model(struct visit *v, const char *model, struct problem *pr)
     if (!v->has_key || key_allows_model(&v->key, model))
         return 0;
     return problem_set(pr, 403, "model", "model_not_allowed", "model: the key '%s' may not use %.200s", v->key.name, model);
+}
+
+int guard_reserve(struct server *s, struct conn *c, struct visit *v, int64_t least, int64_t most, int64_t *granted, struct problem *pr)
+{
+    char text[200], wait[16];
+    *granted = most;
+    if (!v || !v->has_key || !s->guard.usage)
+        return 0;
+    const struct verdict w = usage_reserve(s->guard.usage, v->key.id, &v->key.limit, least, most, &v->reserved);
+    if (c && (!w.allowed || !v->key.limit.requests_minute))
+        limit_headers(c, &w);
+    if (w.allowed) {
+        *granted = w.limit ? v->reserved : most;
+        return 0;
+    }
+    verdict_text(&w, text, sizeof text);
+    if (w.never)
+        return problem_set(pr, 400, "max_tokens", "token_limit_exceeded", "%s", text);
+    snprintf(wait, sizeof wait, "%d", w.retry_s);
+    if (c)
+        conn_set_header(c, "Retry-After", wait);
+    return problem_set(pr, 429, NULL, "rate_limit_exceeded", "%s", text);
 }
 
 uint64_t guard_share(const struct visit *v)

@@ -27,6 +27,7 @@ struct visit {
     uint64_t start_ns;
     int has_key, is_admin;              /* is_admin: by the administrator's token */
     int kept;                           /* of a WebSocket: its line is written, its messages are judged by it */
+    int64_t reserved;                   /* tokens of the key's limits; visit_end settles them */
     struct key_info key;
 };
 
@@ -66,6 +67,9 @@ struct visit *guard_message(struct server *s, struct conn *c, struct problem *pr
 int guard_still(struct server *s, struct conn *c);
 /* May the key of this visit use the model? -1 with *pr. */
 int guard_model(struct visit *v, const char *model, struct problem *pr);
+/* Reserve LEAST to MOST tokens (of the prompts and of all answers) of the key's limits.  *granted: how many; MOST where there is no limit.
+ * -1 with *pr: 429, or 400 where they never fit.  c: the connection whose answer gets X-RateLimit headers; NULL: none. */
+int guard_reserve(struct server *s, struct conn *c, struct visit *v, int64_t least, int64_t most, int64_t *granted, struct problem *pr);
 /* Whose request it is, for those who share out what there is too little of: the key's, or the address's. */
 uint64_t guard_share(const struct visit *v);
 /* What was wrong, for the log; of a body that was not understood only the kind and the field, as its text is quoted in messages. */

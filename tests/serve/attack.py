@@ -747,13 +747,44 @@ def forty_at_once_at_a_limit_of_five():
 
 @attempt
 def tokens_over_their_limit():
-    "a key of 60 tokens a minute: ten streams of 1900 tokens each at once, then another"
+    "a key of 60 tokens a minute: an answer that cannot fit, several choices, embeddings, ten at once"
     s, key = Guarded.get(), Guarded.get().keys['tokens']
-    sizes = many(10, lambda i: (lambda r: (r[0], r[2].get('usage', {}).get('total_tokens', 0)) if isinstance(r[2], dict) else r)(s.ask('/v1/completions', {**LONG, 'stream': False, 'max_tokens': 400}, key=key)))
-    used = sum(n for code, n in sizes if code == 200)
-    code = s.status('/v1/completions', SHORT, key=key)
-    expect(code == 429, f'after {used} tokens another request gets {code}')
-    return f'{used} tokens in the first ones, which began together ({sum(c == 200 for c, _ in sizes)} of 10); then 429'
+    code, _, body = s.ask('/v1/completions', {**LONG, 'stream': False, 'max_tokens': 400}, key=key)
+    expect(code == 400 and body['error']['code'] == 'token_limit_exceeded' and '60 tokens/min' in body['error']['message'], f'{code} {body}')
+    expect(s.status('/v1/completions', {**SHORT, 'n': 20, 'max_tokens': 5, 'temperature': 1}, key=key) == 400, 'choices are not counted')
+    expect(s.status('/v1/embeddings', {'input': ['a b c d'] * 20}, key=key) == 400, 'texts to embed are not counted')
+    sizes = many(10, lambda i: s.ask('/v1/messages' if i % 2 else '/v1/completions', {'max_tokens': 25, 'ignore_eos': True, **({'messages': [{'role': 'user', 'content': 'a'}]} if i % 2 else {'prompt': 'Once'})}, key=key))
+    used = sum(sum(v for k, v in r[2]['usage'].items() if k in ('total_tokens', 'input_tokens', 'output_tokens')) for r in sizes if r[0] == 200)
+    expect(0 < used <= 60 and {r[0] for r in sizes} == {200, 429}, f'{[r[0] for r in sizes]}: {used} tokens')
+    message = [r[2]['error']['message'] for r in sizes if r[0] == 429][-1]
+    return f'{used} tokens, the others 400 and 429: {message}'
+
+
+@attempt
+def forty_at_once_at_a_token_limit():
+    "40 requests of one key at the same time at a limit of 500 tokens a minute, streamed or not, with and without max_tokens; a stream that is closed"
+    home = new_home()
+    key, other = make_key(home, 'many', '--token-limit', '500'), make_key(home, 'open', '--token-limit', '500')
+    large = make_key(home, 'large', '--token-limit', '100000')
+    s = Server('--max-seqs', '8', home=home)
+    got = many(40, lambda i: s.ask('/v1/completions', {**LONG, 'stream': False, 'max_tokens': 90 + i}, key=key))
+    used = sum(r[2]['usage']['total_tokens'] for r in got if r[0] == 200)
+    refused = [r for r in got if r[0] == 429]
+    expect(0 < used <= 500 and len(refused) + sum(r[0] == 200 for r in got) == 40, f'{used} tokens, {[r[0] for r in got]}')
+    expect(all(int(r[1]['Retry-After']) > 0 and r[1]['X-RateLimit-Limit'] == '500' and len(r[1].get_all('X-RateLimit-Limit')) == 1 for r in refused), f'{dict(refused[0][1])}')
+    chat = {'messages': [{'role': 'user', 'content': 'a'}], 'ignore_eos': True}
+    answers = [r for r in many(40, lambda i: s.ask('/v1/chat/completions', chat, key=other)) if r[0] == 200]
+    total = sum(r[2]['usage']['total_tokens'] for r in answers)
+    expect(0 < total <= 500 and all(r[2]['choices'][0]['finish_reason'] == 'length' for r in answers), f'without max_tokens: {total} tokens in {len(answers)} answers')
+    c = s.open(request('/v1/completions', {**LONG, 'n': 50}, key=large))
+    c.recv(1000)
+    few = {**SHORT, 'max_tokens': 1900, 'n': 4}
+    code, _, body = s.ask('/v1/completions', few, key=large)
+    expect(code == 429 and 'reserved by running requests' in body['error']['message'], f'a running stream reserves nothing: {code} {body}')
+    c.close()
+    expect(until(lambda: s.status('/v1/completions', few, key=large) == 200, 10), 'what a cancelled stream had reserved stays')
+    s.stop()
+    return f'{used} tokens in {40 - len(refused)} answers, {total} without max_tokens; {refused[0][2]["error"]["message"]}'
 
 
 @attempt

@@ -8,6 +8,7 @@
 #include "libcommon/access/keys.h"
 #include "libcommon/access/limits.h"
 #include "libcommon/access/window.h"
+#include "libcommon/base/clock.h"
 
 static void windows_slide(void **state)
 {
@@ -74,6 +75,103 @@ static void a_limit_holds_and_says_when(void **state)
     usage_drop(cli, 10);
     assert_true(usage_admit(u, 10, &few).allowed);
     usage_close(cli);
+    usage_close(u);
+}
+
+static void tokens_are_reserved_before_they_are_used(void **state)
+{
+    (void)state;
+    const struct limit l = { .tokens_minute = 500, .tokens_day = 2000 }, none = { .requests_minute = 5 };
+    char text[200];
+    int64_t a, b, c;
+    struct usage_stats s;
+    struct usage *u = usage_open(folder, &e), *other = usage_open(folder, &e);
+    assert_true(usage_reserve(u, 7, &none, 100, 100, &a).allowed);
+    assert_int_equal(a, 0);
+    assert_true(usage_reserve(u, 7, &l, 300, 300, &a).allowed);
+    assert_int_equal(a, 300);
+    struct verdict v = usage_reserve(other, 7, &l, 250, 250, &b);          /* another server sees what this one has reserved */
+    assert_false(v.allowed);
+    assert_false(v.never);
+    assert_int_equal(b, 0);
+    assert_true(v.retry_s > 0 && v.retry_s < 10);
+    verdict_text(&v, text, sizeof text);
+    assert_string_equal(text, "Rate limit exceeded. Limit: 500 tokens/min, Current: 300 (300 reserved by running requests), Requested: 250. Try again in 2s.");
+    v = usage_reserve(other, 7, &l, 20, 1000, &b);                          /* as many as there are */
+    assert_true(v.allowed);
+    assert_int_equal(b, 200);
+    assert_int_equal(v.remaining, 0);
+    assert_false(usage_admit(u, 7, &l).allowed);
+    usage_settle(u, 7, a, 50);
+    usage_read(u, 7, &l, &s);
+    assert_int_equal(s.tokens_minute, 50);
+    assert_int_equal(s.reserved, 200);
+    assert_true(usage_reserve(u, 7, &l, 250, 250, &c).allowed);
+    assert_false(usage_reserve(u, 7, &l, 1, 1, &a).allowed);
+    usage_settle(other, 7, b, 200);
+    usage_settle(u, 7, c, 250);
+    usage_read(u, 7, &l, &s);
+    assert_int_equal(s.tokens_minute, 500);
+    assert_int_equal(s.reserved, 0);
+    v = usage_reserve(u, 7, &l, 1, 1, &a);
+    assert_false(v.allowed);
+    assert_in_range(v.retry_s, 55, 61);                                     /* the window, not a running request, has to move */
+    v = usage_reserve(u, 8, &l, 501, 501, &a);
+    assert_true(!v.allowed && v.never);
+    verdict_text(&v, text, sizeof text);
+    assert_string_equal(text, "The request needs up to 501 tokens (prompt and max_tokens of every answer). Limit: 500 tokens/min.");
+    v = usage_reserve(u, 8, &(struct limit){ .tokens_day = 400 }, 401, 401, &a);
+    assert_true(v.never && strcmp(v.unit, " tokens/day") == 0);
+    usage_close(other);
+    usage_close(u);
+}
+
+static void reservations_of_a_dead_server_expire(void **state)
+{
+    (void)state;
+    const struct limit l = { .tokens_minute = 500 };
+    const uint64_t long_ago = (uint64_t)77 << 32 | (uint32_t)((uint32_t)(clock_ns() / 1000000000u) - USAGE_LEASE_S - 1);
+    int64_t a;
+    struct usage *dead = usage_open(folder, &e), *u = usage_open(folder, &e);
+    assert_true(usage_reserve(dead, 7, &l, 500, 500, &a).allowed);
+    usage_renew(dead);
+    assert_false(usage_reserve(u, 7, &l, 1, 1, &a).allowed);
+    const int fd = open(in_folder("usage"), O_RDWR);
+    const off_t servers = lseek(fd, 0, SEEK_END) - (off_t)(8 * USAGE_SERVERS * (1 + USAGE_SLOTS));
+    assert_int_equal(pwrite(fd, &long_ago, sizeof long_ago, servers), sizeof long_ago);
+    close(fd);
+    assert_true(usage_reserve(u, 7, &l, 500, 500, &a).allowed);
+    usage_settle(u, 7, a, 0);
+    usage_renew(dead);                          /* it only slept: another place, and nothing of before is left in it */
+    assert_true(usage_reserve(dead, 7, &l, 500, 500, &a).allowed);
+    usage_close(dead);                          /* a server that ends leaves nothing reserved */
+    assert_true(usage_reserve(u, 7, &l, 500, 500, &a).allowed);
+    usage_close(u);
+}
+
+static void *reserve_many(void *user)
+{
+    const struct limit l = { .tokens_minute = 100 };
+    int64_t got;
+    for (int i = 0; i < 1000; i++)
+        if (usage_reserve(user, 3, &l, 10, 30, &got).allowed)
+            usage_settle(user, 3, got, i % 250 == 0 ? got : 0);
+    return NULL;
+}
+
+static void threads_never_reserve_too_much(void **state)
+{
+    (void)state;
+    pthread_t t[4];
+    struct usage_stats s;
+    struct usage *u = usage_open(folder, &e);
+    for (int i = 0; i < 4; i++)
+        pthread_create(&t[i], NULL, reserve_many, u);
+    for (int i = 0; i < 4; i++)
+        pthread_join(t[i], NULL);
+    usage_read(u, 3, &(struct limit){ .tokens_minute = 100 }, &s);
+    assert_in_range(s.tokens_minute, 10, 100);
+    assert_int_equal(s.reserved, 0);
     usage_close(u);
 }
 
@@ -216,7 +314,8 @@ int main(void)
         cmocka_unit_test(windows_slide), IN_FOLDER(a_limit_holds_and_says_when), IN_FOLDER(threads_never_exceed_a_limit),
         IN_FOLDER(damaged_counters_begin_anew), IN_FOLDER(counters_of_dead_keys_make_room),
         cmocka_unit_test(a_network_of_ipv6_is_one_address), cmocka_unit_test(addresses_have_windows_too),
-        IN_FOLDER(counters_can_be_kept_here),
+        IN_FOLDER(counters_can_be_kept_here), IN_FOLDER(tokens_are_reserved_before_they_are_used), IN_FOLDER(reservations_of_a_dead_server_expire),
+        IN_FOLDER(threads_never_reserve_too_much),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
