@@ -14,7 +14,8 @@
 #include "libcommon/base/clock.h"
 #include "libcommon/serve/conn_impl.h"
 
-enum { READ_SIZE = 1 << 16, MAX_AHEAD = 1 << 16, SMALL_BODY = 1 << 16, MAX_WS_MESSAGE = 4 << 20, LINGER_BYTES = 64 << 20 };
+/* READ_SMALL: at a time where it may pile up; READ_SIZE: of what is parsed or dropped at once. */
+enum { READ_SIZE = 1 << 16, READ_SMALL = 1 << 14, MAX_AHEAD = 1 << 14, DROPPED_BODY = 1 << 16, MAX_WS_MESSAGE = 4 << 20, LINGER_BYTES = 64 << 20 };
 static const double second = 1e9;
 
 static uint64_t after(double s) { return clock_ns() + (uint64_t)(s * second); }
@@ -97,7 +98,7 @@ void conn_kill(struct conn *c)
 /* Tell epoll what this connection waits for. */
 static void watch(struct conn *c)
 {
-    int may_read = !c->eof && !(c->busy && c->mode == CONN_HTTP && c->in.size > MAX_AHEAD);
+    int may_read = !c->eof && !(c->busy && c->mode == CONN_HTTP && c->in.size >= MAX_AHEAD);
     uint32_t want = (may_read ? (uint32_t)EPOLLIN : 0) | (c->out.size > 0 || c->ssl_wants_write ? (uint32_t)EPOLLOUT : 0);
     if (want == c->events)
         return;
@@ -252,7 +253,6 @@ static void hand_over(struct conn *c, int whole)
     c->busy = 1;
     c->body_from_ns = 0;
     c->body_seen = 0;
-    c->body_may = 0;
     c->deadline_ns = 0;
     c->status = 0;
     c->request_ns = clock_ns();
@@ -261,13 +261,16 @@ static void hand_over(struct conn *c, int whole)
     c->l->o.on_request(c->l->o.user, c);
 }
 
-/* Whoever is refused anyway is so before a large body takes memory. */
-static int body_may_come(struct conn *c)
+/* A head announces a body: is it to be kept, dropped as it comes, or not even read?  0: the request was handed over without it. */
+static int begin_body(struct conn *c)
 {
-    const struct http_parser *p = &c->parser;
-    if (c->body_may || !c->l->o.on_body || p->left <= SMALL_BODY - (p->req->body.size < SMALL_BODY ? p->req->body.size : SMALL_BODY))
+    struct http_parser *p = &c->parser;
+    const size_t size = p->state == HTTP_BODY ? p->left : SIZE_MAX;
+    p->drop_body = c->l->o.on_body && !c->l->o.on_body(c->l->o.user, c, size);
+    if (!p->drop_body || (!p->req->expects_continue && (size == SIZE_MAX || size <= DROPPED_BODY)))
         return 1;
-    return c->body_may = c->l->o.on_body(c->l->o.user, c);
+    hand_over(c, 0);
+    return 0;
 }
 
 /* Parse what is there, and hand a whole request over. */
@@ -277,11 +280,17 @@ static void next_http(struct conn *c)
         c->deadline_ns = after(c->l->o.head_s);
         c->body_seen = 1;
     }
-    switch (http_parse(&c->parser, &c->in, &c->l->o.http)) {
-    case HTTP_MORE:
+    enum http_answer a = http_parse(&c->parser, &c->in, &c->l->o.http);
+    if (a == HTTP_BODY_FOLLOWS) {
+        if (!begin_body(c))
+            return;
+        a = http_parse(&c->parser, &c->in, &c->l->o.http);
+    }
+    switch (a) {
+    case HTTP_MORE: case HTTP_BODY_FOLLOWS:
         if (c->eof)
             conn_kill(c);
-        else if (c->parser.req && !body_may_come(c))
+        else if (c->parser.drop_body && c->parser.body_bytes > DROPPED_BODY)
             hand_over(c, 0);
         else if (c->parser.req)
             on_head_seen(c);
@@ -338,11 +347,37 @@ static void next_request(struct conn *c)
 
 /* ---- events ---- */
 
+/* As much as may be read now without piling up: a body that is being parsed goes on at once, a head or the next request waits in c->in. */
+static size_t read_size(const struct conn *c)
+{
+    return c->mode == CONN_HTTP && (c->busy || !c->parser.req) ? READ_SMALL : READ_SIZE;
+}
+
+/* Bytes that come after our end are neither decrypted nor, from TCP, copied (tcp(7), MSG_TRUNC). */
+static void read_past(struct conn *c)
+{
+    char bytes[READ_SIZE];
+    for (int round = 0; round < 16; round++) {
+        ssize_t n = recv(c->source.fd, bytes, sizeof bytes, MSG_TRUNC);
+        if (n < 0 && (errno == EAGAIN || errno == EINTR))
+            return;
+        if (n <= 0 || (c->body_seen += (size_t)n) > LINGER_BYTES) {
+            conn_kill(c);
+            return;
+        }
+    }
+}
+
 static void on_readable(struct conn *c)
 {
     char bytes[READ_SIZE];
+    if (c->mode == CONN_LINGER) {
+        read_past(c);
+        return;
+    }
     for (int round = 0; round < 16 || (c->ssl && SSL_pending(c->ssl) > 0); round++) {       /* epoll does not know what OpenSSL has taken already */
-        long n = receive(c, bytes, sizeof bytes);
+        const size_t room = read_size(c);
+        long n = receive(c, bytes, room);
         if (n == -1)
             break;
         if (n == -2) {
@@ -353,13 +388,6 @@ static void on_readable(struct conn *c)
             c->eof = 1;
             break;
         }
-        if (c->mode == CONN_LINGER) {
-            if ((c->body_seen += (size_t)n) > LINGER_BYTES) {
-                conn_kill(c);
-                return;
-            }
-            continue;
-        }
         buf_add(&c->in, bytes, (size_t)n);
         if (c->in.failed) {
             conn_kill(c);
@@ -367,9 +395,9 @@ static void on_readable(struct conn *c)
         }
         if (!c->busy)
             next_request(c);
-        if (c->dead || (c->busy && c->in.size > MAX_AHEAD))
+        if (c->dead || (c->busy && c->in.size >= MAX_AHEAD))
             break;
-        if (!c->ssl && (size_t)n < sizeof bytes)
+        if (c->mode == CONN_LINGER || (!c->ssl && (size_t)n < room))
             break;
     }
     if (c->dead || !c->eof)
@@ -417,7 +445,7 @@ void conn_check_time(struct conn *c, uint64_t now)
         return;
     }
     if (c->mode == CONN_HTTP && !c->busy && c->body_from_ns) {
-        double allowed = o->body_s + (double)c->parser.req->body.size / 1024;
+        double allowed = o->body_s + (double)c->parser.body_bytes / 1024;
         if ((double)(now - c->body_from_ns) > allowed * second) {
             refused(c, 408, late);
             return;
@@ -433,7 +461,7 @@ void conn_check_time(struct conn *c, uint64_t now)
 /* ---- responses ---- */
 
 const struct http_request *conn_request(const struct conn *c) { return c->parser.req; }
-int conn_is_whole(const struct conn *c) { return c->parser.state == HTTP_COMPLETE; }
+int conn_has_body(const struct conn *c) { return c->parser.state == HTTP_COMPLETE && !c->parser.drop_body; }
 struct http_request *conn_take_body(struct conn *c) { return c->parser.req; }
 const char *conn_peer(const struct conn *c) { return c->peer; }
 int conn_is_local(const struct conn *c) { return c->local; }
@@ -563,7 +591,7 @@ int conn_upgrade(struct conn *c)
     const struct http_request *r = c->parser.req;
     const char *version = http_field(r, "Sec-WebSocket-Version");
     char accept[29];
-    int asked = strcmp(r->method, "GET") == 0 && r->minor == 1 && http_has_token(http_field(r, "Upgrade"), "websocket") &&
+    int asked = strcmp(r->method, "GET") == 0 && r->minor == 1 && c->parser.state == HTTP_COMPLETE && http_has_token(http_field(r, "Upgrade"), "websocket") &&
                 http_has_token(http_field(r, "Connection"), "upgrade");
     if (!asked || !version || strcmp(version, "13") != 0 || ws_accept(http_field(r, "Sec-WebSocket-Key"), accept) != 0) {
         conn_add_header(c, "Upgrade", "websocket");

@@ -2,7 +2,9 @@
  *
  * One thread on epoll; all functions here but loop_wake belong to it.  A connection holds one request at a time; what a client sends ahead
  * (pipelining) waits.  An idle connection keeps no buffers.  Writing never blocks: what the socket does not take is kept, and a client that takes
- * nothing for stalled_s, or lets more than max_unsent pile up, is dropped: it holds nobody else back.
+ * nothing for stalled_s, or lets more than max_unsent pile up, is dropped.
+ *
+ * Memory of a connection whose bodies are not kept: the head (http.head_bytes), MAX_AHEAD and READ_SMALL of what follows it, and its response.
  *
  * Why not libwebsockets (4.1 in Debian 12): it takes no chunked request bodies, answers its limits with statuses of its own, and keeps more
  * than 4 KB for an idle connection; what is left to do ourselves is the smaller part. TLS is OpenSSL. */
@@ -26,8 +28,9 @@ struct loop_options {
     size_t max_unsent;              /* bytes of a response that may wait for a slow client */
     double head_s, body_s;          /* a head must be whole after head_s, a body must go on arriving at 1 KB/s, with body_s to begin with */
     double idle_s, stalled_s;       /* between requests; without progress while there is something to send */
-    /* A large body is to come: may it?  0: on_request is called at once, without it (conn_is_whole), and the connection closes after the answer. */
-    int (*on_body)(void *user, struct conn *c);
+    /* A body is to come, of SIZE bytes or SIZE_MAX (chunked).  0: it is not kept, and conn_has_body says so.  A small one is read past, so that the connection can
+     * go on; else on_request is called at once and the connection closes after the answer.  NULL: every body is kept. */
+    int (*on_body)(void *user, struct conn *c, size_t size);
     /* A request is whole: conn_request(c). Answer now or later, once. */
     void (*on_request)(void *user, struct conn *c);
     /* The client is gone before its answer was complete (conn_set_exchange said that something works on it). c dies on return. */
@@ -66,7 +69,7 @@ uint64_t loop_bytes_sent(const struct loop *l);
 /* ---- one connection ---- */
 const struct http_request *conn_request(const struct conn *c);
 struct http_request *conn_take_body(struct conn *c);    /* the same, to move the body out of it */
-int conn_is_whole(const struct conn *c);        /* with its body */
+int conn_has_body(const struct conn *c);        /* its body was kept, or it has none */
 const char *conn_peer(const struct conn *c);    /* "127.0.0.1", "unix" */
 int conn_is_local(const struct conn *c);        /* its listener is loopback or a Unix socket */
 /* Whoever works on the answer; NULL: nobody. on_gone is called only while it is set. */

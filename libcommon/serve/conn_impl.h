@@ -39,7 +39,6 @@ struct conn {
     int tag;
     /* the request that is being answered */
     int busy, begun, ended, chunked, head_only, close_after, status;
-    int body_may;               /* come: on_body was asked */
     int switching;              /* to WebSocket: its 101 is on the way */
     void *exchange, *visit;
     uint64_t request_ns;

@@ -388,18 +388,23 @@ static int key_is_needed(const struct server *s, const struct conn *c)
 int guard_knows(struct server *s, struct conn *c, const struct route *r)
 {
     const struct guard *g = &s->guard;
-    char query[128];
+    char query[128], address[64];
     struct key_info k;
     struct verdict v;
     const char *key = given_key(s, c, query, sizeof query);
     if (r->access == ACCESS_PUBLIC)
         return 1;
+    if (!s->o.query_keys && http_query(conn_request(c), "api_key", query, sizeof query))
+        return 0;
     if (is_admin_token(s, key))
         return !may_be_guess(s, c, 0, &v);
     refresh(s);
-    if (key && g->keys && keys_check(g->keys, key, &k) == KEY_GOOD)
-        return (k.scopes & needs(r->access)) && !may_be_guess(s, c, k.id, &v);
-    return r->access != ACCESS_ADMIN && !key_is_needed(s, c);
+    if (key && g->keys && keys_check(g->keys, key, &k) == KEY_GOOD) {
+        struct usage_stats used;
+        usage_read(g->usage, k.id, &k.limit, &used);
+        return (k.scopes & needs(r->access)) && !may_be_guess(s, c, k.id, &v) && used.verdict.allowed;
+    }
+    return r->access != ACCESS_ADMIN && !key_is_needed(s, c) && address_peek(g->anonymous, client_address(s, c, address)).allowed;
 }
 
 int guard_admits(struct server *s, struct conn *c, const struct route *r)

@@ -285,12 +285,15 @@ static enum http_answer take_body(struct http_parser *p, struct buf *in)
     size_t n = in->size < p->left ? in->size : p->left;
     if (n == 0)
         return HTTP_MORE;
-    if (!buf_reserve(body, n + 1))
-        return refuse(p, 503, "out of memory");
-    buf_add(body, in->data, n);
-    body->data[body->size] = '\0';
+    if (!p->drop_body) {
+        if (!buf_reserve(body, n + 1))
+            return refuse(p, 503, "out of memory");
+        buf_add(body, in->data, n);
+        body->data[body->size] = '\0';
+    }
     skip(in, n);
     p->left -= n;
+    p->body_bytes += n;
     return HTTP_MORE;
 }
 
@@ -331,7 +334,7 @@ static enum http_answer on_chunk_size(struct http_parser *p, struct buf *in, con
         size = size << 4 | (uint64_t)hex_digit(in->data[i]);
     if (n < 0 || i == 0 || !is_extension(in->data + i, (size_t)(n - i)))
         return refuse(p, 400, "a chunk does not begin with its size");
-    if (size > l->body_bytes || p->req->body.size + size > l->body_bytes)
+    if (size > l->body_bytes || p->body_bytes + size > l->body_bytes)
         return refuse(p, 413, "a body of more than %zu bytes", l->body_bytes);
     skip(in, (size_t)n + 2);
     p->left = (size_t)size;
@@ -385,6 +388,10 @@ static enum http_answer parse(struct http_parser *p, struct buf *in, const struc
         }
         if (a != HTTP_MORE)
             return a;
+        if (l->ask && !p->asked && p->req && p->state != HTTP_COMPLETE) {
+            p->asked = 1;
+            return HTTP_BODY_FOLLOWS;
+        }
         if ((int)p->state == before && in->size == size)
             return HTTP_MORE;
     }

@@ -14,6 +14,7 @@ enum { HTTP_MAX_FIELDS = 100 };
 struct http_limits {
     size_t head_bytes;          /* request line and header fields, together */
     size_t body_bytes;
+    int ask;                    /* http_parse answers HTTP_BODY_FOLLOWS before the first byte of a body, so that the caller can set drop_body */
 };
 
 struct http_request {
@@ -33,16 +34,19 @@ struct http_parser {
     enum { HTTP_HEAD, HTTP_BODY, HTTP_CHUNK_SIZE, HTTP_CHUNK, HTTP_CHUNK_END, HTTP_TRAILER, HTTP_COMPLETE } state;
     size_t scanned;             /* of the head: no end of it was found before here */
     size_t left;                /* bytes of the body or of the chunk that are still to come */
+    size_t body_bytes;          /* of the body so far, kept or dropped */
+    int asked, drop_body;       /* drop_body: the body is counted and checked, but not kept */
     size_t trailer;             /* bytes of trailers so far */
     struct http_request *req;   /* owned; NULL until a head is complete */
     int status;                 /* of a refusal */
     char why[200];
 };
 
-enum http_answer { HTTP_MORE, HTTP_DONE, HTTP_REFUSED };
+enum http_answer { HTTP_MORE, HTTP_DONE, HTTP_REFUSED, HTTP_BODY_FOLLOWS };
 
 /* Take from the front of `in` what belongs to this request.  HTTP_DONE: p->req is whole, the rest of `in` belongs to the next one.
- * HTTP_REFUSED: p->status and p->why; the connection cannot go on. */
+ * HTTP_REFUSED: p->status and p->why; the connection cannot go on.
+ * HTTP_BODY_FOLLOWS: only with l->ask, once for each request with a body: p->req has its head; call again to go on. */
 enum http_answer http_parse(struct http_parser *p, struct buf *in, const struct http_limits *l);
 /* Forget the request, ready for the next. */
 void http_reset(struct http_parser *p);

@@ -38,6 +38,7 @@ struct loop *loop_open(const struct loop_options *o, struct err *e)
         return NULL;
     }
     l->o = *o;
+    l->o.http.ask = 1;
     l->listening = 1;
     l->epoll = epoll_create1(EPOLL_CLOEXEC);
     l->wake = (struct source){ SOURCE_WAKE, eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC) };

@@ -133,21 +133,27 @@ static int origin_is_listed(const struct server *s, const char *origin)
     return 0;
 }
 
-/* Browsers say from which page a request comes: only our own, or those of --cors-origin. */
-static int origin_may(const struct server *s, struct conn *c)
+enum origin { ORIGIN_OWN, ORIGIN_LISTED, ORIGIN_FOREIGN };
+
+/* The page that a request comes from, as browsers say it: none or our own, one of --cors-origin, or another. */
+static enum origin origin_of(const struct server *s, const struct conn *c)
 {
     const struct http_request *r = conn_request(c);
     const char *origin = http_field(r, "Origin"), *host = http_field(r, "Host"), *scheme = origin ? strstr(origin, "://") : NULL;
-    if (!origin)
-        return 1;
-    if (scheme && host && strcasecmp(scheme + 3, host) == 0)
-        return 1;
-    if (!origin_is_listed(s, origin))
-        return 0;
-    conn_add_header(c, "Access-Control-Allow-Origin", origin);
-    conn_add_header(c, "Vary", "Origin");
-    conn_add_header(c, "Access-Control-Expose-Headers", "X-Request-Id");
-    return 1;
+    if (!origin || (scheme && host && strcasecmp(scheme + 3, host) == 0))
+        return ORIGIN_OWN;
+    return origin_is_listed(s, origin) ? ORIGIN_LISTED : ORIGIN_FOREIGN;
+}
+
+static int origin_may(const struct server *s, struct conn *c)
+{
+    const enum origin from = origin_of(s, c);
+    if (from == ORIGIN_LISTED) {
+        conn_add_header(c, "Access-Control-Allow-Origin", http_field(conn_request(c), "Origin"));
+        conn_add_header(c, "Vary", "Origin");
+        conn_add_header(c, "Access-Control-Expose-Headers", "X-Request-Id");
+    }
+    return from != ORIGIN_FOREIGN;
 }
 
 static void preflight(struct server *s, struct conn *c, const char *methods)
@@ -163,6 +169,12 @@ static void preflight(struct server *s, struct conn *c, const char *methods)
     }
     metrics_count(&s->metrics, -1, 204);
     conn_reply(c, 204, NULL, "", 0);
+}
+
+int routes_wants_body(struct server *s, struct conn *c)
+{
+    const int at = conn_route(c);
+    return at >= 0 && routes[at].kind == ROUTE_PLAIN && routes[at].body && host_is_ours(s, c) && origin_of(s, c) != ORIGIN_FOREIGN && guard_knows(s, c, &routes[at]);
 }
 
 void routes_request(struct server *s, struct conn *c)
@@ -187,8 +199,12 @@ void routes_request(struct server *s, struct conn *c)
         reply_refusal(s, c, 405, "method_not_allowed", "%.32s %.200s: expected %s", r->method, r->path, methods);
     } else if (!guard_admits(s, c, &routes[at])) {
         return;
-    } else if (!conn_is_whole(c)) {
-        reply_refusal(s, c, 503, "memory_pressure", "memory is short: no large bodies until there is more");
+    } else if (routes[at].body && routes[at].kind == ROUTE_PLAIN && !conn_has_body(c)) {       /* admitted now, but not when the body began */
+        conn_add_header(c, "Retry-After", "1");
+        if (s->watch.state != WATCH_FINE)
+            reply_refusal(s, c, 503, "memory_pressure", "memory is short: no large bodies until there is more");
+        else
+            reply_refusal(s, c, 503, "body_not_kept", "the body came before the key was good: send it again");
     } else {
         matches(&routes[at], r->path, &rest);
         routes[at].handle(s, c, rest);

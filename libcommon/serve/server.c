@@ -142,11 +142,13 @@ const char *client_address(const struct server *s, const struct conn *c, char ou
 
 /* ---- what the loop calls ---- */
 
-static int on_body(void *user, struct conn *c)
+enum { SMALL_BODY = 1 << 16 };
+
+/* While memory is short only small bodies are kept. */
+static int on_body(void *user, struct conn *c, size_t size)
 {
     struct server *s = user;
-    const int at = conn_route(c);
-    return at >= 0 && guard_knows(s, c, &routes[at]) && s->watch.state == WATCH_FINE;
+    return (size <= SMALL_BODY || s->watch.state == WATCH_FINE) && routes_wants_body(s, c);
 }
 
 static void on_request(void *user, struct conn *c) { routes_request(user, c); }

@@ -154,6 +154,8 @@ struct route {
 };
 extern const struct route routes[];
 extern const int n_routes;
+/* Will this request, of which there is only the head, need its body?  Not if it is going to be refused. */
+int routes_wants_body(struct server *s, struct conn *c);
 void routes_request(struct server *s, struct conn *c);
 int conn_route(const struct conn *c);           /* index in routes, -1 */
 int route_of(void (*handle)(struct server *s, struct conn *c, const char *rest));

@@ -10,7 +10,7 @@
 #include "libcommon/serve/talk.h"
 #include "libcommon/serve/websocket.h"
 
-static const struct http_limits limits = { 4096, 16384 };
+static const struct http_limits limits = { .head_bytes = 4096, .body_bytes = 16384 };
 
 /* All requests of data, given in pieces of `step` bytes: a hash of what came out. */
 static uint64_t requests(const uint8_t *data, size_t size, size_t step)

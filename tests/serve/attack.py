@@ -506,6 +506,45 @@ def bodies_without_a_key():
 
 
 @attempt
+def bodies_that_are_not_wanted():
+    "15 MB each to public paths, unknown paths and methods, GET, HEAD, DELETE, WebSockets; chunked, with Expect, of HTTP/1.0, pipelined, at a key's limit; in pieces that never end"
+    s = Guarded.get()
+    user, five = s.keys['user'], s.keys['five']
+    program('zse-apikey', 'reset', 'five', home=s.home)
+    for _ in range(6):
+        s.status('/v1/models', key=five)
+    length, chunked = ['Content-Length: 15000000'], ['Transfer-Encoding: chunked']
+    up = ['Upgrade: websocket', 'Connection: Upgrade', 'Sec-WebSocket-Version: 13', 'Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==']
+    heads = [request(p, method=m, key=k, fields=f) for f in (length, chunked, [*length, 'Expect: 100-continue']) for m, p, k in (
+        ('GET', '/health', None), ('POST', '/health', None), ('GET', '/v1/models', user), ('HEAD', '/v1/models', user), ('DELETE', '/api/keys/x', user), ('POST', '/nowhere', user), ('PUT', '/v1/completions', user),
+        ('POST', '/api/batching/enable', None), ('POST', '/v1/completions', five), ('POST', '/v1/embeddings', s.keys['chat']), ('OPTIONS', '/v1/models', None), ('GET', '/', None))]
+    heads += [request('/ws/chat', key=user, fields=[*up, *length]), request('/ws/chat', key=user, fields=[*up, *chunked]), request('/health', method='POST', fields=length).replace(b'HTTP/1.1', b'HTTP/1.0'), request('/v1/models', key=user) + request('/health', method='POST', fields=chunked),
+              request('/v1/completions', method='POST', key=user, fields=[*length, 'Origin: https://evil.example']), request('/v1/completions?api_key=x', method='POST', key=user, fields=length)]
+    before, held, codes = s.rss(), [], set()
+    piece = b'f4240\r\n' + b'x' * 1000000 + b'\r\n'
+    for head in heads:
+        for _ in range(4):
+            c = s.open(head)
+            c.settimeout(2)
+            with contextlib.suppress(OSError):
+                c.sendall(piece * 15 if b'chunked' in head else b'x' * 14_999_999)
+            held.append(c)
+    peak = s.rss()
+    slow = [s.open(request('/health', method='POST', fields=chunked) + b'ffff\r\n' + b'x' * 60000) for _ in range(400)]        # not refused yet: these wait
+    s.lives('with bodies that nothing wants')
+    after = s.rss()
+    for c in held:
+        with contextlib.suppress(OSError):
+            codes.add(c.recv(12)[9:])
+        c.close()
+    for c in slow:
+        c.close()
+    expect(max(peak, after) < before + 30, f'{before:.0f} MB before, {peak:.0f} MB with {len(held)} bodies of 15 MB, {after:.0f} MB with 400 of 60 kB')
+    expect(b'100' not in codes, 'a body that is refused is asked for')
+    return f'{peak - before:+.0f} MB for {len(held)} bodies in {len(heads)} forms, {after - peak:+.0f} MB for 400 that wait; {sorted(c.decode() for c in codes if c)}'
+
+
+@attempt
 def bodies_with_a_key():
     "100 clients with one key send 15 MB each of a body that never ends"
     s = Guarded.get()

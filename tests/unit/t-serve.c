@@ -15,7 +15,7 @@
 #include "libcommon/serve/splitter.h"
 #include "libcommon/serve/websocket.h"
 
-static const struct http_limits limits = { 4096, 1000 };
+static const struct http_limits limits = { .head_bytes = 4096, .body_bytes = 1000 };
 
 static void test_http_cut_at_every_byte(void **state)
 {
@@ -76,6 +76,53 @@ static void test_http_limits(void **state)
     }
 }
 
+/* A caller that asks is told of each body once, and one that it drops is counted, checked and not kept, wherever the bytes are cut. */
+static void test_bodies_dropped(void **state)
+{
+    static const struct http_limits ask = { .head_bytes = 4096, .body_bytes = 1000, .ask = 1 };
+    static const char *const texts[] = { "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 11\r\n\r\nhello world", CHUNKED "5\r\nhello\r\n6\r\n world\r\n0\r\n\r\n" };
+    (void)state;
+    for (int i = 0; i < 4; i++)
+        for (size_t cut = 0, size = strlen(texts[i / 2]); cut <= size; cut++) {
+            const char *text = texts[i / 2];
+            struct http_parser p = { 0 };
+            struct buf in = { 0 };
+            int asked = 0;
+            enum http_answer a = HTTP_MORE;
+            for (int half = 0; half < 2; half++) {
+                buf_add(&in, half ? text + cut : text, half ? size - cut : cut);
+                while (a != HTTP_DONE && (a = http_parse(&p, &in, &ask)) == HTTP_BODY_FOLLOWS) {
+                    assert_int_equal(p.body_bytes, 0);
+                    p.drop_body = i % 2;
+                    asked++;
+                }
+            }
+            assert_int_equal(a, HTTP_DONE);
+            assert_int_equal(asked, 1);
+            assert_int_equal(p.body_bytes, 11);
+            assert_int_equal(p.req->body.size, i % 2 ? 0 : 11);
+            assert_int_equal(p.req->body.data == NULL, i % 2);
+            http_reset(&p);
+            buf_release(&in);
+        }
+    struct http_parser p = { 0 };
+    struct buf in = { 0 };
+    buf_str(&in, CHUNKED "3e8\r\n");           /* what is dropped counts against the limit all the same */
+    for (int i = 0; i < 1000; i++)
+        buf_str(&in, "x");
+    buf_str(&in, "\r\n1\r\n");
+    assert_int_equal(http_parse(&p, &in, &ask), HTTP_BODY_FOLLOWS);
+    p.drop_body = 1;
+    assert_int_equal(http_parse(&p, &in, &ask), HTTP_REFUSED);
+    assert_int_equal(p.status, 413);
+    http_reset(&p);
+    buf_release(&in);
+    buf_str(&in, "GET / HTTP/1.1\r\nHost: h\r\n\r\n");
+    assert_int_equal(http_parse(&p, &in, &ask), HTTP_DONE);
+    http_reset(&p);
+    buf_release(&in);
+}
+
 static void test_absolute_targets(void **state)
 {
     static const struct { const char *target, *host, *path, *query; } good[] = {
@@ -109,7 +156,7 @@ static double seconds_for(size_t piece, size_t total, int frames)
     size_t size;
     int status;
     buf_add(&in, head, sizeof head - 1);
-    assert_int_equal(http_parse(&p, &in, &(struct http_limits){ 4096, total }), HTTP_MORE);
+    assert_int_equal(http_parse(&p, &in, &(struct http_limits){ .head_bytes = 4096, .body_bytes = total }), HTTP_MORE);
     const clock_t begin = clock();
     for (size_t done = 0; done < total; done += piece) {
         size_t at = 0;
@@ -119,7 +166,7 @@ static double seconds_for(size_t piece, size_t total, int frames)
             while (ws_parse(&w, &in, &at, 100, data, &size, &status) == WS_GOT_PONG)
                 ;
         else
-            assert_int_equal(http_parse(&p, &in, &(struct http_limits){ 4096, total }), HTTP_MORE);
+            assert_int_equal(http_parse(&p, &in, &(struct http_limits){ .head_bytes = 4096, .body_bytes = total }), HTTP_MORE);
         buf_drop(&in, at);
         assert_int_equal(in.size, 0);
     }
@@ -337,7 +384,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(memory_watch), cmocka_unit_test(memory_watch_steps), cmocka_unit_test(test_http_cut_at_every_byte), cmocka_unit_test(test_http_limits),
-        cmocka_unit_test(test_absolute_targets), cmocka_unit_test(test_websocket), cmocka_unit_test(test_small_pieces),
+        cmocka_unit_test(test_bodies_dropped), cmocka_unit_test(test_absolute_targets), cmocka_unit_test(test_websocket), cmocka_unit_test(test_small_pieces),
         cmocka_unit_test(test_fields), cmocka_unit_test(test_json_text), cmocka_unit_test(test_reasoning),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
