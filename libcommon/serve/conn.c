@@ -290,7 +290,7 @@ static void next_http(struct conn *c)
     case HTTP_MORE: case HTTP_BODY_FOLLOWS:
         if (c->eof)
             conn_kill(c);
-        else if (c->parser.drop_body && c->parser.body_bytes > DROPPED_BODY)
+        else if (c->parser.drop_body && c->parser.body_bytes + c->parser.left > DROPPED_BODY)
             hand_over(c, 0);
         else if (c->parser.req)
             on_head_seen(c);
