@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <zlib.h>
 
 #include "cmd/cli.h"
 #include "libcommon/base/file.h"
@@ -298,6 +299,30 @@ static int ascending(const void *a, const void *b)
 /* v is sorted. */
 static double median(const double *v, size_t n) { return (v[(n - 1) / 2] + v[n / 2]) / 2; }
 
+/* What tells the weights of one file from those of another: CRC-32 of the checksums of its groups, in order. */
+static void weights_crc(const struct opened_model *m, char out[9])
+{
+    uLong crc = 0;
+    for (int i = 0; i < zfile_n_groups(m->model->file); i++) {
+        const uint32_t group = zfile_group(m->model->file, i)->crc;
+        const Bytef bytes[4] = { (Bytef)group, (Bytef)(group >> 8), (Bytef)(group >> 16), (Bytef)(group >> 24) };
+        crc = crc32(crc, bytes, sizeof bytes);
+    }
+    snprintf(out, 9, "%08lx", (unsigned long)crc);
+}
+
+/* What the figures are reproduced with. */
+static void add_identities(json_t *j, const struct side *reference, const struct side *model)
+{
+    char crc[9];
+    weights_crc(&reference->m, crc);
+    json_object_set_new(j, "reference_weights_crc", json_string(crc));
+    weights_crc(&model->m, crc);
+    json_object_set_new(j, "weights_crc", json_string(crc));
+    json_object_set_new(j, "exact", json_boolean(model->run.exact));
+    json_object_set_new(j, "version", json_string(ZSE_VERSION));
+}
+
 static json_t *quality_json(const struct bench_options *o, const struct text *t, struct rows *all, size_t n)
 {
     double perplexity = exp(mean(all->nll, n)), reference_perplexity = exp(mean(all->reference_nll, n)), kl_mean = mean(all->kl, n);
@@ -363,6 +388,7 @@ int bench_quality(const struct bench_options *o, const char *reference_path, con
         check_finite(model.m.path, all.kl, n, &e) != 0)
         goto done;
     json_t *j = quality_json(o, &t, &all, n);
+    add_identities(j, &reference, &model);
     cli_json(j);
     json_decref(j);
     rc = 0;

@@ -1,8 +1,9 @@
 /* convert.h - a Hugging Face folder or a GGUF file becomes one .zse file.
  *
- * Tensors stream from the source's mapping through a few rows of memory into the new file, which appears whole or not at all.  The bytes of
- * the result depend on the source and the options alone: not on the number of threads, the time or the paths.  (good and best: also on
- * whether the processor multiplies and adds in one rounding, as every one with AVX2 does.)
+ * Tensors stream from the source's mapping through a few rows of memory into the new file, which appears whole or not at all.
+ * The bytes of the result depend on the source, the options and the version alone: not on the number of threads, the kernel
+ * set, the time or the paths.  (pow, exp and log of the C library enter the scales of good and best as doubles rounded to
+ * floats; glibc with and without fused multiplication gave the same files.)
  *
  * How it is quantized (effort):
  *   fast   no model run: for every group the best of some 19 scales, all weights alike

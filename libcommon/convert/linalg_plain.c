@@ -1,7 +1,17 @@
-/* linalg_plain.c - panel operations for any processor. */
+/* linalg_plain.c - panel operations for any processor, with the same bits as the other sets: fma() where the processor has none. */
+#include <math.h>
+
 enum { WIDTH = 4, BLOCK = 2 };
+typedef float plain_vec __attribute__((vector_size(4 * WIDTH)));
+static inline plain_vec fma_lanes(plain_vec a, plain_vec b, plain_vec c)
+{
+    for (int i = 0; i < WIDTH; i++)
+        c[i] = fmaf(a[i], b[i], c[i]);
+    return c;
+}
+
 #define OPS  linalg_plain
 #define NAME "plain"
-#define FMA(a, b, c) ((a) * (b) + (c))
+#define FMA(a, b, c) fma_lanes(a, b, c)
 static int supported(void) { return 1; }
 #include "libcommon/convert/linalg_ops.inc"

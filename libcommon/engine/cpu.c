@@ -72,7 +72,7 @@ static void *open_layers(const struct model *m, const struct backend_options *o,
         err_set(e, ERR_SHAPE, "cpu: %d KV blocks, %d tokens, %d logits: expected at least 1, 1, and no more logits than tokens", o->n_blocks, o->max_tokens, o->max_logits);
         return NULL;
     }
-    const struct kernels *kernels = kernels_pick(o->kernels, e);
+    const struct kernels *picked = kernels_pick(o->kernels, e), *kernels = picked && o->exact ? kernels_ordered(picked) : picked;
     struct cpu *b = kernels ? calloc(1, sizeof *b) : NULL;
     if (!b) {
         if (kernels)

@@ -23,6 +23,7 @@ struct cpu_layers *cpu_layers_open(const struct config *c, int n_windows, int wi
     const struct kernels *k = kernels_pick(kernels, e);
     if (!k)
         return NULL;
+    k = kernels_ordered(k);             /* a conversion gives the same bytes on every machine */
     struct cpu_layers *l = calloc(1, sizeof *l);
     const int n_blocks = (window_len + KV_BLOCK - 1) / KV_BLOCK;
     if (!l)

@@ -28,3 +28,12 @@ const struct kernels *kernels_pick(const char *want, struct err *e)
     err_set(e, ERR_UNSUPPORTED, "kernels '%s': no such set; there are %s", want ? want : "", names);
     return NULL;
 }
+
+const struct kernels *kernels_ordered(const struct kernels *k)
+{
+#ifdef ZSE_X86
+    return k == &kernels_amx ? &kernels_avx512 : k;
+#else
+    return k;
+#endif
+}

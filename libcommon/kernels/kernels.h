@@ -2,7 +2,7 @@
  *
  * One rule for all sets: the result for a row and a token does not depend on how many tokens, rows or threads are beside it.
  * And every set gives the same bits, because the order of every sum and the place of every rounding (f32, fma where written) is fixed here;
- * but for bf16 weights on AMX, whose products have an order of their own (floats_amx.c).
+ * but for bf16 weights on AMX, whose products have an order of their own (floats_amx.c); kernels_ordered() does without it.
  *
  * Integer matmul, for every row r and token t:
  *     step = min(group_size, act_group)                 k that share one weight scale and one activation scale
@@ -124,6 +124,8 @@ extern const struct kernels kernels_ref, kernels_avx2, kernels_avxvnni, kernels_
 const struct kernels *const *kernels_all(void);
 /* The fastest set this machine runs; WANT forces one by name (NULL: choose).  NULL with *e if it cannot. */
 const struct kernels *kernels_pick(const char *want, struct err *e);
+/* k, or for a set with a float product of its own order (amx) one that runs wherever k does and gives the bits of all others. */
+const struct kernels *kernels_ordered(const struct kernels *k);
 
 #ifdef __cplusplus
 }

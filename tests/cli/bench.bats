@@ -215,7 +215,7 @@ END
 }
 
 # bats test_tags=plain
-@test "quality: overlap of the five most likely and cosines as computed from the logits" {
+@test "quality: as computed from the logits, the same with every set of kernels" {
   d=$BATS_TEST_TMPDIR
   zse-convert models/tiny -q nl4 --quality fast -o "$d/m.zse" >/dev/null
   zse-info tokenize "$MODEL" --no-parse-special <"$TEXT" >"$d/ids"
@@ -235,8 +235,20 @@ for i in range(32, 63):
     cosine.append(sum(a * b for a, b in zip(x, y)) / (sum(a * a for a in x) * sum(b * b for b in y)) ** .5)
 assert q['positions'] == 31 and abs(q['top5_overlap'] - sum(overlap) / 31) < 1e-9, (q, overlap)
 assert abs(q['cosine_median'] - sorted(cosine)[15]) < 1e-9 and abs(q['cosine_min'] - min(cosine)) < 1e-9, (q, cosine)
-assert 0.5 < q['top5_overlap'] < 1
+assert 0.5 < q['top5_overlap'] < 1 and q['exact'] and q['weights_crc'] != q['reference_weights_crc']
 END
+  # neither the set of kernels nor the number of threads makes a difference, at conversion or after it
+  head -c 700 LICENSE >"$d/text"
+  zse-convert models/tiny -q nl4 --calibration "$d/text" --kernels ref -o "$d/ref.zse" >/dev/null
+  zse-convert models/tiny -q nl4 --calibration "$d/text" --threads 1 -o "$d/one.zse" >/dev/null
+  cmp "$d/ref.zse" "$d/one.zse"
+  for options in '' --exact; do
+    # shellcheck disable=SC2086
+    zse-bench quality "$MODEL" "$d/ref.zse" "$TEXT" --window 64 --windows 2 $options --kernels ref >"$d/qr"
+    # shellcheck disable=SC2086
+    zse-bench quality "$MODEL" "$d/one.zse" "$TEXT" --window 64 --windows 2 $options --threads 1 >"$d/q1"
+    cmp "$d/qr" "$d/q1"
+  done
 }
 
 @test "wrong usage ends with 2, what fails with 1" {

@@ -295,6 +295,29 @@ static void integer_matmul(void **state) { (void)state; each_type(0, 0); }
 static void f32_matmul_of_integers(void **state) { (void)state; each_type(0, 1); }
 static void f32_matmul_of_floats(void **state) { (void)state; each_type(1, 1); }
 
+/* bf16 weights give the same bits with every set once kernels_ordered() has replaced it. */
+static void ordered(void **state)
+{
+    (void)state;
+    struct rng r = { 9 };
+    struct mat m;
+    uint8_t *data = random_mat(&m, QT_BF16, 32, 0, 70, 300, 0, &r);
+    float *x = random_activations(MORE, 300, 300, &r), *want = run(&kernels_ref, &m, x, 300, MORE, 1, m.n_tiles);
+    for (const struct kernels *const *k = kernels_all(); *k; k++) {
+        const struct kernels *o = kernels_ordered(*k);
+        assert_string_equal(o->name, strcmp((*k)->name, "amx") ? (*k)->name : "avx512");
+        if (!(*k)->supported())
+            continue;
+        assert_true(o->supported());
+        float *got = run(o, &m, x, 300, MORE, 1, m.n_tiles);
+        assert_memory_equal(got, want, sizeof *got * 70);
+        free(got);
+    }
+    free(want);
+    free(x);
+    free(data);
+}
+
 /* Infinities and NaN reach the result of their token, and of no other. */
 static void bad_activations(void **state)
 {
@@ -418,7 +441,7 @@ int main(void)
         cmocka_unit_test(largest_sums),
         cmocka_unit_test(f32_matmul_of_integers),
         cmocka_unit_test(f32_matmul_of_floats),
-        cmocka_unit_test(bad_activations),
+        cmocka_unit_test(ordered), cmocka_unit_test(bad_activations),
         cmocka_unit_test(sizes_never_fall),
         cmocka_unit_test(few_tokens_in_larger_buffers),
     };
