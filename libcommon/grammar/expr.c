@@ -476,6 +476,14 @@ uint32_t expr_not(struct exprs *s, uint32_t a)
     return intern(s, &(struct expr){ .kind = EXPR_NOT, .flags = (uint8_t)(EXPR_FILTERED | (s->e[a].flags & EXPR_NULLABLE ? 0 : EXPR_NULLABLE)), .a = a });
 }
 
+int text_compare(const void *a, const void *b)
+{
+    const struct text *x = a, *y = b;
+    const size_t n = x->n < y->n ? x->n : y->n;
+    const int c = n ? memcmp(x->p, y->p, n) : 0;
+    return c ? c : x->n < y->n ? -1 : x->n > y->n;
+}
+
 static uint32_t texts_from(struct exprs *s, const struct text *t, size_t n, size_t depth)
 {
     struct arm arms[256];

@@ -67,6 +67,7 @@ uint32_t expr_both(struct exprs *s, uint32_t a, uint32_t b);
 uint32_t expr_not(struct exprs *s, uint32_t a);
 /* One of the texts, which are sorted by bytes (memcmp, shorter first) and distinct. */
 struct text { const char *p; size_t n; };
+int text_compare(const void *a, const void *b);         /* for qsort: by bytes, shorter first; p may be NULL where n is 0 */
 uint32_t expr_texts(struct exprs *s, const struct text *t, size_t n);
 
 /* One character of the set, in UTF-8.  Ranges are sorted and disjoint; surrogates are left out. */

@@ -456,7 +456,7 @@ static uint32_t config_of(struct grammar *g)
     uint32_t k = h & (g->n_config_table - 1);
     for (; g->config_table[k]; k = (k + 1) & (g->n_config_table - 1)) {
         const struct config *c = &g->config[g->config_table[k]];
-        if (c->hash == h && c->n == n && c->accepting == g->found_end && !memcmp(g->thread + c->first, g->found, n * sizeof *g->found))
+        if (c->hash == h && c->n == n && c->accepting == g->found_end && (!n || !memcmp(g->thread + c->first, g->found, n * sizeof *g->found)))
             return g->config_table[k];
     }
     if (room_for((void **)&g->config, &g->config_room, g->n_configs + 1, sizeof *g->config) != 0 ||

@@ -327,7 +327,8 @@ static uint32_t compile_with(struct schema *s, const struct member *m, int n, js
     struct member *v = malloc((size_t)(n + n_extra + 1) * sizeof *v);
     if (!v)
         return schema_nomem(s);
-    memcpy(v, m, (size_t)n * sizeof *v);
+    if (n)
+        memcpy(v, m, (size_t)n * sizeof *v);
     for (int i = 0; i < n_extra; i++)
         v[n + i] = (struct member){ extra[i], 0 };
     uint32_t r = schema_compile(s, v, n + n_extra);

@@ -497,13 +497,6 @@ static uint32_t without_texts(struct exprs *x, uint32_t e, const struct text *t,
     return expr_arms(x, arms, n_arms);
 }
 
-static int by_text(const void *a, const void *b)
-{
-    const struct text *x = a, *y = b;
-    int c = memcmp(x->p, y->p, x->n < y->n ? x->n : y->n);
-    return c ? c : x->n < y->n ? -1 : x->n > y->n;
-}
-
 /* Keys (to the closing quotation mark) that are none of the declared properties and satisfy propertyNames. */
 static uint32_t other_keys(struct object *o)
 {
@@ -582,7 +575,7 @@ static uint32_t other_keys(struct object *o)
         *at++ = '"';
         t[n++] = (struct text){ start, (size_t)(at - start) };
     }
-    qsort(t, n, sizeof *t, by_text);
+    qsort(t, n, sizeof *t, text_compare);
     uint32_t r = without_texts(x, exprs_settle(x, e, 1 << 14), t, n, 0);
     free(t);
     free(copy);

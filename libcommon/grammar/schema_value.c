@@ -71,13 +71,6 @@ static void put_value(struct buffer *b, const json_t *v)
     }
 }
 
-static int by_text(const void *a, const void *b)
-{
-    const struct text *x = a, *y = b;
-    int c = memcmp(x->p, y->p, x->n < y->n ? x->n : y->n);
-    return c ? c : x->n < y->n ? -1 : x->n > y->n;
-}
-
 /* An array or object, with the blanks that its punctuation may have. */
 static uint32_t container(struct schema *s, const json_t *v, int depth)
 {
@@ -147,10 +140,10 @@ uint32_t schema_values(struct schema *s, json_t *const *v, size_t n)
         schema_nomem(s);
     } else {
         for (size_t i = 0; i < n; i++)
-            t[i] = (struct text){ b.p + (i ? end[i - 1] : 0), end[i] - (i ? end[i - 1] : 0) };
-        qsort(t, n, sizeof *t, by_text);
+            t[i] = (struct text){ b.p ? b.p + (i ? end[i - 1] : 0) : "", end[i] - (i ? end[i - 1] : 0) };
+        qsort(t, n, sizeof *t, text_compare);
         for (size_t i = 0; i < n; i++)
-            if (t[i].n && (!m || by_text(&t[m - 1], &t[i]) != 0))
+            if (t[i].n && (!m || text_compare(&t[m - 1], &t[i]) != 0))
                 t[m++] = t[i];
         r = expr_texts(&s->g->x, t, m);
         for (size_t i = 0; i < n; i++)

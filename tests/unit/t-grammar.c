@@ -58,6 +58,8 @@ static void check_list(struct grammar *g, const struct row *r, const char *list,
 
 static const struct row rows[] = {
     { REGEX, "abc", "abc", "ab|abcd|" },
+    { GBNF, "root ::= \"\"", "", "a|ab" },
+    { SCHEMA, "{\"enum\":[[],{}]}", "[]~{}", "[1]~1" },
     { REGEX, "a*b+c?", "b|aab|abbc", "a|c|abcc" },
     { REGEX, "^(?:a|b){2,3}$", "ab|bba", "a|abab|" },
     { REGEX, "[^a-c]", "d|\xC3\xA9|\xF0\x9F\x98\x80|\n", "a||dd|\xC3" },
