@@ -82,10 +82,36 @@ static int same(const struct exprs *s, const struct expr *x, const struct expr *
     return 1;
 }
 
-static void fail(struct exprs *s, int why)
+static void fail(struct exprs *s, enum expr_failure why)
 {
     if (!s->failed)
         s->failed = why;
+}
+
+/* ---- counting ---- */
+
+void meter_start(struct exprs *s, uint64_t most, uint64_t pause, const atomic_int *cancel)
+{
+    struct meter *m = &s->meter;
+    m->spent = 0;
+    m->derived_from = 0;
+    m->most = most;
+    m->pause_at = pause ? m->work + pause : UINT64_MAX;
+    m->cancel = cancel;
+    m->check_at = m->work + 1;
+}
+
+void meter_check(struct exprs *s)
+{
+    enum { EVERY = 1024 };
+    struct meter *m = &s->meter;
+    m->check_at = m->pause_at - m->work < EVERY ? m->pause_at : m->work + EVERY;
+    if (m->cancel && atomic_load_explicit(m->cancel, memory_order_relaxed))
+        fail(s, EXPR_CANCELLED);
+    else if (m->spent + (m->derived_from ? m->work - m->derived_from : 0) > m->most)
+        fail(s, EXPR_TOO_COSTLY);
+    else if (m->work >= m->pause_at)
+        fail(s, EXPR_PAUSED);
 }
 
 static int rehash(struct exprs *s)
@@ -110,7 +136,7 @@ static int rehash(struct exprs *s)
 static uint32_t intern(struct exprs *s, const struct expr *x)
 {
     uint32_t k = hash(s, x) & (s->n_table - 1);
-    s->work++;
+    meter_step(s, 0);
     for (; s->table[k]; k = (k + 1) & (s->n_table - 1))
         if (same(s, x, &s->e[s->table[k] - 1])) {
             if (x->kind == EXPR_BRANCH)
@@ -120,17 +146,17 @@ static uint32_t intern(struct exprs *s, const struct expr *x)
             return s->table[k] - 1;
         }
     if (s->n >= s->limit) {
-        fail(s, 2);
+        fail(s, EXPR_TOO_LARGE);
         return EXPR_NONE;
     }
-    if (s->n == s->room && grow_nodes(s) != 0) {
-        fail(s, 1);
+    if ((s->n == s->room && grow_nodes(s) != 0) || s->n + 1 == s->n_table) {
+        fail(s, EXPR_NO_MEMORY);
         return EXPR_NONE;
     }
     s->e[s->n] = *x;
     s->table[k] = ++s->n;
     if (s->n * 2 > s->n_table && rehash(s) != 0)
-        fail(s, 1);
+        fail(s, EXPR_NO_MEMORY);
     return s->n - 1;
 }
 
@@ -139,6 +165,7 @@ int exprs_init(struct exprs *s, uint32_t limit, struct err *e)
     memset(s, 0, sizeof *s);
     s->limit = limit;
     s->n_rows = 1;                      /* row 0: none */
+    meter_start(s, UINT64_MAX, 0, NULL);
     if (grow_nodes(s) != 0 || rehash(s) != 0) {
         exprs_release(s);
         return err_nomem(e, "a grammar");
@@ -159,16 +186,19 @@ void exprs_release(struct exprs *s)
     free(s->memo_of);
     free(s->state_of);
     free(s->rows);
+    free(s->costs);
     memset(s, 0, sizeof *s);
 }
 
 int exprs_check(const struct exprs *s, struct err *e)
 {
     switch (s->failed) {
-    case 0: return 0;
-    case 1: return err_nomem(e, "a grammar");
-    case 2: return err_set(e, ERR_LIMIT, "the grammar is too large: more than %u parts", s->limit);
-    case 4: return err_set(e, ERR_LIMIT, "conditions that must all hold have too many states together (lengths next to a long pattern, lookahead)");
+    case EXPR_OK: return 0;
+    case EXPR_NO_MEMORY: return err_nomem(e, "a grammar");
+    case EXPR_TOO_LARGE: return err_set(e, ERR_LIMIT, "the grammar is too large: more than %u parts", s->limit);
+    case EXPR_TOO_COSTLY: return err_set(e, ERR_LIMIT, "the grammar is too costly: more than %llu steps for one token", (unsigned long long)s->meter.most);
+    case EXPR_PAUSED: case EXPR_CANCELLED: return err_set(e, ERR_LIMIT, "the work on a grammar was cancelled");
+    case EXPR_TOO_MANY_STATES: return err_set(e, ERR_LIMIT, "conditions that must all hold have too many states together (lengths next to a long pattern, lookahead)");
     default: return err_set(e, ERR_LIMIT, "the grammar is too ambiguous: more than %d ways to go on at one place", MAX_UNION);
     }
 }
@@ -180,7 +210,7 @@ uint32_t expr_arms(struct exprs *s, const struct arm *arms, uint32_t n)
     if (s->failed)
         return EXPR_NONE;
     if (s->n_arms + n > s->room_arms && grow((void **)&s->arms, &s->room_arms, s->n_arms + n, sizeof *arms) != 0) {
-        fail(s, 1);
+        fail(s, EXPR_NO_MEMORY);
         return EXPR_NONE;
     }
     uint32_t first = s->n_arms;
@@ -230,7 +260,7 @@ static uint32_t concat_one(struct exprs *s, uint32_t a, uint32_t b)
     const uint8_t fa = s->e[a].flags, fb = s->e[b].flags;
     const int32_t ahead = fa & EXPR_NULLABLE ? (s->e[b].kind == EXPR_CONCAT ? s->e[b].lo : 0) + 1 : 0;
     if (ahead > MAX_UNION) {                        /* each may be left out: a derivative looks at all of them, one within the other */
-        fail(s, 3);
+        fail(s, EXPR_AMBIGUOUS);
         return EXPR_NONE;
     }
     return intern(s, &(struct expr){ .kind = EXPR_CONCAT, .flags = (uint8_t)((fa & fb & EXPR_NULLABLE) | ((fa | fb) & EXPR_FILTERED)), .a = a, .b = b, .lo = ahead });
@@ -247,7 +277,7 @@ uint32_t expr_concat(struct exprs *s, uint32_t a, uint32_t b)
     for (; s->e[tail].kind == EXPR_CONCAT; tail = s->e[tail].b)
         n++;
     if (n > 32 && !(heads = malloc(n * sizeof *heads))) {
-        fail(s, 1);
+        fail(s, EXPR_NO_MEMORY);
         return EXPR_NONE;
     }
     for (uint32_t i = 0, x = a; i < n; i++, x = s->e[x].b)
@@ -291,7 +321,7 @@ static uint32_t merge_counted(struct exprs *s, uint32_t *v, uint32_t n)
     if (m < 2)
         return n;
     if (m > 16 && !(c = malloc(m * sizeof *c))) {
-        fail(s, 1);
+        fail(s, EXPR_NO_MEMORY);
         return n;
     }
     m = 0;
@@ -318,11 +348,11 @@ static uint32_t merge_counted(struct exprs *s, uint32_t *v, uint32_t n)
 static uint32_t list_expr(struct exprs *s, uint8_t kind, uint8_t flags, const uint32_t *v, uint32_t n)
 {
     if (n > MAX_UNION && kind != EXPR_ANY_OF) {
-        fail(s, 3);
+        fail(s, EXPR_AMBIGUOUS);
         return EXPR_NONE;
     }
     if (grow((void **)&s->lists, &s->room_lists, s->n_lists + n, sizeof *v) != 0) {
-        fail(s, 1);
+        fail(s, EXPR_NO_MEMORY);
         return EXPR_NONE;
     }
     memcpy(s->lists + s->n_lists, v, n * sizeof *v);
@@ -338,7 +368,7 @@ static uint32_t *parts_of(struct exprs *s, uint8_t kind, uint32_t unit, const ui
     for (uint32_t i = 0; i < n; i++)
         total += s->e[v[i]].kind == kind ? s->e[v[i]].b : 1;
     if (total > 32 && !(w = malloc(total * sizeof *w))) {
-        fail(s, 1);
+        fail(s, EXPR_NO_MEMORY);
         return NULL;
     }
     for (uint32_t i = 0; i < n; i++) {
@@ -377,7 +407,7 @@ uint32_t expr_union(struct exprs *s, const uint32_t *v, uint32_t n)
     uint32_t *w = s->failed ? NULL : parts_of(s, EXPR_UNION, EXPR_NONE, v, n, few, &m);
     if (!w)
         return EXPR_NONE;
-    s->work += m;
+    s->meter.work += m;
     m = merge_counted(s, w, m);
     m = sort_parts(s, w, m, &any, &every);
     int all = 0, epsilon = 0;
@@ -558,7 +588,7 @@ static uint32_t chars(struct exprs *s, const struct range *given, int n, uint32_
     uint32_t k = 0;
     int m = 0;
     if (n + 1 > 64 && !(r = malloc((size_t)(n + 1) * sizeof *r))) {
-        fail(s, 1);
+        fail(s, EXPR_NO_MEMORY);
         return EXPR_NONE;
     }
     for (int i = 0; i < n; i++) {       /* without surrogates */
@@ -567,6 +597,7 @@ static uint32_t chars(struct exprs *s, const struct range *given, int n, uint32_
         if (given[i].hi > 0xDFFF)
             r[m++] = (struct range){ given[i].lo > 0xE000 ? given[i].lo : 0xE000, given[i].hi < 0x10FFFF ? given[i].hi : 0x10FFFF };
     }
+    s->meter.work += 256;               /* far more bytes are looked at than parts made */
     for (int b = 0; b < 0x80; b++) {
         uint32_t to = cover(r, m, (uint32_t)b, (uint32_t)b) ? EXPR_EPSILON : EXPR_NONE;
         if (escape != EXPR_ALL && (b < 0x20 || b == '"' || b == '\\'))
@@ -638,7 +669,7 @@ static uint32_t derive(struct exprs *s, uint32_t e, int byte)
 {
     const struct expr x = s->e[e];      /* a copy: the array moves */
     uint32_t r = EXPR_NONE;
-    s->work++;
+    meter_step(s, 0);
     switch (x.kind) {
     case EXPR_BRANCH:
         return arm_of(s, &x, byte);
@@ -662,7 +693,7 @@ static uint32_t derive(struct exprs *s, uint32_t e, int byte)
     } else {
         uint32_t few[32], *v = x.b > 32 ? malloc(x.b * sizeof *v) : few, n = 0;
         if (!v) {
-            fail(s, 1);
+            fail(s, EXPR_NO_MEMORY);
             return EXPR_NONE;
         }
         for (uint32_t i = 0; i < x.b; i++) {
@@ -697,45 +728,88 @@ static void new_epoch(struct exprs *s)
     }
 }
 
-uint32_t expr_step(struct exprs *s, uint32_t e, int byte)
+/* A row with nothing known in it; 0: no memory. */
+static uint32_t new_row(struct exprs *s)
 {
-    const struct expr *x = &s->e[e];
-    if (x->kind == EXPR_BRANCH) {
-        uint32_t r = arm_of(s, x, byte);
-        return s->e[r].flags & EXPR_DEAD ? (uint32_t)EXPR_NONE : r;
-    }
-    if (e <= EXPR_EPSILON)
-        return EXPR_NONE;
-    uint32_t row = s->state_of[e];
-    if (row) {
-        uint32_t r = s->rows[(size_t)row * 256 + (size_t)byte];
-        if (r != (uint32_t)UNKNOWN)
-            return r;
-    } else {
-        if (s->n_rows >= MAX_ROWS)
-            exprs_forget_rows(s);
-        if (s->n_rows == s->room_rows || !s->rows) {
-            uint32_t n = s->room_rows ? s->room_rows * 2 : 64;
-            uint32_t *p = realloc(s->rows, (size_t)n * 256 * sizeof *p);
-            if (!p) {
-                fail(s, 1);
-                return EXPR_NONE;
-            }
+    if (s->n_rows >= MAX_ROWS)
+        exprs_forget_rows(s);
+    if (s->n_rows >= s->room_rows) {
+        const uint32_t n = s->room_rows ? s->room_rows * 2 : 64;
+        uint32_t *p = realloc(s->rows, (size_t)n * 256 * sizeof *p);
+        if (p)
             s->rows = p;
-            s->room_rows = n;
+        struct row_costs *c = p ? realloc(s->costs, (size_t)n * sizeof *c) : NULL;
+        if (!c) {
+            fail(s, EXPR_NO_MEMORY);
+            return 0;
         }
-        row = s->n_rows++;
-        memset(s->rows + (size_t)row * 256, 0xFF, 256 * sizeof *s->rows);
-        s->state_of[e] = row;
+        s->costs = c;
+        s->room_rows = n;
     }
+    memset(s->rows + (size_t)s->n_rows * 256, 0xFF, 256 * sizeof *s->rows);
+    s->costs[s->n_rows].walk = s->walk;
+    memset(s->costs[s->n_rows].used, 0, sizeof s->costs->used);
+    return s->n_rows++;
+}
+
+/* Look up one step that no row has yet: *cost is what it took. */
+static uint32_t find_step(struct exprs *s, uint32_t e, int byte, uint32_t row, uint8_t *cost)
+{
+    const uint64_t from = s->meter.work;
     new_epoch(s);
+    s->meter.derived_from = from;
     uint32_t r = derive(s, e, byte);
+    s->meter.derived_from = 0;
+    *cost = cost_code(s->meter.work - from + 1);
     if (s->failed)
         return EXPR_NONE;
     if (s->e[r].flags & EXPR_DEAD)
         r = EXPR_NONE;
-    s->rows[(size_t)row * 256 + (size_t)byte] = r;
+    s->costs[row].cost[byte] = *cost;
+    return s->rows[(size_t)row * 256 + (size_t)byte] = r;
+}
+
+/* once: count in full only the first time in this walk. */
+static inline uint32_t step(struct exprs *s, uint32_t e, int byte, int once)
+{
+    const struct expr *x = &s->e[e];
+    if (x->kind == EXPR_BRANCH) {
+        uint32_t r = arm_of(s, x, byte);
+        meter_step(s, 1);
+        return s->e[r].flags & EXPR_DEAD ? (uint32_t)EXPR_NONE : r;
+    }
+    if (e <= EXPR_EPSILON)
+        return EXPR_NONE;
+    uint32_t row = s->state_of[e], r;
+    if (!row && !(row = s->state_of[e] = new_row(s)))
+        return EXPR_NONE;
+    struct row_costs *c = &s->costs[row];
+    int full = 1;
+    if (once) {
+        if (c->walk != s->walk) {
+            c->walk = s->walk;
+            memset(c->used, 0, sizeof c->used);
+        }
+        full = first_use(c->used, byte);
+    }
+    if ((r = s->rows[(size_t)row * 256 + (size_t)byte]) != (uint32_t)UNKNOWN) {
+        meter_step(s, full ? cost_of(c->cost[byte]) : 1);
+        return r;
+    }
+    uint8_t cost;
+    r = find_step(s, e, byte, row, &cost);
+    s->meter.spent += full ? cost_of(cost) : 1;
     return r;
+}
+
+uint32_t expr_step(struct exprs *s, uint32_t e, int byte) { return step(s, e, byte, 0); }
+uint32_t expr_walk(struct exprs *s, uint32_t e, int byte) { return step(s, e, byte, 1); }
+
+void expr_walk_start(struct exprs *s)
+{
+    if (++s->walk == 0)                 /* the numbers begin again: none of the old ones may be taken for one of them */
+        for (uint32_t i = 1; i < s->n_rows; i++)
+            s->costs[i].walk = UINT32_MAX;
 }
 
 int expr_matches(struct exprs *s, uint32_t e, const void *text, size_t n)
@@ -765,7 +839,7 @@ static void edges_of(struct exprs *s, uint32_t e, uint64_t set[4])
     if (s->memo_of[e] == s->epoch)
         return;
     s->memo_of[e] = s->epoch;
-    s->work++;
+    meter_step(s, 0);
     if (x->kind == EXPR_CONCAT) {
         edges_of(s, x->a, set);
         if (s->e[x->a].flags & EXPR_NULLABLE)
@@ -780,8 +854,10 @@ static void edges_of(struct exprs *s, uint32_t e, uint64_t set[4])
 
 void expr_edges(struct exprs *s, uint32_t e, uint64_t set[4])
 {
+    const uint64_t from = s->meter.work;
     new_epoch(s);
     edges_of(s, e, set);
+    s->meter.spent += s->meter.work - from;
 }
 
 void expr_first(struct exprs *s, uint32_t e, uint64_t set[4])
@@ -836,7 +912,7 @@ uint32_t exprs_settle(struct exprs *s, uint32_t e, uint32_t max_states)
                 ;
             if (!index[k]) {
                 if (n == max_states) {
-                    fail(s, 4);
+                    fail(s, EXPR_TOO_MANY_STATES);
                     goto done;
                 }
                 if (grow((void **)&v, &room, n + 1, sizeof *v) != 0)
@@ -885,7 +961,7 @@ uint32_t exprs_settle(struct exprs *s, uint32_t e, uint32_t max_states)
     result = alive[0] ? e : (uint32_t)EXPR_NONE;
     goto done;
 memory:
-    fail(s, 1);
+    fail(s, EXPR_NO_MEMORY);
 done:
     free(v);
     free(index);

@@ -10,6 +10,7 @@
 #ifndef ZSE_GRAMMAR_EXPR_H
 #define ZSE_GRAMMAR_EXPR_H
 
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -36,6 +37,34 @@ struct expr {
 };
 struct arm { uint8_t lo, hi; uint32_t to; };                /* bytes lo to hi, then `to` */
 
+enum expr_failure {
+    EXPR_OK, EXPR_NO_MEMORY,
+    EXPR_TOO_LARGE,                 /* the limit of parts */
+    EXPR_AMBIGUOUS,                 /* a state with too many alternatives */
+    EXPR_TOO_MANY_STATES,           /* to settle */
+    EXPR_TOO_COSTLY,                /* meter.most */
+    EXPR_PAUSED, EXPR_CANCELLED,    /* meter.pause_at, meter.cancel */
+};
+
+/* Two counts of steps.  `work` is what was done, and tells when to look up from it.  `spent` does not depend on what the caches held before: a result found there
+ * counts as much as computing it did when it is used for the first time in a call, and 1 after that, so a limit of it is passed always or never. */
+struct meter {
+    uint64_t work, check_at;        /* check_at: the value of work at which meter_check() is called */
+    uint64_t spent, most;           /* most: limit of spent */
+    uint64_t derived_from;          /* work when the derivative under way began; it is not in spent yet; 0: none is under way */
+    uint64_t pause_at;              /* of work: fail with EXPR_PAUSED, to be asked again */
+    const atomic_int *cancel;       /* not 0: fail with EXPR_CANCELLED; NULL: cannot be cancelled */
+};
+
+/* What the entries of a row cost, as cost_code(), and the ones that walk number `walk` has used. */
+struct row_costs { uint32_t walk; uint64_t used[4]; uint8_t cost[256]; };
+static inline int first_use(uint64_t used[4], int i)
+{
+    const uint64_t bit = (uint64_t)1 << (i & 63), before = used[i >> 6] & bit;
+    used[i >> 6] |= bit;
+    return !before;
+}
+
 struct exprs {
     struct expr *e; uint32_t n, room, limit;
     uint32_t *table; uint32_t n_table;                      /* of the hash: power of two */
@@ -44,8 +73,10 @@ struct exprs {
     uint32_t *memo, *memo_of, epoch;                        /* of one derivative */
     uint32_t *state_of;                                     /* [room] index of the row of next bytes, 0: none */
     uint32_t *rows; uint32_t n_rows, room_rows;             /* [256] each */
-    uint64_t work;                                          /* steps done, for limits of time */
-    int failed;                                             /* 1 memory, 2 too large, 3 a state with too many alternatives, 4 too many states to settle */
+    struct row_costs *costs;                                /* of the rows */
+    uint32_t walk;                                          /* number of the walk that expr_walk() counts for */
+    struct meter meter;
+    enum expr_failure failed;
 };
 
 int exprs_init(struct exprs *s, uint32_t limit, struct err *e);
@@ -54,6 +85,29 @@ void exprs_release(struct exprs *s);
 int exprs_check(const struct exprs *s, struct err *e);
 /* Forget the rows of next bytes (they come back as they are needed). */
 void exprs_forget_rows(struct exprs *s);
+
+/* Start counting: `spent` from 0 up to most, and after `pause` more steps of work fail with EXPR_PAUSED (0: never). */
+void meter_start(struct exprs *s, uint64_t most, uint64_t pause, const atomic_int *cancel);
+/* Fail if a limit is passed or the work was cancelled. */
+void meter_check(struct exprs *s);
+static inline void meter_step(struct exprs *s, uint64_t spent)
+{
+    s->meter.spent += spent;
+    if (++s->meter.work >= s->meter.check_at)
+        meter_check(s);
+}
+
+/* A number of steps in a byte, rounded up by less than an eighth. */
+static inline uint8_t cost_code(uint64_t n)
+{
+    int shift = 0;
+    if (n < 16)
+        return (uint8_t)n;
+    while ((n + (((uint64_t)1 << shift) - 1)) >> shift >= 16)
+        shift++;
+    return (uint8_t)(shift > 29 ? 255 : 16 + (shift - 1) * 8 + (int)((n + (((uint64_t)1 << shift) - 1)) >> shift) - 8);
+}
+static inline uint64_t cost_of(uint8_t code) { return code < 16 ? code : (uint64_t)(8 + (code & 7)) << ((code >> 3) - 1); }
 
 /* ---- regular ---- */
 uint32_t expr_arms(struct exprs *s, const struct arm *arms, uint32_t n);        /* sorted, disjoint */
@@ -77,6 +131,9 @@ uint32_t expr_chars(struct exprs *s, const struct range *r, int n);
 uint32_t expr_json_chars(struct exprs *s, const struct range *r, int n);
 
 uint32_t expr_step(struct exprs *s, uint32_t e, int byte);
+/* The same, for many steps from few expressions: each counts in full once between two calls of expr_walk_start(). */
+uint32_t expr_walk(struct exprs *s, uint32_t e, int byte);
+void expr_walk_start(struct exprs *s);
 static inline int expr_nullable(const struct exprs *s, uint32_t e) { return s->e[e].flags & EXPR_NULLABLE; }
 /* Decide for e and all that follows it whether anything matches, and mark what does not as dead; expr_step then never returns a dead one.
  * Returns e or EXPR_NONE; fails over max_states. Needed after BOTH and NOT only, cheap otherwise. */

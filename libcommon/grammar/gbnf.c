@@ -484,7 +484,7 @@ static int find_recursive(struct grammar *g, uint8_t *recursive, struct err *e)
     for (uint32_t i = 0; i < n; i++) {
         memset(seen, 0, g->x.n);
         memset(mark, 0, n);
-        g->x.work += g->x.n / 64 + n / 64;
+        g->x.meter.work += g->x.n / 64 + n / 64;
         rules_in(g, g->rule[i], mark, seen, 0, &too_deep);
         for (uint32_t k = 0; k < n; k++) {
             if (!mark[k])
@@ -620,7 +620,7 @@ static uint32_t lower(struct lower *l, uint32_t e)
     } else if (x.kind == EXPR_ANY_OF) {
         uint32_t *v = malloc(2 * x.b * sizeof *v), *parts = v + x.b, n = 0, n_parts = 0;
         if (!v) {
-            s->failed = 1;
+            s->failed = EXPR_NO_MEMORY;
             return EXPR_NONE;
         }
         for (uint32_t i = 0; i < x.b; i++) {

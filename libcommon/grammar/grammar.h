@@ -6,11 +6,15 @@
  * What the text cannot make certain is refused when it is compiled, with a sentence that names the keyword and the place (the JSON
  * pointer of a schema, line and column of a grammar, the character of a regular expression): nothing is ignored.  zse(7) lists what is enforced.
  *
- * Bounded: every limit of grammar_options gives ERR_LIMIT.  A vocab is read-only.  A grammar may be shared between threads: what it learns as
- * it runs (states, masks) lies behind a lock of its own.  A matcher belongs to one thread at a time. */
+ * Bounded: every limit of grammar_options gives ERR_LIMIT.  Work is limited in counted steps, never in time, and a cached result counts as much as computing it
+ * did: an answer passes or fails its limits whatever else the grammar was used for.  A failure is that of one matcher; the grammar stays usable.
+ *
+ * A vocab is read-only.  A grammar may be shared between threads: what it learns as it runs (states, masks) lies behind a lock of its own, which a call holds as
+ * long as it runs.  A matcher belongs to one thread at a time, but for matcher_cancel. */
 #ifndef ZSE_GRAMMAR_GRAMMAR_H
 #define ZSE_GRAMMAR_GRAMMAR_H
 
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -34,11 +38,14 @@ enum grammar_whitespace {
     GRAMMAR_WS_SINGLE,          /* JSON: at most one space, after ':' and ','; none elsewhere */
     GRAMMAR_WS_FLEXIBLE,        /* also line breaks with up to 40 blanks after them around every part */
 };
+enum { GRAMMAR_STEPS = 20000000 };
 struct tool_format;
 struct grammar_options {
     enum grammar_whitespace whitespace;
     uint32_t max_exprs;         /* parts that a grammar and its states may have; 0: 2,000,000 (about 100 MB) */
     uint64_t max_work;          /* steps that compiling may take; 0: 20,000,000 (about a second) */
+    uint64_t max_steps;         /* steps that a call of a matcher may take; 0: GRAMMAR_STEPS.  An answer may take 8 times as many, and a 16th of it more for each token */
+    const atomic_int *cancel;   /* once it is not 0, compiling fails soon; borrowed until it returns; NULL: it cannot be cancelled */
     const struct tool_format *thinker;      /* the model writes its reasoning before the answer, as this family does (tools.h); NULL: the answer alone.  Needs a vocab */
     int thinking;               /* with it: the prompt ended inside of the reasoning; else there may be some */
 };
@@ -62,7 +69,7 @@ void matcher_close(struct matcher *m);
 struct matcher *matcher_fork(const struct matcher *m);                  /* NULL: out of memory */
 
 /* Bit id of the mask is set if token id may come next; EOS ids are set exactly where the text may end.  (vocab size + 31) / 32 words, borrowed
- * until the next call with m.  Never NULL; no bit at all is set if the grammar grew over its limit or memory ran out (matcher_error says which).  Needs a vocab. */
+ * until the next call with m.  Never NULL; no bit at all is set if a limit was passed or memory ran out (matcher_error says which).  Needs a vocab. */
 const uint32_t *matcher_mask(struct matcher *m);
 /* 0, or -1 if the token may not come next; then m stays as it was.  An EOS is accepted where the text may end; after it, only further EOS are. */
 int matcher_accept(struct matcher *m, int32_t id);
@@ -74,7 +81,19 @@ int matcher_complete(const struct matcher *m);                          /* may t
 int matcher_ended(const struct matcher *m);                             /* nothing but the end may follow */
 int matcher_error(const struct matcher *m, struct err *e);              /* 0, or -1 with what went wrong in mask */
 
-/* failed: memory ran out, or a limit was passed, while it was in use: nothing more comes of it. */
+/* From now on mask, accept and forced give up after so many steps, or where another thread holds the grammar's lock: they have no result then, matcher_busy() is 1,
+ * m is as it was, and the same call goes on from what the grammar has learned.  0: they take the time they need.  With twice the steps each time they come to an end. */
+void matcher_hurry(struct matcher *m, uint64_t steps);
+int matcher_busy(const struct matcher *m);
+/* Any thread: the call that runs, and all later ones, fail soon. */
+void matcher_cancel(struct matcher *m);
+uint64_t matcher_spent(const struct matcher *m);                        /* steps so far, as the limits count them */
+
+/* Without the lock, as of the last call that ended. */
+size_t grammar_bytes(const struct grammar *g);
+int grammar_is_worn(const struct grammar *g);           /* 1: it has grown to max_exprs, and calls that need more parts fail */
+
+/* failed: grammar_is_worn(). */
 struct grammar_stats { uint32_t n_exprs, n_rules, n_states, n_masks; size_t bytes; uint64_t work; int failed; };
 void grammar_stats(struct grammar *g, struct grammar_stats *s);
 

@@ -16,33 +16,40 @@ struct config {
     uint32_t first, n;                  /* in threads */
     uint8_t accepting, first_known;
     uint32_t hash;
+    uint32_t first_cost, mask_cost;     /* of finding first_bytes and mask: see struct meter */
     uint64_t first_bytes[4];
-    uint32_t *next;                     /* [256] owned: config + 1 after a byte, 0: not known; NULL: none known */
+    uint32_t call;                      /* the call that used_next and used_first are of */
+    uint8_t used_first; uint64_t used_next[4];          /* counted in full in that call already */
+    uint32_t *next;                     /* [256] owned: config + 1 after a byte, 0: not known; and [256] bytes: its cost.  NULL: none known */
     uint32_t *mask;                     /* owned; NULL: not computed */
 };
 
 /* What every token does to one terminal, whatever stands below it on the stack. */
 struct terminal {
-    uint32_t e;
+    uint32_t e, cost, call;             /* cost: see struct meter; call: the last that used it */
     uint32_t n_ids, n_exits[2];         /* n_ids UINT32_MAX: bits */
     uint32_t *ids;                      /* owned: tokens that fit into the terminal or end with it, as a list or as a bit set */
     uint32_t *exits[2];                 /* owned: nodes where the terminal may end inside tokens, in the vocabulary's tries `all` and `rest` */
 };
 
-struct slot { uint64_t key; uint32_t value; };
+struct slot { uint64_t key; uint32_t value, cost; };
 struct map { struct slot *slot; uint32_t n, room; };    /* key 0: free */
 
 struct grammar {
     const struct grammar_vocab *v;      /* borrowed; may be NULL */
     struct grammar_options options;
     struct exprs x;
-    uint32_t root;
+    struct thread *root_thread; uint32_t n_root_threads;        /* the config that every answer begins with */
+    int root_accepting;
     uint32_t *rule; uint32_t n_rules, rule_room;        /* bodies */
     int32_t left_recursive;             /* a rule that begins with itself, + 1, where grammar_finish() found one */
     uint32_t string_char[2];            /* one character inside a JSON string: with every escape, with the necessary ones; 0: not used */
     uint64_t compile_work;
+    atomic_size_t bytes;                /* grammar_bytes(), to be read without the lock */
+    atomic_int worn;
 
     pthread_mutex_t lock;               /* of all below, and of x, once it runs */
+    uint32_t call;                      /* number of the call of a matcher that runs */
     uint32_t generation;                /* of the configs: counts how often they were forgotten */
     struct config *config; uint32_t n_configs, config_room;
     struct thread *thread; uint32_t n_threads, thread_room;

@@ -13,8 +13,8 @@
 #include "libcommon/base/utf8.h"
 #include "libcommon/grammar/grammar_impl.h"
 
-enum { MAX_THREADS = 16384, MAX_CONFIGS = 1 << 15, FORCED_BYTES = 256, SETTLE_STATES = 1 << 15 };
-static const size_t max_cache = (size_t)64 << 20;
+enum { MAX_THREADS = 16384, MAX_CONFIGS = 1 << 15, FORCED_BYTES = 256, SETTLE_STATES = 1 << 15, FORGET_STEPS = 1 << 22, BURST = 8, SUSTAINED = 16 };
+static const size_t max_cache = (size_t)64 << 20, max_growth = (size_t)256 << 20;
 
 struct matcher {
     struct grammar *g;
@@ -22,12 +22,22 @@ struct matcher {
     struct thread *thread; uint32_t n_threads, room;    /* a copy, for when the configs are forgotten */
     int accepting, ended;
     uint32_t *mask;                                     /* NULL without a vocabulary */
+    uint64_t spent, n_tokens;                           /* steps of all calls so far, and tokens accepted */
+    uint64_t pause;                                     /* steps after which a call is given up, to be made again; 0: none is */
+    int busy;
+    atomic_int cancelled;
     struct err error;
 };
 
+static void fail(struct grammar *g, enum expr_failure why)
+{
+    if (!g->x.failed)
+        g->x.failed = why;
+}
+
 /* ---- maps ---- */
 
-static uint32_t *map_at(struct map *m, uint64_t key, int *failed)
+static struct slot *map_at(struct map *m, uint64_t key, int *failed)
 {
     if (2 * m->n >= m->room) {
         uint32_t room = m->room ? m->room * 2 : 64;
@@ -50,11 +60,10 @@ static uint32_t *map_at(struct map *m, uint64_t key, int *failed)
     uint32_t k = (uint32_t)((key * 0x9E3779B97F4A7C15u) >> 32) & (m->room - 1);
     for (; m->slot[k].key; k = (k + 1) & (m->room - 1))
         if (m->slot[k].key == key)
-            return &m->slot[k].value;
-    m->slot[k].key = key;
-    m->slot[k].value = 0;
+            return &m->slot[k];
+    m->slot[k] = (struct slot){ .key = key };
     m->n++;
-    return &m->slot[k].value;
+    return &m->slot[k];
 }
 
 static void map_clear(struct map *m)
@@ -96,13 +105,23 @@ struct grammar *grammar_new(const struct grammar_vocab *v, const struct grammar_
         g->options.max_exprs = 2000000;
     if (!g->options.max_work)
         g->options.max_work = 20000000;
+    if (!g->options.max_steps)
+        g->options.max_steps = GRAMMAR_STEPS;
     g->v = v;
+    g->generation = 1;
     pthread_mutex_init(&g->lock, NULL);
     if (exprs_init(&g->x, g->options.max_exprs, e) != 0) {
         grammar_close(g);
         return NULL;
     }
+    meter_start(&g->x, UINT64_MAX, g->options.max_work + 1, g->options.cancel);
     return g;
+}
+
+static size_t grammar_bytes_now(const struct grammar *g)
+{
+    return g->cache_bytes + (size_t)g->x.room * (sizeof *g->x.e + 12) + (size_t)g->x.n_table * 4 + g->x.room_arms * sizeof *g->x.arms +
+           g->x.room_lists * sizeof *g->x.lists + (size_t)g->x.room_rows * (1024 + sizeof *g->x.costs);
 }
 
 /* Forget what can be computed again. */
@@ -126,6 +145,7 @@ static void forget(struct grammar *g)
     if (g->config_table)
         memset(g->config_table, 0, g->n_config_table * sizeof *g->config_table);
     g->generation++;
+    atomic_store_explicit(&g->bytes, grammar_bytes_now(g), memory_order_relaxed);
 }
 
 void grammar_close(struct grammar *g)
@@ -141,6 +161,7 @@ void grammar_close(struct grammar *g)
     free(g->work);
     free(g->seen.slot);
     free(g->rule);
+    free(g->root_thread);
     exprs_release(&g->x);
     pthread_mutex_destroy(&g->lock);
     free(g);
@@ -149,7 +170,7 @@ void grammar_close(struct grammar *g)
 int32_t grammar_rule(struct grammar *g)
 {
     if (room_for((void **)&g->rule, &g->rule_room, g->n_rules + 1, sizeof *g->rule) != 0) {
-        g->x.failed = g->x.failed ? g->x.failed : 1;
+        fail(g, EXPR_NO_MEMORY);
         return 0;
     }
     g->rule[g->n_rules] = EXPR_NONE;
@@ -160,9 +181,9 @@ uint32_t grammar_term(struct grammar *g, uint32_t regular) { return expr_term(&g
 
 int grammar_check_work(const struct grammar *g, struct err *e)
 {
-    if (exprs_check(&g->x, e) != 0)
-        return -1;
-    return g->x.work > g->options.max_work ? err_set(e, ERR_LIMIT, "compiling the grammar takes too long: more than %llu steps", (unsigned long long)g->options.max_work) : 0;
+    if (g->x.meter.work > g->options.max_work && (!g->x.failed || g->x.failed == EXPR_PAUSED))
+        return err_set(e, ERR_LIMIT, "compiling the grammar takes too long: more than %llu steps", (unsigned long long)g->options.max_work);
+    return exprs_check(&g->x, e);
 }
 
 int grammar_probe(struct grammar *g, uint32_t regular, struct err *e)
@@ -188,35 +209,79 @@ int grammar_probe(struct grammar *g, uint32_t regular, struct err *e)
 
 static int is_context_free(const struct expr *x) { return x->kind >= EXPR_TERM && x->kind <= EXPR_RULE; }
 
-/* Of every context-free expression: can it end (alive), can it be empty?  Least fixed points; operands have smaller numbers, so only rules need further rounds. */
-static void classify(struct grammar *g, uint8_t *alive, uint8_t *empty)
+/* Of each context-free expression: can it end (alive), can it be empty? */
+struct classes { uint8_t *alive, *empty; };
+
+/* 1: the operands of i say more about it than was known. */
+static int classify_one(const struct grammar *g, const struct classes *c, uint32_t i)
 {
-    struct exprs *s = &g->x;
-    int changed = 1;
-    alive[EXPR_EPSILON] = empty[EXPR_EPSILON] = 1;
-    while (changed) {
-        changed = 0;
-        for (uint32_t i = 2; i < s->n; i++) {
-            const struct expr *x = &s->e[i];
-            int a = 0, n = 0;
-            switch (x->kind) {
-            case EXPR_TERM: a = 1, n = s->e[x->a].flags & EXPR_NULLABLE; break;
-            case EXPR_SEQ: a = alive[x->a] && alive[x->b], n = empty[x->a] && empty[x->b]; break;
-            case EXPR_TIMES: a = x->lo == 0 || alive[x->a], n = x->lo == 0 || empty[x->a]; break;
-            case EXPR_RULE: a = alive[g->rule[x->lo]], n = empty[g->rule[x->lo]]; break;
-            case EXPR_ANY_OF:
-                for (uint32_t k = 0; k < x->b; k++) {
-                    a |= alive[s->lists[x->a + k]];
-                    n |= empty[s->lists[x->a + k]];
-                }
-                break;
-            default: continue;
-            }
-            changed |= (a && !alive[i]) || (n && !empty[i]);
-            alive[i] |= a != 0;
-            empty[i] |= n != 0;
+    const struct exprs *s = &g->x;
+    const struct expr *x = &s->e[i];
+    int a = 0, n = 0;
+    switch (x->kind) {
+    case EXPR_TERM: a = 1, n = s->e[x->a].flags & EXPR_NULLABLE; break;
+    case EXPR_SEQ: a = c->alive[x->a] && c->alive[x->b], n = c->empty[x->a] && c->empty[x->b]; break;
+    case EXPR_TIMES: a = x->lo == 0 || c->alive[x->a], n = x->lo == 0 || c->empty[x->a]; break;
+    case EXPR_RULE: a = c->alive[g->rule[x->lo]], n = c->empty[g->rule[x->lo]]; break;
+    case EXPR_ANY_OF:
+        for (uint32_t k = 0; k < x->b; k++) {
+            a |= c->alive[s->lists[x->a + k]];
+            n |= c->empty[s->lists[x->a + k]];
         }
+        break;
+    default: return 0;
     }
+    const int changed = (a && !c->alive[i]) || (n && !c->empty[i]);
+    c->alive[i] |= a != 0;
+    c->empty[i] |= n != 0;
+    return changed;
+}
+
+/* Operands of i, none twice that matter: their number, in *list (two is scratch). */
+static uint32_t operands(const struct grammar *g, uint32_t i, uint32_t two[2], const uint32_t **list)
+{
+    const struct expr *x = &g->x.e[i];
+    *list = two;
+    switch (x->kind) {
+    case EXPR_SEQ: two[0] = x->a, two[1] = x->b; return 2;
+    case EXPR_TIMES: two[0] = x->a; return 1;
+    case EXPR_RULE: two[0] = g->rule[x->lo]; return 1;
+    case EXPR_ANY_OF: *list = g->x.lists + x->a; return x->b;
+    default: return 0;
+    }
+}
+
+/* Least fixed points, by a queue of the expressions that changed: each changes twice at most. */
+static int classify(const struct grammar *g, const struct classes *c, struct err *e)
+{
+    const uint32_t n = g->x.n, *list;
+    uint32_t two[2], *first = calloc((size_t)n + 2, sizeof *first), *queue = malloc(((size_t)2 * n + 1) * sizeof *queue), *user = NULL, tail = 0;
+    size_t n_edges = 0;
+    for (uint32_t i = 2; first && i < n; i++)
+        for (uint32_t k = operands(g, i, two, &list); k--; n_edges++)
+            first[list[k] + 2]++;
+    if (!first || !queue || n_edges >= UINT32_MAX || !(user = malloc((n_edges + 1) * sizeof *user))) {
+        free(first);
+        free(queue);
+        return err_nomem(e, "a grammar");
+    }
+    for (uint32_t i = 2; i < n + 2; i++)
+        first[i] += first[i - 1];
+    for (uint32_t i = 2; i < n; i++)            /* afterwards the users of k are user[first[k]] to user[first[k + 1] - 1] */
+        for (uint32_t k = operands(g, i, two, &list); k--;)
+            user[first[list[k] + 1]++] = i;
+    c->alive[EXPR_EPSILON] = c->empty[EXPR_EPSILON] = 1;
+    for (uint32_t i = 2; i < n; i++)
+        if (classify_one(g, c, i))
+            queue[tail++] = i;
+    for (uint32_t head = 0; head < tail; head++)
+        for (uint32_t k = first[queue[head]]; k < first[queue[head] + 1]; k++)
+            if (classify_one(g, c, user[k]))
+                queue[tail++] = user[k];
+    free(first);
+    free(queue);
+    free(user);
+    return 0;
 }
 
 /* Of the expressions of a cycle that are on the path: the first that is a rule. */
@@ -278,8 +343,27 @@ static int32_t left_recursive(const struct grammar *g, const uint8_t *empty, uin
     return 0;
 }
 
+static void begin_config(struct grammar *g);
 static uint32_t config_of(struct grammar *g);
 static void close_over(struct grammar *g, uint32_t e, uint32_t stack);
+
+/* Where every answer begins: matchers copy it without the lock. */
+static int keep_root(struct grammar *g, uint32_t root, struct err *e)
+{
+    begin_config(g);
+    close_over(g, root, EXPR_NONE);
+    const uint32_t number = config_of(g);
+    if (grammar_check_work(g, e) != 0)
+        return -1;
+    const struct config *c = &g->config[number];
+    if (!(g->root_thread = malloc((c->n + 1) * sizeof *g->root_thread)))
+        return err_nomem(e, "a grammar");
+    if (c->n)
+        memcpy(g->root_thread, g->thread + c->first, c->n * sizeof *g->root_thread);
+    g->n_root_threads = c->n;
+    g->root_accepting = c->accepting;
+    return 0;
+}
 
 int grammar_finish(struct grammar *g, uint32_t root, struct err *e)
 {
@@ -296,7 +380,8 @@ int grammar_finish(struct grammar *g, uint32_t root, struct err *e)
         err_nomem(e, "a grammar");
         goto done;
     }
-    classify(g, alive, empty);
+    if (classify(g, &(struct classes){ alive, empty }, e) != 0)
+        goto done;
     if (!alive[root]) {
         err_set(e, ERR_FORMAT, "no text of finite length can satisfy this");
         goto done;
@@ -308,9 +393,9 @@ int grammar_finish(struct grammar *g, uint32_t root, struct err *e)
     for (uint32_t i = 2; i < s->n; i++)
         if (is_context_free(&s->e[i]) && !alive[i])
             s->e[i].flags |= EXPR_DEAD;
-    g->root = root;
-    g->compile_work = s->work;
-    rc = 0;
+    rc = keep_root(g, root, e);
+    g->compile_work = s->meter.work;
+    atomic_store_explicit(&g->bytes, grammar_bytes_now(g), memory_order_relaxed);
 done:
     free(alive);
     free(empty);
@@ -325,11 +410,11 @@ static void add_found(struct grammar *g, uint32_t e, uint32_t stack)
 {
     if (g->n_found == g->found_room) {
         if (g->n_found >= MAX_THREADS) {
-            g->x.failed = g->x.failed ? g->x.failed : 3;
+            fail(g, EXPR_AMBIGUOUS);
             return;
         }
         if (room_for((void **)&g->found, &g->found_room, g->n_found + 1, sizeof *g->found) != 0) {
-            g->x.failed = g->x.failed ? g->x.failed : 1;
+            fail(g, EXPR_NO_MEMORY);
             return;
         }
     }
@@ -339,7 +424,7 @@ static void add_found(struct grammar *g, uint32_t e, uint32_t stack)
 static void push_work(struct grammar *g, uint32_t e, uint32_t stack)
 {
     if (room_for((void **)&g->work, &g->work_room, g->n_work + 1, sizeof *g->work) != 0) {
-        g->x.failed = g->x.failed ? g->x.failed : 1;
+        fail(g, EXPR_NO_MEMORY);
         return;
     }
     g->work[g->n_work++] = (struct thread){ e, stack };
@@ -352,6 +437,7 @@ static void close_over(struct grammar *g, uint32_t e, uint32_t stack)
     push_work(g, e, stack);
     while (g->n_work && !s->failed) {
         struct thread t = g->work[--g->n_work];
+        meter_step(s, 2);
         const struct expr x = s->e[t.e];
         int failed = 0;
         if (t.e == EXPR_EPSILON) {
@@ -371,12 +457,12 @@ static void close_over(struct grammar *g, uint32_t e, uint32_t stack)
                 push_work(g, EXPR_EPSILON, t.stack);
             continue;
         }
-        uint32_t *seen = map_at(&g->seen, ((uint64_t)t.e << 32 | t.stack) + 1, &failed);
+        struct slot *seen = map_at(&g->seen, ((uint64_t)t.e << 32 | t.stack) + 1, &failed);
         if (failed)
-            s->failed = s->failed ? s->failed : 1;
-        if (failed || *seen)
+            fail(g, EXPR_NO_MEMORY);
+        if (failed || seen->value)
             continue;
-        *seen = 1;
+        seen->value = 1;
         switch (x.kind) {
         case EXPR_SEQ:
             push_work(g, x.a, expr_cell(s, x.b, t.stack));
@@ -419,13 +505,16 @@ static uint32_t config_of(struct grammar *g)
     uint32_t n = 0, h = 0x811C9DC5u;
     if (g->n_configs == 0) {            /* number 0 is the empty one */
         if (room_for((void **)&g->config, &g->config_room, 1, sizeof *g->config) != 0) {
-            g->x.failed = g->x.failed ? g->x.failed : 1;
+            fail(g, EXPR_NO_MEMORY);
             return 0;
         }
         memset(&g->config[g->n_configs++], 0, sizeof *g->config);
     }
+    if (g->cache_bytes > max_growth)
+        fail(g, EXPR_TOO_COSTLY);
     if (g->x.failed || (g->n_found == 0 && !g->found_end))
         return 0;
+    g->x.meter.spent += 4 * (uint64_t)g->n_found;
     if (g->n_found > 1)
         qsort(g->found, g->n_found, sizeof *g->found, by_thread);
     for (uint32_t i = 0; i < g->n_found; i++)
@@ -440,7 +529,7 @@ static uint32_t config_of(struct grammar *g)
         uint32_t room = g->n_config_table ? g->n_config_table * 2 : 1024;
         uint32_t *t = calloc(room, sizeof *t);
         if (!t) {
-            g->x.failed = 1;
+            fail(g, EXPR_NO_MEMORY);
             return 0;
         }
         for (uint32_t i = 1; i < g->n_configs; i++) {
@@ -461,7 +550,7 @@ static uint32_t config_of(struct grammar *g)
     }
     if (room_for((void **)&g->config, &g->config_room, g->n_configs + 1, sizeof *g->config) != 0 ||
         room_for((void **)&g->thread, &g->thread_room, g->n_threads + n, sizeof *g->thread) != 0) {
-        g->x.failed = 1;
+        fail(g, EXPR_NO_MEMORY);
         return 0;
     }
     struct config *c = &g->config[g->n_configs];
@@ -478,20 +567,39 @@ static uint32_t config_of(struct grammar *g)
     return g->n_configs++;
 }
 
+/* c knows what this call has used of it. */
+static void uses(const struct grammar *g, struct config *c)
+{
+    if (c->call != g->call) {
+        c->call = g->call;
+        c->used_first = 0;
+        memset(c->used_next, 0, sizeof c->used_next);
+    }
+}
+
+/* [256] what finding the `next` of each byte cost. */
+static uint8_t *next_costs(const struct config *c) { return (uint8_t *)(c->next + 256); }
+
 static uint32_t config_step(struct grammar *g, uint32_t number, int byte)
 {
     struct config *c = &g->config[number];
     if (number == 0)
         return 0;
     if (!c->next) {
-        if (!(c->next = calloc(256, sizeof *c->next))) {
-            g->x.failed = 1;
+        if (!(c->next = calloc(256, sizeof *c->next + 1))) {
+            fail(g, EXPR_NO_MEMORY);
             return 0;
         }
-        g->cache_bytes += 256 * sizeof *c->next;
+        g->cache_bytes += 256 * (sizeof *c->next + 1);
     } else if (c->next[byte]) {
+        uses(g, c);
+        meter_step(&g->x, first_use(c->used_next, byte) ? cost_of(next_costs(c)[byte]) : 1);
         return c->next[byte] - 1;
     }
+    uses(g, c);
+    first_use(c->used_next, byte);
+    const uint64_t from = g->x.meter.spent;
+    meter_step(&g->x, 8);
     uint32_t first = c->first, n = c->n;
     begin_config(g);
     for (uint32_t i = 0; i < n && !g->x.failed; i++) {
@@ -505,8 +613,12 @@ static uint32_t config_step(struct grammar *g, uint32_t number, int byte)
             close_over(g, EXPR_EPSILON, t.stack);
     }
     uint32_t to = config_of(g);
-    if (!g->x.failed)
-        g->config[number].next[byte] = to + 1;
+    const uint8_t cost = cost_code(g->x.meter.spent - from);
+    g->x.meter.spent = from + cost_of(cost);
+    if (g->x.failed)
+        return 0;
+    g->config[number].next[byte] = to + 1;
+    next_costs(&g->config[number])[byte] = cost;
     return to;
 }
 
@@ -514,31 +626,41 @@ static uint32_t config_step(struct grammar *g, uint32_t number, int byte)
 static uint32_t config_after(struct grammar *g, uint32_t stack)
 {
     int failed = 0;
-    uint32_t *v = map_at(&g->after, (uint64_t)stack + 1, &failed);
+    struct slot *v = map_at(&g->after, (uint64_t)stack + 1, &failed);
     if (failed) {
-        g->x.failed = 1;
+        fail(g, EXPR_NO_MEMORY);
         return 0;
     }
-    if (*v)
-        return *v - 1;
+    if (v->value) {
+        meter_step(&g->x, v->cost);
+        return v->value - 1;
+    }
+    const uint64_t from = g->x.meter.spent;
     begin_config(g);
     close_over(g, EXPR_EPSILON, stack);
     uint32_t c = config_of(g);
-    *v = c + 1;                         /* nothing above adds to `after` */
+    if (g->x.failed)
+        return 0;
+    v->value = c + 1;                   /* nothing above adds to `after` */
+    v->cost = (uint32_t)(g->x.meter.spent - from);
     return c;
 }
 
 static const uint64_t *config_first(struct grammar *g, uint32_t number)
 {
     struct config *c = &g->config[number];
-    if (!c->first_known) {
-        uint64_t set[4] = { 0 };
-        for (uint32_t i = 0; i < c->n; i++)
-            expr_first(&g->x, g->thread[c->first + i].e, set);
-        c = &g->config[number];
-        memcpy(c->first_bytes, set, sizeof set);
-        c->first_known = 1;
+    uses(g, c);
+    if (c->first_known) {
+        meter_step(&g->x, c->used_first ? 1 : c->first_cost);
+        c->used_first = 1;
+        return c->first_bytes;
     }
+    const uint64_t from = g->x.meter.spent;
+    memset(c->first_bytes, 0, sizeof c->first_bytes);
+    for (uint32_t i = 0; i < c->n && !g->x.failed; i++)
+        expr_first(&g->x, g->thread[c->first + i].e, c->first_bytes);
+    c->first_cost = (uint32_t)(g->x.meter.spent - from);
+    c->first_known = c->used_first = !g->x.failed;
     return c->first_bytes;
 }
 
@@ -583,7 +705,7 @@ static int walk_trie(struct grammar *g, const struct trie *t, uint32_t e, struct
     const uint32_t *runs = g->v->run[VOCAB_RUNS - 1];
     state[0] = e;
     for (uint32_t i = 1; i < t->n && !g->x.failed;) {
-        uint32_t d = t->depth[i], to = expr_step(&g->x, state[d - 1], t->byte[i]);
+        uint32_t d = t->depth[i], to = expr_walk(&g->x, state[d - 1], t->byte[i]);
         if (to == EXPR_NONE) {
             i = t->skip[i];
             continue;
@@ -611,10 +733,16 @@ static int walk_trie(struct grammar *g, const struct trie *t, uint32_t e, struct
 static struct terminal *terminal_of(struct grammar *g, uint32_t e)
 {
     int failed = 0, rest = 0;
-    uint32_t *v = map_at(&g->terminals, (uint64_t)e + 1, &failed);
+    struct slot *v = map_at(&g->terminals, (uint64_t)e + 1, &failed);
     struct list ids = { 0 }, exits[2] = { { 0 }, { 0 } };
-    if (!failed && *v)
-        return &g->terminal[*v - 1];
+    const uint64_t from = g->x.meter.spent;
+    if (!failed && v->value) {
+        struct terminal *known = &g->terminal[v->value - 1];
+        meter_step(&g->x, known->call == g->call ? 1 : known->cost);
+        known->call = g->call;
+        return known;
+    }
+    expr_walk_start(&g->x);
     if (failed || room_for((void **)&g->terminal, &g->terminal_room, g->n_terminals + 1, sizeof *g->terminal) != 0)
         goto memory;
     int32_t run = string_run(g, e);
@@ -624,7 +752,7 @@ static struct terminal *terminal_of(struct grammar *g, uint32_t e)
         goto memory;
     if (g->x.failed)
         goto fail;
-    struct terminal x = { .e = e, .n_ids = ids.n, .ids = ids.v, .exits = { exits[0].v, exits[1].v }, .n_exits = { exits[0].n, exits[1].n } };
+    struct terminal x = { .e = e, .cost = (uint32_t)(g->x.meter.spent - from), .call = g->call, .n_ids = ids.n, .ids = ids.v, .exits = { exits[0].v, exits[1].v }, .n_exits = { exits[0].n, exits[1].n } };
     if (run || ids.n > g->v->n_words) {
         uint32_t *bits = calloc(g->v->n_words, sizeof *bits);
         if (!bits)
@@ -639,10 +767,10 @@ static struct terminal *terminal_of(struct grammar *g, uint32_t e)
     }
     g->cache_bytes += sizeof x + (x.n_ids == UINT32_MAX ? g->v->n_words : x.n_ids) * sizeof *x.ids + (x.n_exits[0] + x.n_exits[1]) * sizeof *x.exits[0];
     g->terminal[g->n_terminals++] = x;
-    *v = g->n_terminals;                /* nothing above adds to `terminals` */
+    v->value = g->n_terminals;          /* nothing above adds to `terminals` */
     return &g->terminal[g->n_terminals - 1];
 memory:
-    g->x.failed = 1;
+    fail(g, EXPR_NO_MEMORY);
 fail:
     free(ids.v);
     free(exits[0].v);
@@ -655,7 +783,7 @@ static void below(struct grammar *g, const struct trie *t, uint32_t i, uint32_t 
 {
     uint32_t state[MAX_TOKEN + 4], base = t->depth[i];
     state[0] = config;
-    for (uint32_t k = i + 1, end = t->skip[i]; k < end;) {
+    for (uint32_t k = i + 1, end = t->skip[i]; k < end && !g->x.failed;) {
         uint32_t d = t->depth[k] - base, to = config_step(g, state[d - 1], t->byte[k]);
         if (to == 0) {
             k = t->skip[k];
@@ -670,12 +798,15 @@ static void below(struct grammar *g, const struct trie *t, uint32_t i, uint32_t 
 
 static const uint32_t *config_mask(struct grammar *g, uint32_t number)
 {
-    if (g->config[number].mask)
+    if (g->config[number].mask) {
+        meter_step(&g->x, g->config[number].mask_cost);
         return g->config[number].mask;
+    }
+    const uint64_t from = g->x.meter.spent;
     size_t n_words = g->v->n_words;
     uint32_t *mask = calloc(n_words, sizeof *mask), first = g->config[number].first, n = g->config[number].n;
     if (!mask) {
-        g->x.failed = 1;
+        fail(g, EXPR_NO_MEMORY);
         return NULL;
     }
     for (uint32_t k = 0; k < n && !g->x.failed; k++) {
@@ -683,6 +814,7 @@ static const uint32_t *config_mask(struct grammar *g, uint32_t number)
         const struct terminal *t = terminal_of(g, th.e);
         if (!t)
             break;
+        meter_step(&g->x, 4 + (t->n_ids == UINT32_MAX ? n_words : t->n_ids) / 16);
         if (t->n_ids == UINT32_MAX)
             for (size_t i = 0; i < n_words; i++)
                 mask[i] |= t->ids[i];
@@ -692,6 +824,8 @@ static const uint32_t *config_mask(struct grammar *g, uint32_t number)
         if (t->n_exits[0] + t->n_exits[1] == 0)
             continue;
         uint32_t after = config_after(g, th.stack);
+        if (g->x.failed)
+            break;
         const uint64_t *set = config_first(g, after);
         if (!(set[0] | set[1] | set[2] | set[3]))
             continue;
@@ -707,6 +841,7 @@ static const uint32_t *config_mask(struct grammar *g, uint32_t number)
         free(mask);
         return NULL;
     }
+    g->config[number].mask_cost = (uint32_t)(g->x.meter.spent - from);
     g->config[number].mask = mask;
     g->cache_bytes += n_words * sizeof *mask;
     g->n_masks++;
@@ -731,29 +866,73 @@ static int stand(struct matcher *m, uint32_t number)
     return 0;
 }
 
-/* Take the lock; the config of m is there and the caches have room. */
-static uint32_t enter(struct matcher *m)
+static void next_call(struct grammar *g)
+{
+    if (++g->call != 0)
+        return;
+    for (uint32_t i = 0; i < g->n_configs; i++)         /* the numbers begin again */
+        g->config[i].call = UINT32_MAX;
+    for (uint32_t i = 0; i < g->n_terminals; i++)
+        g->terminal[i].call = UINT32_MAX;
+}
+
+/* Take the lock and begin to count; the config of m is there and the caches have room.  -1: not now (busy), or m has failed before. */
+static int enter(struct matcher *m, uint32_t *config)
 {
     struct grammar *g = m->g;
-    pthread_mutex_lock(&g->lock);
-    if (g->cache_bytes > max_cache || g->n_configs > MAX_CONFIGS)
+    m->busy = 0;
+    if (m->error.msg[0])
+        return -1;
+    if (m->pause && pthread_mutex_trylock(&g->lock) != 0) {
+        m->busy = 1;
+        return -1;
+    }
+    if (!m->pause)
+        pthread_mutex_lock(&g->lock);
+    if (g->cache_bytes > max_cache || g->n_configs > MAX_CONFIGS) {
+        if (m->pause && m->pause < FORGET_STEPS) {      /* takes some milliseconds: for a call that has the time */
+            m->busy = 1;
+            pthread_mutex_unlock(&g->lock);
+            return -1;
+        }
         forget(g);
+    }
+    meter_start(&g->x, g->options.max_steps, m->pause, &m->cancelled);
+    next_call(g);
     if (m->generation != g->generation) {
         g->n_found = 0;
         g->found_end = m->accepting;
         for (uint32_t i = 0; i < m->n_threads; i++)
             add_found(g, m->thread[i].e, m->thread[i].stack);
         m->config = config_of(g);
-        m->generation = g->generation;
+        m->generation = g->generation - (g->x.failed != 0);
+        g->x.meter.spent = 0;
     }
-    return m->config;
+    *config = m->config;
+    return 0;
 }
 
-static void leave(struct matcher *m)
+/* Steps that this answer may have taken by now. */
+static uint64_t allowance(const struct matcher *m) { return m->g->options.max_steps * BURST + m->g->options.max_steps / SUSTAINED * m->n_tokens; }
+
+/* Give the lock back.  A failure is this matcher's, not the grammar's.  -1: the call has no result. */
+static int leave(struct matcher *m)
 {
-    if (m->g->x.failed && !m->error.msg[0])
-        exprs_check(&m->g->x, &m->error);
-    pthread_mutex_unlock(&m->g->lock);
+    struct grammar *g = m->g;
+    if (g->x.meter.spent > g->options.max_steps && (!g->x.failed || g->x.failed == EXPR_PAUSED))
+        g->x.failed = EXPR_TOO_COSTLY;
+    const enum expr_failure why = g->x.failed;
+    m->busy = why == EXPR_PAUSED;
+    if (why && !m->busy)
+        exprs_check(&g->x, &m->error);
+    if (!why && (m->spent += g->x.meter.spent) > allowance(m))
+        err_set(&m->error, ERR_LIMIT, "the grammar is too costly: more than %llu steps after %llu tokens", (unsigned long long)allowance(m), (unsigned long long)m->n_tokens);
+    if (why == EXPR_TOO_LARGE)
+        atomic_store_explicit(&g->worn, 1, memory_order_relaxed);
+    g->x.failed = EXPR_OK;
+    atomic_store_explicit(&g->bytes, grammar_bytes_now(g), memory_order_relaxed);
+    pthread_mutex_unlock(&g->lock);
+    return m->busy || m->error.msg[0] ? -1 : 0;
 }
 
 struct matcher *matcher_open(struct grammar *g, struct err *e)
@@ -765,18 +944,16 @@ struct matcher *matcher_open(struct grammar *g, struct err *e)
         return NULL;
     }
     m->g = g;
-    pthread_mutex_lock(&g->lock);
-    begin_config(g);
-    close_over(g, g->root, EXPR_NONE);
-    uint32_t root = config_of(g);
-    int rc = exprs_check(&g->x, e);     /* what failed may have left no config at all */
-    if (rc == 0 && (rc = stand(m, root)) != 0)
+    m->room = m->n_threads = g->n_root_threads;
+    m->accepting = g->root_accepting;
+    if (!(m->thread = malloc((m->n_threads + 1) * sizeof *m->thread))) {
+        matcher_close(m);
         err_nomem(e, "a matcher");
-    pthread_mutex_unlock(&g->lock);
-    if (rc == 0)
-        return m;
-    matcher_close(m);
-    return NULL;
+        return NULL;
+    }
+    if (m->n_threads)
+        memcpy(m->thread, g->root_thread, m->n_threads * sizeof *m->thread);
+    return m;                           /* generation 0: enter() looks its config up */
 }
 
 void matcher_close(struct matcher *m)
@@ -824,12 +1001,13 @@ const uint32_t *matcher_mask(struct matcher *m)
             set_bit(m->mask, g->v->eos[i]);
         return m->mask;
     }
-    const uint32_t *mask = config_mask(g, enter(m));
+    uint32_t c = 0;
+    const int entered = enter(m, &c);
+    const uint32_t *mask = entered == 0 && !g->x.failed ? config_mask(g, c) : NULL;
     if (mask)
         memcpy(m->mask, mask, n * sizeof *mask);
-    else
+    if ((entered == 0 && leave(m) != 0) || !mask)
         memset(m->mask, 0, n * sizeof *m->mask);
-    leave(m);
     return m->mask;
 }
 
@@ -838,14 +1016,15 @@ int matcher_accept_bytes(struct matcher *m, const void *bytes, size_t n)
     const unsigned char *p = bytes;
     if (m->ended)
         return n ? -1 : 0;
-    uint32_t c = enter(m);
-    for (size_t i = 0; i < n && c; i++)
+    uint32_t c;
+    if (enter(m, &c) != 0)
+        return -1;
+    for (size_t i = 0; i < n && c && !m->g->x.failed; i++)
         c = config_step(m->g, c, p[i]);
-    const int fits = c && !m->g->x.failed, rc = fits ? stand(m, c) : -1;
+    const int fits = c && !m->g->x.failed && m->g->x.meter.spent <= m->g->options.max_steps, rc = fits ? stand(m, c) : -1;
     if (fits && rc != 0)
         err_nomem(&m->error, "a matcher");
-    leave(m);
-    return rc;
+    return leave(m) != 0 ? -1 : rc;
 }
 
 int matcher_accept(struct matcher *m, int32_t id)
@@ -853,6 +1032,7 @@ int matcher_accept(struct matcher *m, int32_t id)
     const struct grammar_vocab *v = m->g->v;
     unsigned char name[VOCAB_NAME];
     size_t n;
+    m->busy = 0;
     if (!v || id < 0 || id >= v->size)
         return -1;
     if (is_eos(m->g, id) && (m->ended || m->accepting)) {
@@ -860,10 +1040,15 @@ int matcher_accept(struct matcher *m, int32_t id)
         return 0;
     }
     const char *p = grammar_vocab_bytes(v, id, &n);
-    if (p)
-        return matcher_accept_bytes(m, p, n);
-    return vocab_name(v, id, name) == 0 ? matcher_accept_bytes(m, name, sizeof name) : -1;
+    const int rc = p ? matcher_accept_bytes(m, p, n) : vocab_name(v, id, name) == 0 ? matcher_accept_bytes(m, name, sizeof name) : -1;
+    m->n_tokens += rc == 0;
+    return rc;
 }
+
+void matcher_hurry(struct matcher *m, uint64_t steps) { m->pause = steps; }
+int matcher_busy(const struct matcher *m) { return m->busy; }
+void matcher_cancel(struct matcher *m) { atomic_store_explicit(&m->cancelled, 1, memory_order_relaxed); }
+uint64_t matcher_spent(const struct matcher *m) { return m->spent; }
 
 int matcher_complete(const struct matcher *m) { return m->ended || m->accepting; }
 
@@ -924,12 +1109,15 @@ int matcher_forced(struct matcher *m, int32_t *out, int room)
     char text[FORCED_BYTES + 8];
     size_t n = 0;
     int k = 0, end = 0, byte = -1;
-    if (!g->v || m->ended || room <= 0)
+    uint32_t c;
+    m->busy = 0;
+    if (!g->v || m->ended || room <= 0 || enter(m, &c) != 0)
         return 0;
-    uint32_t c = enter(m);
-    const uint64_t *set = NULL;
-    while (c && n < FORCED_BYTES) {
-        set = config_first(g, c);
+    uint64_t set[4] = { 0 };            /* a copy: the configs move */
+    int known = 0;
+    while (c && n < FORCED_BYTES && !g->x.failed) {
+        memcpy(set, config_first(g, c), sizeof set);
+        known = 1;
         byte = only_byte(set);
         end = g->config[c].accepting && !(set[0] | set[1] | set[2] | set[3]);
         if (byte < 0 || g->config[c].accepting || (byte == VOCAB_TOKEN && n))
@@ -944,11 +1132,12 @@ int matcher_forced(struct matcher *m, int32_t *out, int room)
     }
     uint64_t follow[4] = { 0 };
     int named = byte == VOCAB_TOKEN && n && (unsigned char)text[0] != VOCAB_TOKEN;      /* a token of its own comes next: nothing joins over it */
-    if (set && c && n < FORCED_BYTES && !named && !end)
+    if (known && c && n < FORCED_BYTES && !named && !end)
         memcpy(follow, set, sizeof follow);
     else if (!named && !end)
         memset(follow, 0xFF, sizeof follow);
-    leave(m);
+    if (leave(m) != 0)
+        return 0;
     if (n && (unsigned char)text[0] == VOCAB_TOKEN) {
         if (n == VOCAB_NAME)
             out[k++] = (int32_t)((unsigned char)text[1] << 16 | (unsigned char)text[2] << 8 | (unsigned char)text[3]);
@@ -980,11 +1169,13 @@ int matcher_forced(struct matcher *m, int32_t *out, int room)
     return k;
 }
 
+size_t grammar_bytes(const struct grammar *g) { return atomic_load_explicit(&g->bytes, memory_order_relaxed); }
+int grammar_is_worn(const struct grammar *g) { return atomic_load_explicit(&g->worn, memory_order_relaxed); }
+
 void grammar_stats(struct grammar *g, struct grammar_stats *s)
 {
     pthread_mutex_lock(&g->lock);
-    *s = (struct grammar_stats){ .n_exprs = g->x.n, .n_rules = g->n_rules, .n_states = g->n_configs, .n_masks = g->n_masks, .work = g->compile_work, .failed = g->x.failed != 0 };
-    s->bytes = g->cache_bytes + (size_t)g->x.room * (sizeof *g->x.e + 12) + (size_t)g->x.n_table * 4 + g->x.room_arms * sizeof *g->x.arms +
-               g->x.room_lists * sizeof *g->x.lists + (size_t)g->x.room_rows * 1024;
+    *s = (struct grammar_stats){ .n_exprs = g->x.n, .n_rules = g->n_rules, .n_states = g->n_configs, .n_masks = g->n_masks, .work = g->compile_work, .failed = grammar_is_worn(g) };
+    s->bytes = grammar_bytes_now(g);
     pthread_mutex_unlock(&g->lock);
 }

@@ -327,7 +327,7 @@ static int class_of(struct parser *p, struct set *s)
 static uint32_t set_expr(struct parser *p, struct set *s)
 {
     set_tidy(s);
-    p->x->failed = s->failed && !p->x->failed ? 1 : p->x->failed;
+    p->x->failed = s->failed && !p->x->failed ? EXPR_NO_MEMORY : p->x->failed;
     return p->json ? expr_json_chars(p->x, s->r, s->n) : expr_chars(p->x, s->r, s->n);
 }
 
@@ -512,7 +512,7 @@ static struct piece sequence(struct parser *p, int top)
         if (n == room) {
             struct item *w = realloc(v, (room = 2 * room + 16) * sizeof *v);
             if (!w) {
-                p->x->failed = 1;
+                p->x->failed = EXPR_NO_MEMORY;
                 p->failed = 1;
                 break;
             }
@@ -550,7 +550,7 @@ static struct piece alternatives(struct parser *p, int top)
         if (n + 2 > room) {
             uint32_t *w = realloc(v, (room = 2 * room + 16) * sizeof *v);
             if (!w) {
-                p->x->failed = 1;
+                p->x->failed = EXPR_NO_MEMORY;
                 p->failed = 1;
                 break;
             }

@@ -722,7 +722,7 @@ uint32_t schema_compile(struct schema *s, const struct member *given, int n)
         schema_limit(s, n ? given[0].s : s->root, "too many combinations of alternatives");
         goto done;
     }
-    if (s->g->x.work > s->g->options.max_work || s->g->x.failed) {
+    if (s->g->x.meter.work > s->g->options.max_work || s->g->x.failed) {
         if (grammar_check_work(s->g, s->failed ? NULL : s->e) != 0)
             s->failed = 1;
         goto done;

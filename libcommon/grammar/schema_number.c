@@ -130,7 +130,7 @@ static uint32_t between(struct exprs *x, int64_t lo, int64_t hi, int f, int64_t 
             struct digits d = { .x = x, .whole = w, .fraction = f, .divisor = divisor };
             d.open = calloc((size_t)(w + f + 1) * (size_t)divisor, sizeof *d.open);
             if (!d.open) {
-                x->failed = 1;
+                x->failed = EXPR_NO_MEMORY;
                 return EXPR_NONE;
             }
             snprintf(d.lo, sizeof d.lo, "%0*lld", w + f, (long long)a);

@@ -339,7 +339,7 @@ static int valid(struct schema *s, const json_t *schema, const json_t *v, int de
         schema_limit(s, schema, "nested too deep");
         return -1;
     }
-    s->g->x.work += 10;
+    s->g->x.meter.work += 10;
     if (schema_ref_alone(s, schema)) {
         const json_t *target = schema_resolve(s, schema, json_string_value(json_object_get(schema, "$ref")));
         return target ? valid(s, target, v, depth + 1) : -1;
@@ -349,7 +349,7 @@ static int valid(struct schema *s, const json_t *schema, const json_t *v, int de
     if ((x = json_object_get(schema, "const")) && !equal(x, v, 0))
         return 0;
     x = json_object_get(schema, "enum");
-    s->g->x.work += json_array_size(x);
+    s->g->x.meter.work += json_array_size(x);
     if (x && !contains(x, v))
         return 0;
     if (contains(json_object_get(schema, NOT_VALUES), v))

@@ -72,7 +72,7 @@ static uint32_t text_before(struct maker *k, const char *stop, int specials)
         unsigned char (*names)[VOCAB_NAME] = malloc(((size_t)v->size + 1) * sizeof *names);
         size_t count = 0;
         if (!t || !names)
-            k->x->failed = 1;
+            k->x->failed = EXPR_NO_MEMORY;
         for (int32_t id = 0; t && names && id < v->size; id++)
             if (id != first && !is_eos(v, id) && vocab_name(v, id, names[count]) == 0) {
                 t[count] = (struct text){ (const char *)names[count], VOCAB_NAME };
@@ -237,7 +237,7 @@ static uint32_t call(struct maker *k, const json_t *tool, int bare)
         char *quoted = json_dumps(text, JSON_ENCODE_ANY);
         json_decref(text);
         if (!quoted) {
-            x->failed = 1;
+            x->failed = EXPR_NO_MEMORY;
             return EXPR_NONE;
         }
         uint32_t key = expr_concat(x, expr_text(x, "\"", 1), expr_concat(x, expr_text(x, f->arguments, strlen(f->arguments)), expr_concat(x, expr_text(x, "\"", 1), k->colon)));

@@ -3,7 +3,7 @@
  * VOCAB: a GGUF file or anything else with a tokenizer.  A request is a line of JSON: {"schema"|"regex"|"gbnf": ..., "walks": N, "tokens": N, "seed": N,
  * "texts": [...], "flexible": true, "check": true}.  The answer: {"error": ...}, or compile_ms, walks (texts, null where the walk was cut off), accepted (of
  * texts: whole by bytes and by tokens), forced (tokens that were forced), masks, mask_us (mean, p99, worst), and with check: differs, the number of bits
- * in which masks and the definition (a token may come next if its bytes may) differ. */
+ * in which masks and the definition (a token may come next if its bytes may) differ.  steps: of the costliest mask, and of all walks, as the limits count them. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,6 +18,7 @@
 static struct tokenizer *tokenizer;
 static struct grammar_vocab *vocab;
 static double *times;
+static uint64_t most_steps, sum_steps;         /* of one mask; of whole walks */
 static size_t n_times, room;
 
 static int by_value(const void *a, const void *b)
@@ -64,16 +65,21 @@ static json_t *walk(struct grammar *g, struct rng *r, int max_tokens, int check,
     for (int k = 0; m && k < max_tokens && !ended; k++) {
         int32_t forced[64], id = -1;
         int n_f = matcher_forced(m, forced, 64);
+        const uint64_t before = matcher_spent(m);
         uint64_t t = clock_ns();
         const uint32_t *mask = matcher_mask(m);
         took(clock_ns() - t);
+        if (matcher_spent(m) - before > most_steps)
+            most_steps = matcher_spent(m) - before;
         if (check && k % 5 == 0)
             *n_differs += differs(m, mask);
         int words = (grammar_vocab_size(vocab) + 31) / 32, count = 0;
         for (int i = 0; i < words; i++)
             count += __builtin_popcount(mask[i]);
         if (count == 0) {
-            json_t *x = json_pack("{s:s%}", "dead", text ? text : "", n);
+            struct err e2 = { .msg = "" };
+            matcher_error(m, &e2);
+            json_t *x = json_pack("{s:s%, s:s}", "dead", text ? text : "", n, "why", e2.msg);
             matcher_close(m);
             free(text);
             return x;
@@ -118,6 +124,7 @@ static json_t *walk(struct grammar *g, struct rng *r, int max_tokens, int check,
             n += size;
         }
     }
+    sum_steps += m ? matcher_spent(m) : 0;
     matcher_close(m);
     json_t *x = ended ? json_stringn(text ? text : "", n) : json_null();
     if (!x)
@@ -165,6 +172,7 @@ static json_t *answer(const json_t *q)
     int n_walks = (int)json_integer_value(json_object_get(q, "walks")), max_tokens = (int)json_integer_value(json_object_get(q, "tokens")), forced = 0, wrong = 0;
     size_t i;
     n_times = 0;
+    most_steps = sum_steps = 0;
     for (int k = 0; k < n_walks; k++)
         json_array_append_new(walks, walk(g, &r, max_tokens ? max_tokens : 200, json_is_true(json_object_get(q, "check")), &forced, &wrong));
     json_array_foreach(json_object_get(q, "texts"), i, v)
@@ -181,6 +189,7 @@ static json_t *answer(const json_t *q)
     json_object_set_new(a, "forced", json_integer(forced));
     json_object_set_new(a, "differs", json_integer(wrong));
     json_object_set_new(a, "masks", json_integer((json_int_t)n_times));
+    json_object_set_new(a, "steps", json_pack("[I, I]", (json_int_t)most_steps, (json_int_t)sum_steps));
     if (n_times)
         json_object_set_new(a, "mask_us", json_pack("[f, f, f, f]", sum / (double)n_times, times[n_times / 2], times[n_times * 99 / 100], times[n_times - 1]));
     json_object_set_new(a, "stats", json_pack("{s:i, s:i, s:i, s:i, s:f}", "exprs", (int)s.n_exprs, "rules", (int)s.n_rules, "states", (int)s.n_states, "masks", (int)s.n_masks, "MB",

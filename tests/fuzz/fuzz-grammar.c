@@ -1,17 +1,19 @@
-/* fuzz-grammar.c - any bytes as a schema, a regular expression or a grammar, under tight limits; what compiles is walked through by its own bytes.  The same bytes
- * are then an answer for each form of calls.
+/* fuzz-grammar.c - any bytes as a schema, a regular expression or a grammar, under tight limits; what compiles is walked through by its own bytes, and no call
+ * does more work than its limit of counted steps lets it.  The same bytes are then an answer for each form of calls.
  * build: scripts/fuzz grammar */
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "libcommon/grammar/grammar.h"
+#include "libcommon/grammar/grammar_impl.h"
 #include "libcommon/grammar/tools.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static void on_event(void *user, const struct tool_event *ev) { *(size_t *)user += ev->size; }
+
+enum { MOST_STEPS = 100000, SLACK = 20000 };            /* SLACK: between two looks at the limit, and for the derivative under way */
 
 static void walk(struct grammar *g)
 {
@@ -23,7 +25,10 @@ static void walk(struct grammar *g)
         int from = (int)((seed = seed * 1664525 + 1013904223) >> 24), found = 0;
         for (int i = 0; i < 256 && !found; i++) {
             unsigned char b = (unsigned char)(from + i);
+            const uint64_t before = g->x.meter.work;
             found = matcher_accept_bytes(m, &b, 1) == 0;
+            if (g->x.meter.work - before > MOST_STEPS + SLACK)
+                abort();                                /* work that nothing counts */
         }
         struct err e;
         if (!found && !matcher_complete(m) && matcher_error(m, &e) == 0)
@@ -37,7 +42,7 @@ static void walk(struct grammar *g)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static const char *const forms[] = { "hermes", "llama3", "mistral", "mistral-args", "deepseek-r1", "kimi-k2", "functionary-3.2", "qwen3-coder", "glm", "gpt-oss", "json" };
-    const struct grammar_options o = { .max_exprs = 100000, .max_work = 1000000, .whitespace = size & 1 ? GRAMMAR_WS_FLEXIBLE : GRAMMAR_WS_SINGLE };
+    const struct grammar_options o = { .max_exprs = 100000, .max_work = 1000000, .max_steps = MOST_STEPS, .whitespace = size & 1 ? GRAMMAR_WS_FLEXIBLE : GRAMMAR_WS_SINGLE };
     if (size == 0)
         return 0;
     struct err e = { .msg = "" };

@@ -302,6 +302,21 @@ static void limits(void **state)
     free(text);
 }
 
+/* Compiling ends soon once it is cancelled. */
+static void cancelled_compile(void **state)
+{
+    (void)state;
+    static const char *const text[] = { "root ::= [a-z]{1,100} root? | \"x\"", "(?=.*a.{50}b)(?=.*c.{60}d).*", "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"string\"}}}" };
+    static const enum kind kind[] = { GBNF, REGEX, SCHEMA };
+    const atomic_int stop = 1;
+    for (int i = 0; i < 3; i++) {
+        struct err e = { .msg = "" };
+        const struct grammar_options o = { .cancel = &stop };
+        assert_null((kind[i] == GBNF ? grammar_compile_gbnf : kind[i] == REGEX ? grammar_compile_regex : grammar_compile_schema)(NULL, text[i], strlen(text[i]), &o, &e));
+        assert_non_null(strstr(e.msg, "cancelled"));
+    }
+}
+
 /* ---- with a vocabulary: that of the tiny model ---- */
 
 static struct tokenizer *tokenizer;
@@ -527,11 +542,161 @@ static void threads(void **state)
     }
 }
 
+/* ---- limits of work ---- */
+
+/* N rules that may each go on in two ways: the places where a text may stand grow with N, and so does the work for a mask. */
+static char *ambiguous(int n)
+{
+    char *text = malloc((size_t)n * 80 + 100), *p = text;
+    p += sprintf(p, "root ::= r0\n");
+    for (int i = 0; i < n; i++)
+        p += sprintf(p, "r%d ::= [a-z]* r%d | [a-f]+ r%d | \"\"\n", i, i + 1, i * 7 % n);
+    sprintf(p, "r%d ::= \"z\"\n", n);
+    return text;
+}
+
+static struct grammar *limited(const char *text, uint64_t max_steps)
+{
+    struct err e;
+    struct grammar *g = grammar_compile_gbnf(vocab, text, strlen(text), &(struct grammar_options){ .max_steps = max_steps }, &e);
+    if (!g)
+        fail_msg("%s", e.msg);
+    return g;
+}
+
+/* What a matcher says on a walk of `steps` tokens, and what it counted, as a hash; with pauses where `pause` is not 0. */
+static uint64_t story(struct grammar *g, uint64_t seed, int steps, uint64_t pause)
+{
+    struct err e = { .msg = "" };
+    struct matcher *m = matcher_open(g, &e);
+    struct rng r = { seed };
+    uint64_t hash = 1;
+    const int n = grammar_vocab_size(vocab), words = (n + 31) / 32;
+    for (int k = 0; k < steps && matcher_error(m, &e) == 0; k++) {
+        const uint32_t *mask;
+        int32_t id;
+        uint64_t p = pause;
+        do {
+            matcher_hurry(m, p);
+            mask = matcher_mask(m);
+            p *= 2;
+        } while (matcher_busy(m));
+        for (int i = 0; i < words; i++)
+            hash = (hash ^ mask[i]) * 0x9E3779B97F4A7C15u;
+        hash = (hash ^ matcher_spent(m)) * 0x9E3779B97F4A7C15u;
+        int tries = 0;
+        do
+            id = (int32_t)(rng_u64(&r) % (uint64_t)n);
+        while (!bit(mask, id) && ++tries < 100000);
+        if (tries == 100000)
+            break;
+        for (p = pause; matcher_hurry(m, p), matcher_accept(m, id) != 0 && matcher_busy(m); p *= 2)
+            ;
+        hash = (hash ^ matcher_spent(m)) * 0x9E3779B97F4A7C15u;
+    }
+    for (const char *c = e.msg; *c; c++)
+        hash = hash * 31 + (unsigned char)*c;
+    matcher_close(m);
+    return hash;
+}
+
+/* The same answer is counted the same, and fails at the same place with the same words: in a fresh grammar, in one that knows much already, and in pieces. */
+static void counted_work(void **state)
+{
+    (void)state;
+    static const char *const text[] = { "root ::= [a-z] [a-z ]* root? | \"(\" root \")\"", "root ::= (\"- \" [^\\n]+ \"\\n\")+", NULL };
+    static const uint64_t most[] = { 0, 100000, 2000 };
+    for (int i = 0; i < 3; i++) {
+        char *own = text[i] ? NULL : ambiguous(12);
+        for (int k = 0; k < 3; k++) {
+            struct grammar *warm = limited(text[i] ? text[i] : own, most[k]);
+            for (uint64_t seed = 1; seed < 6; seed++) {
+                struct grammar *fresh = limited(text[i] ? text[i] : own, most[k]), *paused = limited(text[i] ? text[i] : own, most[k]);
+                const uint64_t want = story(fresh, seed, 12, 0);
+                assert_int_equal(story(warm, seed, 12, 0), want);
+                assert_int_equal(story(fresh, seed, 12, 0), want);
+                assert_int_equal(story(paused, seed, 12, 50), want);
+                assert_int_equal(story(warm, seed, 12, 300), want);
+                grammar_close(fresh);
+                grammar_close(paused);
+            }
+            grammar_close(warm);
+        }
+        free(own);
+    }
+}
+
+/* A mask that takes too long is an error of its matcher alone, and comes soon. */
+static void costly(void **state)
+{
+    (void)state;
+    char *text = ambiguous(500);
+    struct grammar *g = limited(text, 200000);
+    struct err e = { .msg = "" };
+    struct matcher *m = matcher_open(g, &e), *other = matcher_open(g, &e);
+    const double t = cpu_s();
+    const uint32_t *mask = matcher_mask(m);
+    for (int i = 0; i < (grammar_vocab_size(vocab) + 31) / 32; i++)
+        assert_int_equal(mask[i], 0);
+    assert_int_equal(matcher_error(m, &e), -1);
+    assert_int_equal(e.code, ERR_LIMIT);
+    assert_non_null(strstr(e.msg, "the grammar is too costly: more than 200000 steps"));
+    assert_int_equal(matcher_accept_bytes(m, "a", 1), -1);
+    assert_int_equal(matcher_accept_bytes(other, "z", 1), 0);          /* the grammar is none the worse */
+    assert_int_equal(matcher_error(other, NULL), 0);
+    assert_false(grammar_is_worn(g));
+    assert_true(cpu_s() - t < 10);
+    matcher_close(m);
+    matcher_close(other);
+    grammar_close(g);
+    /* cheap tokens, but too many of them: each may take a 16th of max_steps on average */
+    g = limited(text, 40000);
+    m = matcher_open(g, &e);
+    int k = 0;
+    while (k < 10000 && matcher_accept(m, tokenizer_find(tokenizer, "a", 1)) == 0)
+        k++;
+    assert_int_equal(matcher_error(m, &e), -1);
+    assert_non_null(strstr(e.msg, " tokens"));
+    assert_in_range(k, 10, 1000);
+    matcher_close(m);
+    grammar_close(g);
+    free(text);
+}
+
+static void *cancel_it(void *matcher)
+{
+    matcher_cancel(matcher);
+    return NULL;
+}
+
+/* Cancelled from another thread, whatever it does: the call that runs fails, and so do all later ones. */
+static void cancelled_mask(void **state)
+{
+    (void)state;
+    char *text = ambiguous(500);
+    struct grammar *g = limited(text, UINT64_MAX / 16);
+    struct err e = { .msg = "" };
+    struct matcher *m = matcher_open(g, &e), *other = matcher_open(g, &e);
+    pthread_t thread;
+    assert_int_equal(matcher_accept_bytes(m, "a", 1), 0);
+    assert_int_equal(pthread_create(&thread, NULL, cancel_it, m), 0);
+    while (matcher_error(m, &e) == 0)
+        matcher_mask(m);
+    pthread_join(thread, NULL);
+    assert_non_null(strstr(e.msg, "cancelled"));
+    assert_int_equal(matcher_accept_bytes(other, "a", 1), 0);
+    matcher_close(m);
+    matcher_close(other);
+    grammar_close(g);
+    free(text);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(texts), cmocka_unit_test(refusals), cmocka_unit_test(limits), cmocka_unit_test(masks), cmocka_unit_test(token_bytes),
         cmocka_unit_test(forced), cmocka_unit_test(named), cmocka_unit_test(threads),
+        cmocka_unit_test(cancelled_compile), cmocka_unit_test(counted_work), cmocka_unit_test(costly), cmocka_unit_test(cancelled_mask),
     };
     return cmocka_run_group_tests(tests, open_vocab, close_vocab);
 }
