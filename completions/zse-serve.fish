@@ -27,6 +27,7 @@ complete -c zse-serve -l no-prefix-cache -d 'compute every prompt from its begin
 complete -c zse-serve -l timeout -x -d 'end a request after this time, 0 never (default 600)'
 complete -c zse-serve -l drain -x -d 'what running requests get when the server stops or a model leaves (default 30)'
 complete -c zse-serve -l max-connections -x -d 'clients that are connected at once (default 4096)'
+complete -c zse-serve -l max-per-address -x -d 'of these, from one address (IPv6 /64) before they show a good key, 0 any number (default 512)'
 complete -c zse-serve -l max-body -x -d 'largest body of a request (default 16MB)'
 complete -c zse-serve -l quiet -d 'no messages but errors'
 complete -c zse-serve -l quantize -s q -x -a 'nl4 int4 int8 nf4 bf16 keep' -d 'type for a GGUF file or folder nl4, int4, int8, nf4, bf16 ... (default keep)'

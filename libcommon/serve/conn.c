@@ -20,7 +20,7 @@ static const double second = 1e9;
 
 static uint64_t after(double s) { return clock_ns() + (uint64_t)(s * second); }
 
-struct conn *conn_open(struct loop *l, int fd, const struct listener *at, const char *peer)
+struct conn *conn_open(struct loop *l, int fd, const struct listener *at, const char *peer, uint64_t address)
 {
     struct conn *c = calloc(1, sizeof *c);
     struct epoll_event ev = { .events = EPOLLIN, .data.ptr = c };
@@ -40,7 +40,8 @@ struct conn *conn_open(struct loop *l, int fd, const struct listener *at, const 
     }
     if (c->ssl)
         SSL_set_accept_state(c->ssl);
-    if (epoll_ctl(l->epoll, EPOLL_CTL_ADD, fd, &ev) != 0) {
+    if (places_enter(l->places, &c->place, address, clock_ns()) != 0 || epoll_ctl(l->epoll, EPOLL_CTL_ADD, fd, &ev) != 0) {
+        places_leave(l->places, &c->place);
         SSL_free(c->ssl);
         free(c);
         return NULL;
@@ -49,7 +50,7 @@ struct conn *conn_open(struct loop *l, int fd, const struct listener *at, const 
     if (c->next)
         c->next->prev = c;
     l->conns = c;
-    l->n_conns++;
+    l->counts.accepted++;
     return c;
 }
 
@@ -92,7 +93,20 @@ void conn_kill(struct conn *c)
     c->prev = NULL;
     c->next = l->dead;
     l->dead = c;
-    l->n_conns--;
+    places_leave(l->places, &c->place);
+}
+
+/* Work that an eviction would throw away keeps a connection; one without a good key has none, only an answer that it does not take. */
+static void settle(struct conn *c, int active)
+{
+    if (!c->dead)
+        places_update(c->l->places, &c->place, !c->exchange && !(c->place.known && (c->busy || c->out.size > 0)), active, clock_ns());
+}
+
+void conn_own(struct conn *c, uint64_t owner)
+{
+    places_own(c->l->places, &c->place, owner);
+    settle(c, 1);
 }
 
 /* Tell epoll what this connection waits for. */
@@ -188,6 +202,7 @@ static void response_complete(struct conn *c)
 
 void conn_flush(struct conn *c)
 {
+    const uint64_t sent = c->l->bytes_sent;
     while (c->sent < c->out.size && !c->out.failed) {
         long n = transmit(c, c->out.data + c->sent, c->out.size - c->sent);
         if (n == -2) {
@@ -216,8 +231,10 @@ void conn_flush(struct conn *c)
         next_request(c);
     if (!c->dead && !c->busy && c->ssl && SSL_pending(c->ssl) > 0 && !c->eof)
         on_readable(c);
-    if (!c->dead)
-        watch(c);
+    if (c->dead)
+        return;
+    settle(c, c->l->bytes_sent != sent);
+    watch(c);
 }
 
 /* ---- requests ---- */
@@ -388,6 +405,9 @@ static void on_readable(struct conn *c)
             c->eof = 1;
             break;
         }
+        c->heard_ns = clock_ns();
+        c->pinged_ns = 0;
+        settle(c, 1);
         buf_add(&c->in, bytes, (size_t)n);
         if (c->in.failed) {
             conn_kill(c);
@@ -436,11 +456,29 @@ void conn_ready(struct conn *c, uint32_t events)
         watch(c);
 }
 
+/* -1: the last ping was not answered in time. */
+static int ping(struct conn *c, uint64_t now)
+{
+    const uint64_t patience_ns = (uint64_t)(c->l->o.ping_s * second);
+    if (c->pinged_ns)
+        return now - c->pinged_ns > patience_ns ? -1 : 0;
+    if (now - c->heard_ns > patience_ns && !c->close_after) {
+        c->pinged_ns = now;
+        ws_frame(&c->out, WS_PING, "", 0);
+        dirty(c);
+    }
+    return 0;
+}
+
 void conn_check_time(struct conn *c, uint64_t now)
 {
     static const char late[] = "the request did not arrive in time";
     const struct loop_options *o = &c->l->o;
     if (c->out.size > 0 && c->progress_ns && now - c->progress_ns > (uint64_t)(o->stalled_s * second)) {
+        conn_kill(c);
+        return;
+    }
+    if (c->mode == CONN_WEBSOCKET && o->ping_s && ping(c, now) != 0) {
         conn_kill(c);
         return;
     }
@@ -465,7 +503,13 @@ int conn_has_body(const struct conn *c) { return c->parser.state == HTTP_COMPLET
 struct http_request *conn_take_body(struct conn *c) { return c->parser.req; }
 const char *conn_peer(const struct conn *c) { return c->peer; }
 int conn_is_local(const struct conn *c) { return c->local; }
-void conn_set_exchange(struct conn *c, void *exchange) { c->exchange = exchange; }
+
+void conn_set_exchange(struct conn *c, void *exchange)
+{
+    c->exchange = exchange;
+    settle(c, 0);
+}
+
 void *conn_exchange(const struct conn *c) { return c->exchange; }
 void conn_set_visit(struct conn *c, void *visit) { c->visit = visit; }
 void *conn_visit(const struct conn *c) { return c->visit; }

@@ -25,9 +25,11 @@ struct conn;
 struct loop_options {
     struct http_limits http;
     int max_connections;
+    int max_per_address;            /* connections of one address without a key, see places.h; 0: any number. Unix sockets have no addresses. */
     size_t max_unsent;              /* bytes of a response that may wait for a slow client */
     double head_s, body_s;          /* a head must be whole after head_s, a body must go on arriving at 1 KB/s, with body_s to begin with */
     double idle_s, stalled_s;       /* between requests; without progress while there is something to send */
+    double ping_s;                  /* a WebSocket that was silent for so long gets a ping, and after as long again it is closed; 0: never */
     /* A body is to come, of SIZE bytes or SIZE_MAX (chunked).  0: it is not kept, and conn_has_body says so.  A small one is read past, so that the connection can
      * go on; else on_request is called at once and the connection closes after the answer.  NULL: every body is kept. */
     int (*on_body)(void *user, struct conn *c, size_t size);
@@ -62,7 +64,10 @@ void loop_stop_listening(struct loop *l);       /* removes the Unix socket; idle
 void loop_run(struct loop *l);                  /* until loop_quit */
 void loop_quit(struct loop *l);
 void loop_wake(struct loop *l);                 /* from any thread: on_wake will be called in the loop's */
+struct loop_counts { uint64_t accepted, evicted, refused; };     /* connections; refused: 503 as there was no room, for any or for one more of the address */
+const struct loop_counts *loop_counts(const struct loop *l);
 int loop_n_connections(const struct loop *l);
+int loop_n_unknown(const struct loop *l);       /* of which no request has shown a good key */
 int loop_n_busy(const struct loop *l);          /* with a request that is not answered, or unsent bytes; WebSockets with an exchange */
 uint64_t loop_bytes_sent(const struct loop *l);
 
@@ -72,6 +77,8 @@ struct http_request *conn_take_body(struct conn *c);    /* the same, to move the
 int conn_has_body(const struct conn *c);        /* its body was kept, or it has none */
 const char *conn_peer(const struct conn *c);    /* "127.0.0.1", "unix" */
 int conn_is_local(const struct conn *c);        /* its listener is loopback or a Unix socket */
+/* Its request is good as this owner's (a key's number, or an address's where no key is needed): see places.h. */
+void conn_own(struct conn *c, uint64_t owner);
 /* Whoever works on the answer; NULL: nobody. on_gone is called only while it is set. */
 void conn_set_exchange(struct conn *c, void *exchange);
 void *conn_exchange(const struct conn *c);

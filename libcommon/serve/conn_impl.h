@@ -5,6 +5,7 @@
 #include <openssl/ssl.h>
 
 #include "libcommon/serve/conn.h"
+#include "libcommon/serve/places.h"
 
 enum source_kind { SOURCE_LISTENER, SOURCE_CONN, SOURCE_WAKE, SOURCE_SIGNAL };
 enum { MAX_LISTENERS = 8, PEER_SIZE = 48 };
@@ -45,12 +46,14 @@ struct conn {
     /* time: by when something must have happened; 0: no limit */
     uint64_t deadline_ns, body_from_ns, progress_ns;
     size_t body_seen;
+    uint64_t heard_ns, pinged_ns;       /* of a WebSocket: when bytes came last; when it was sent a ping since then, 0: not */
+    struct place place;
     char peer[PEER_SIZE];
 };
 
 struct loop {
     struct loop_options o;
-    int epoll, quit, listening, n_conns;
+    int epoll, quit, listening;
     struct source wake, signals;
     struct listener listener[MAX_LISTENERS];
     int n_listeners;
@@ -58,10 +61,13 @@ struct loop {
     int deaf;                   /* listeners are not watched until the next second */
     SSL_CTX *tls;
     struct conn *conns, *dead, *dirty;
+    struct places *places;
     uint64_t second_ns, bytes_sent;
+    struct loop_counts counts;
 };
 
-struct conn *conn_open(struct loop *l, int fd, const struct listener *at, const char *peer);
+/* address: its owner in places. */
+struct conn *conn_open(struct loop *l, int fd, const struct listener *at, const char *peer, uint64_t address);
 void conn_ready(struct conn *c, uint32_t events);
 void conn_flush(struct conn *c);
 void conn_kill(struct conn *c);             /* close now; freed at the end of the round */

@@ -385,7 +385,7 @@ static int key_is_needed(const struct server *s, const struct conn *c)
     return keys && (keys_known_required(keys) || server_is_reachable(s, conn_is_local(c)));
 }
 
-int guard_knows(struct server *s, struct conn *c, const struct route *r)
+int guard_knows(struct server *s, struct conn *c, const struct route *r, uint64_t *owner)
 {
     const struct guard *g = &s->guard;
     char query[128], address[64];
@@ -396,14 +396,17 @@ int guard_knows(struct server *s, struct conn *c, const struct route *r)
         return 1;
     if (!s->o.query_keys && http_query(conn_request(c), "api_key", query, sizeof query))
         return 0;
+    *owner = 1;
     if (is_admin_token(s, key))
         return !may_be_guess(s, c, 0, &v);
     refresh(s);
     if (key && g->keys && keys_check(g->keys, key, &k) == KEY_GOOD) {
         struct usage_stats used;
+        *owner = (uint64_t)k.id << 1 | 1;
         usage_read(g->usage, k.id, &k.limit, &used);
         return (k.scopes & needs(r->access)) && !may_be_guess(s, c, k.id, &v) && used.verdict.allowed;
     }
+    *owner = address_number(client_address(s, c, address)) << 1;
     return r->access != ACCESS_ADMIN && !key_is_needed(s, c) && address_peek(g->anonymous, client_address(s, c, address)).allowed;
 }
 

@@ -19,9 +19,12 @@
 
 #include <openssl/err.h>
 
+#include "libcommon/access/limits.h"
 #include "libcommon/base/clock.h"
 #include "libcommon/serve/conn_impl.h"
 
+/* The kernel buffers no more than this of what a client does not take; without, it is megabytes for each (tcp_wmem). */
+enum { MAX_UNSENT_KERNEL = 1 << 16 };
 static const uint64_t second = 1000000000u;
 
 static int watch(struct loop *l, struct source *s, struct err *e)
@@ -45,9 +48,10 @@ struct loop *loop_open(const struct loop_options *o, struct err *e)
     l->signals = (struct source){ SOURCE_SIGNAL, -1 };
     l->spare = open("/dev/null", O_RDONLY | O_CLOEXEC);
     l->second_ns = clock_ns();
+    l->places = places_open(o->max_connections, o->max_per_address, e);
     if (l->epoll < 0 || l->wake.fd < 0)
         err_sys(e, "event loop");
-    else if (watch(l, &l->wake, e) == 0)
+    else if (l->places && watch(l, &l->wake, e) == 0)
         return l;
     loop_close(l);
     return NULL;
@@ -86,6 +90,7 @@ void loop_close(struct loop *l)
     close_fd(l->wake.fd);
     close_fd(l->epoll);
     SSL_CTX_free(l->tls);
+    places_close(l->places);
     free(l);
 }
 
@@ -296,6 +301,19 @@ static void turn_away(struct loop *l, int listener)
     l->spare = open("/dev/null", O_RDONLY | O_CLOEXEC);
 }
 
+/* Room for one more of this address, if need be instead of another one. */
+static int make_room(struct loop *l, const struct listener *at, uint64_t address)
+{
+    struct place *evict;
+    if (!places_room(l->places, address, !at->path, clock_ns(), &evict))
+        return 0;
+    if (evict) {
+        conn_kill((struct conn *)((char *)evict - offsetof(struct conn, place)));
+        l->counts.evicted++;
+    }
+    return 1;
+}
+
 static void accept_some(struct loop *l, const struct listener *at)
 {
     static const char full[] = "HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
@@ -303,22 +321,26 @@ static void accept_some(struct loop *l, const struct listener *at)
         struct sockaddr_storage a = { 0 };
         socklen_t size = sizeof a;
         char peer[PEER_SIZE];
-        int one = 1, fd = accept4(at->source.fd, (struct sockaddr *)&a, &size, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        int one = 1, unsent = MAX_UNSENT_KERNEL, fd = accept4(at->source.fd, (struct sockaddr *)&a, &size, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd < 0) {
             if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
                 turn_away(l, at->source.fd);
             return;
         }
-        if (l->n_conns >= l->o.max_connections) {
+        peer_name(&a, peer);
+        const uint64_t address = address_number(peer) << 1;
+        if (!make_room(l, at, address)) {
+            l->counts.refused++;
             if (!at->tls)
                 send(fd, full, sizeof full - 1, MSG_NOSIGNAL | MSG_DONTWAIT);
             close(fd);
             continue;
         }
-        if (!at->path)
+        if (!at->path) {
             setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-        peer_name(&a, peer);
-        if (!conn_open(l, fd, at, peer))
+            setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent, sizeof unsent);
+        }
+        if (!conn_open(l, fd, at, peer, address))
             close(fd);
     }
 }
@@ -410,7 +432,9 @@ void loop_wake(struct loop *l)
     (void)n;                            /* full: it is going to wake up anyway */
 }
 
-int loop_n_connections(const struct loop *l) { return l->n_conns; }
+int loop_n_connections(const struct loop *l) { return places_n(l->places); }
+int loop_n_unknown(const struct loop *l) { return places_n_unknown(l->places); }
+const struct loop_counts *loop_counts(const struct loop *l) { return &l->counts; }
 uint64_t loop_bytes_sent(const struct loop *l) { return l->bytes_sent; }
 
 int loop_n_busy(const struct loop *l)

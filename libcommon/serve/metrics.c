@@ -219,6 +219,12 @@ void handle_metrics(struct server *s, struct conn *c, const char *rest)
     }
     about(out, "zse_http_connections", "gauge", "Connections that are open.");
     buf_printf(out, "zse_http_connections %d\n", loop_n_connections(s->loop));
+    about(out, "zse_http_connections_without_key", "gauge", "Of these, connections on which no request has shown a good key yet.");
+    buf_printf(out, "zse_http_connections_without_key %d\n", loop_n_unknown(s->loop));
+    about(out, "zse_http_connections_evicted_total", "counter", "Idle connections closed to make room for a new one.");
+    buf_printf(out, "zse_http_connections_evicted_total %llu\n", (unsigned long long)loop_counts(s->loop)->evicted);
+    about(out, "zse_http_connections_refused_total", "counter", "Connections refused for lack of room, in all or of one address.");
+    buf_printf(out, "zse_http_connections_refused_total %llu\n", (unsigned long long)loop_counts(s->loop)->refused);
     about(out, "zse_http_sent_bytes_total", "counter", "Bytes sent to clients.");
     buf_printf(out, "zse_http_sent_bytes_total %llu\n", (unsigned long long)loop_bytes_sent(s->loop));
     if (s->guard.audit) {

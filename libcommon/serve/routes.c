@@ -174,7 +174,12 @@ static void preflight(struct server *s, struct conn *c, const char *methods)
 int routes_wants_body(struct server *s, struct conn *c)
 {
     const int at = conn_route(c);
-    return at >= 0 && routes[at].kind == ROUTE_PLAIN && routes[at].body && host_is_ours(s, c) && origin_of(s, c) != ORIGIN_FOREIGN && guard_knows(s, c, &routes[at]);
+    uint64_t owner;
+    if (at < 0 || routes[at].kind != ROUTE_PLAIN || !routes[at].body || !host_is_ours(s, c) || origin_of(s, c) == ORIGIN_FOREIGN || !guard_knows(s, c, &routes[at], &owner))
+        return 0;
+    if (routes[at].access != ACCESS_PUBLIC)
+        conn_own(c, owner);
+    return 1;
 }
 
 void routes_request(struct server *s, struct conn *c)
@@ -207,6 +212,8 @@ void routes_request(struct server *s, struct conn *c)
             reply_refusal(s, c, 503, "body_not_kept", "the body came before the key was good: send it again");
     } else {
         matches(&routes[at], r->path, &rest);
+        if (routes[at].access != ACCESS_PUBLIC)
+            conn_own(c, guard_share(conn_visit(c)));
         routes[at].handle(s, c, rest);
     }
 }

@@ -315,8 +315,8 @@ struct server *server_bind(const struct server_options *o, struct err *e)
         err_nomem(e, "server");
         return NULL;
     }
-    const struct loop_options lo = { .http = { .head_bytes = 16 << 10, .body_bytes = o->max_body }, .max_connections = o->max_connections, .max_unsent = 16 << 20,
-                                     .head_s = 10, .body_s = 10, .idle_s = 75, .stalled_s = 30, .on_body = on_body, .on_request = on_request, .on_gone = on_gone,
+    const struct loop_options lo = { .http = { .head_bytes = 16 << 10, .body_bytes = o->max_body }, .max_connections = o->max_connections, .max_per_address = o->trust_proxy ? 0 : o->max_per_address, .max_unsent = 16 << 20,
+                                     .head_s = 10, .body_s = 10, .idle_s = 75, .stalled_s = 30, .ping_s = 30, .on_body = on_body, .on_request = on_request, .on_gone = on_gone,
                                      .on_refused = on_refused, .on_answered = on_answered, .on_message = on_message, .on_wake = on_wake, .on_second = on_second, .on_signal = on_signal,
                                      .user = s };
     s->o = *o;
