@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <strings.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
@@ -261,6 +262,24 @@ int cli_parse_size(const char *prog, const char *option, const char *text, uint6
     *out = (uint64_t)llround(v * unit);
     return 0;
 }
+
+int cli_parse_time(const char *prog, const char *option, const char *text, int direction, int64_t *out_s)
+{
+    static const struct { char unit; int64_t s; } units[] = { { 'd', 86400 }, { 'h', 3600 }, { 'm', 60 } };
+    struct tm t = { 0 };
+    char *rest;
+    const long n = strtol(text, &rest, 10);
+    for (int i = 0; i < 3; i++)
+        if (rest != text && rest[0] == units[i].unit && rest[1] == '\0' && n > 0 && n < 1000000)
+            return *out_s = (int64_t)time(NULL) + direction * n * units[i].s, 0;
+    rest = strptime(text, "%Y-%m-%d", &t);
+    if (rest && *rest == 'T')
+        rest = strptime(rest, "T%H:%M:%SZ", &t);
+    *out_s = rest && !*rest ? (int64_t)timegm(&t) : 0;
+    return *out_s > 0 ? 0 : cli_wrong(prog, "%s: '%s' is no date like 2027-01-31 or 2027-01-31T12:00:00Z and no time like 90d, 12h or 30m", option, text);
+}
+
+const char *cli_s(int64_t n) { return n == 1 ? "" : "s"; }
 
 static size_t scaled(char *out, size_t room, double n, double base, const char *const *units)
 {

@@ -47,6 +47,12 @@ int cli_parse_float(const char *prog, const char *option, const char *text, doub
 /* Bytes: "6GB" = 6e9, "6GiB" = 6 * 2^30, "512M", "1.5T", "4096".  The letters' case does not matter. */
 int cli_parse_size(const char *prog, const char *option, const char *text, uint64_t *out);
 
+/* A point in time, as Unix time: 2027-01-31, 2027-01-31T12:00:00Z, or 90d, 12h, 30m from now (direction 1) or before now (-1). */
+int cli_parse_time(const char *prog, const char *option, const char *text, int direction, int64_t *out_s);
+
+/* "s" unless n is 1: printf("%d file%s", n, cli_s(n)) */
+const char *cli_s(int64_t n);
+
 /* "1.07 GB"; with both: "1.07 GB (1.00 GiB)".  Returns out. */
 enum { CLI_BYTES = 48 };
 const char *cli_bytes(char out[CLI_BYTES], uint64_t n);

@@ -65,21 +65,9 @@ static int parse_tokens(struct limit *l, const char *text)
 
 static int parse_expires(const char *text, int64_t *out)
 {
-    static const struct { char unit; int64_t s; } units[] = { { 'd', 86400 }, { 'h', 3600 }, { 'm', 60 } };
-    struct tm t = { 0 };
-    char *rest;
-    const int64_t now = (int64_t)time(NULL);
-    const long n = strtol(text, &rest, 10);
-    for (int i = 0; i < 3; i++)
-        if (rest != text && rest[0] == units[i].unit && rest[1] == '\0' && n > 0 && n < 1000000)
-            return *out = now + n * units[i].s, 0;
-    rest = strptime(text, "%Y-%m-%d", &t);
-    if (rest && *rest == 'T')
-        rest = strptime(rest, "T%H:%M:%SZ", &t);
-    *out = rest && !*rest ? (int64_t)timegm(&t) : 0;
-    if (*out <= 0)
-        return cli_wrong(prog, "--expires: '%s' is no date like 2027-01-31 or 2027-01-31T12:00:00Z and no time like 90d, 12h or 30m", text);
-    return *out > now ? 0 : cli_wrong(prog, "--expires: '%s' is in the past", text);
+    if (cli_parse_time(prog, "--expires", text, 1, out))
+        return CLI_USAGE;
+    return *out > (int64_t)time(NULL) ? 0 : cli_wrong(prog, "--expires: '%s' is in the past", text);
 }
 
 static int add_model(struct key_info *k, const char *glob)

@@ -1,4 +1,4 @@
-/* zse-audit - read the log of what was asked of zse-serve: sums, selections, exports, and proof that nothing was changed.  Made for cron. */
+/* zse-audit - read the audit log of zse-serve: sums, selections, exports, and proof that nothing was changed or is missing.  Made for cron. */
 #include <getopt.h>
 #include <inttypes.h>
 #include <stdarg.h>
@@ -12,43 +12,45 @@
 #include "cmd/home.h"
 #include "libcommon/access/audit.h"
 #include "libcommon/access/audit_query.h"
+#include "libcommon/access/audit_verify.h"
 
 static const char prog[] = "zse-audit";
 static const char usage[] =
     "usage: zse-audit [COMMAND] [OPTIONS]\n"
-    "Read the log of what was asked of zse-serve.\n"
-    "  summary                    the last 24 hours in sums (what it does without a command)\n"
+    "Read the audit log of zse-serve.\n"
+    "  summary                    the last 24 hours in sums (the default command)\n"
     "  recent                     the last 20 requests\n"
     "  query                      requests that all filters take, the newest first\n"
     "  export -o FILE             the same, the oldest first, all of them\n"
-    "  verify                     was anything changed, put in or taken out? (exit 1: yes)\n"
-    "  head                       the hash to write down elsewhere\n"
+    "  verify                     is anything changed or missing? (exit 1: yes)\n"
+    "  head                       the hashes to write down elsewhere\n"
     "  stats                      files, bytes, lines\n"
     "  clear                      empty the log\n"
-    "  -h, --hours N              summary, query, export: only the last N hours (summary: 24)\n"
+    "  -H, --hours N              summary, query, export: only the last N hours (summary: 24)\n"
     "  -l, --limit N              recent, query: at most N (20; 100)\n"
-    "  -k, --key NAME             filter: the key's name\n"
-    "  -s, --status CODE          filter: 429, or 4 for all of 400 to 499\n"
-    "  -p, --path PREFIX          filter: paths that begin so\n"
-    "  -m, --method NAME          filter: GET, POST ...\n"
-    "      --min-latency MS       filter: requests that took at least as long\n"
+    "  -k, --key NAME             query, export: the key's name\n"
+    "  -s, --status CODE          query, export: 429, or 4 for all of 400 to 499\n"
+    "  -p, --path PREFIX          query, export: paths that begin so\n"
+    "  -m, --method NAME          query, export: GET, POST ...\n"
+    "      --min-latency MS       query, export: requests that took at least as long\n"
     "  -f, --format jsonl|csv     export: one JSON object a line (default), or a table\n"
     "  -o, --output FILE          export: appears whole or not at all; '-': standard output\n"
+    "      --since HASH|TIME      verify: nothing may be missing after this line (a hash that head printed) or time (2027-01-31, 30d)\n"
     "      --expect HASH          verify: this hash, printed by head earlier, must be part of the log\n"
     "      --all                  clear: rotated files too\n"
     "      --yes                  clear: do not ask\n"
     "      --folder DIR           the log's folder (default: audit in $ZSE_HOME, else in ~/.zse)\n"
     "  -j, --json                 JSON: one object, or one a line\n"
-    "      --help                 show this help\n"
+    "  -h, --help                 show this help\n"
     "  -V, --version              show the version\n";
 
-enum { OPT_LATENCY = 256, OPT_EXPECT, OPT_ALL, OPT_YES, OPT_FOLDER, OPT_HELP };
+enum { OPT_LATENCY = 256, OPT_EXPECT, OPT_ALL, OPT_YES, OPT_FOLDER, OPT_SINCE };
 static const struct option long_options[] = {
-    { "hours", required_argument, NULL, 'h' }, { "limit", required_argument, NULL, 'l' }, { "key", required_argument, NULL, 'k' },
+    { "hours", required_argument, NULL, 'H' }, { "limit", required_argument, NULL, 'l' }, { "key", required_argument, NULL, 'k' },
     { "status", required_argument, NULL, 's' }, { "path", required_argument, NULL, 'p' }, { "method", required_argument, NULL, 'm' },
     { "min-latency", required_argument, NULL, OPT_LATENCY }, { "format", required_argument, NULL, 'f' }, { "output", required_argument, NULL, 'o' },
-    { "expect", required_argument, NULL, OPT_EXPECT }, { "all", no_argument, NULL, OPT_ALL }, { "yes", no_argument, NULL, OPT_YES },
-    { "folder", required_argument, NULL, OPT_FOLDER }, { "json", no_argument, NULL, 'j' }, { "help", no_argument, NULL, OPT_HELP },
+    { "since", required_argument, NULL, OPT_SINCE }, { "expect", required_argument, NULL, OPT_EXPECT }, { "all", no_argument, NULL, OPT_ALL }, { "yes", no_argument, NULL, OPT_YES },
+    { "folder", required_argument, NULL, OPT_FOLDER }, { "json", no_argument, NULL, 'j' }, { "help", no_argument, NULL, 'h' },
     { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
 };
 
@@ -56,7 +58,8 @@ static const struct option long_options[] = {
 enum { TAKES_HOURS = 1, TAKES_LIMIT = 2, TAKES_FILTER = 4, TAKES_EXPORT = 8, TAKES_EXPECT = 16, TAKES_CLEAR = 32 };
 
 struct options {
-    const char *folder, *output, *expect;
+    const char *folder, *output;
+    struct audit_want want;
     struct audit_filter filter;
     double hours;
     int limit, csv, all, yes, json;
@@ -72,18 +75,34 @@ static int parse_status(const char *text, int *out)
     return n < 6 || n >= 100 ? 0 : cli_wrong(prog, "--status: '%s' is neither a code like 429 nor its first digit", text);
 }
 
+static int is_hash(const char *text) { return strlen(text) == SHA256_HEX && strspn(text, "0123456789abcdef") == SHA256_HEX; }
+
+static int parse_since(const char *text, struct audit_want *want)
+{
+    int64_t s;
+    *want = (struct audit_want){ .expect = want->expect };
+    if (is_hash(text)) {
+        want->since_hash = text;
+        return 0;
+    }
+    if (cli_parse_time(prog, "--since", text, -1, &s))
+        return CLI_USAGE;
+    want->since_ms = s * 1000;
+    return 0;
+}
+
 static int take(struct options *o, int c, const char *arg)
 {
     static const struct { int c; unsigned takes; } needs[] = {
-        { 'h', TAKES_HOURS }, { 'l', TAKES_LIMIT }, { 'k', TAKES_FILTER }, { 's', TAKES_FILTER }, { 'p', TAKES_FILTER }, { 'm', TAKES_FILTER },
-        { OPT_LATENCY, TAKES_FILTER }, { 'f', TAKES_EXPORT }, { 'o', TAKES_EXPORT }, { OPT_EXPECT, TAKES_EXPECT }, { OPT_ALL, TAKES_CLEAR }, { OPT_YES, TAKES_CLEAR },
+        { 'H', TAKES_HOURS }, { 'l', TAKES_LIMIT }, { 'k', TAKES_FILTER }, { 's', TAKES_FILTER }, { 'p', TAKES_FILTER }, { 'm', TAKES_FILTER },
+        { OPT_LATENCY, TAKES_FILTER }, { 'f', TAKES_EXPORT }, { 'o', TAKES_EXPORT }, { OPT_EXPECT, TAKES_EXPECT }, { OPT_SINCE, TAKES_EXPECT }, { OPT_ALL, TAKES_CLEAR }, { OPT_YES, TAKES_CLEAR },
     };
     long long n;
     for (size_t i = 0; i < sizeof needs / sizeof *needs; i++)
         if (needs[i].c == c)
             o->given |= needs[i].takes;
     switch (c) {
-    case 'h': return cli_parse_float(prog, "--hours", arg, 0.001, 1e6, &o->hours);
+    case 'H': return cli_parse_float(prog, "--hours", arg, 0.001, 1e6, &o->hours);
     case 'l':
         if (cli_parse_int(prog, "--limit", arg, 1, 1000000, &n))
             return CLI_USAGE;
@@ -99,9 +118,9 @@ static int take(struct options *o, int c, const char *arg)
         return o->csv || strcmp(arg, "jsonl") == 0 ? 0 : cli_wrong(prog, "--format: '%s' is neither jsonl nor csv", arg);
     case 'o': o->output = arg; return 0;
     case OPT_EXPECT:
-        o->expect = arg;
-        return strlen(arg) == SHA256_HEX && strspn(arg, "0123456789abcdef") == SHA256_HEX
-                   ? 0 : cli_wrong(prog, "--expect: '%s' is no hash of %d lower-case hexadecimal digits", arg, SHA256_HEX);
+        o->want.expect = arg;
+        return is_hash(arg) ? 0 : cli_wrong(prog, "--expect: '%s' is no hash of %d lower-case hexadecimal digits", arg, SHA256_HEX);
+    case OPT_SINCE: return parse_since(arg, &o->want);
     case OPT_ALL: o->all = 1; return 0;
     case OPT_YES: o->yes = 1; return 0;
     case OPT_FOLDER: o->folder = arg; return 0;
@@ -146,6 +165,12 @@ static void print_counts(const char *title, const json_t *o)
 
 static json_int_t count_of(const json_t *o, const char *key) { return json_integer_value(json_object_get(o, key)); }
 
+static void note_skipped(uint64_t n)
+{
+    if (n)
+        cli_note(prog, "skipped %" PRIu64 " line%s of the log: no entries", n, cli_s((int64_t)n));
+}
+
 static int summary(const struct options *o, const char *folder, struct err *e)
 {
     json_t *s = audit_summary(folder, o->hours > 0 ? o->hours : 24, 0, e);
@@ -154,16 +179,17 @@ static int summary(const struct options *o, const char *folder, struct err *e)
     if (o->json) {
         cli_json(s);
     } else {
-        printf("last %g hours: %" JSON_INTEGER_FORMAT " requests, %" JSON_INTEGER_FORMAT " errors, %" JSON_INTEGER_FORMAT " keys\n",
-               json_real_value(json_object_get(s, "period_hours")), count_of(s, "total_requests"), count_of(s, "errors"), count_of(s, "unique_keys"));
-        printf("mean latency %.1f ms, %" JSON_INTEGER_FORMAT " tokens (%" JSON_INTEGER_FORMAT " of prompts, %" JSON_INTEGER_FORMAT " of answers)\n",
-               json_real_value(json_object_get(s, "avg_latency_ms")), count_of(s, "total_tokens"), count_of(s, "prompt_tokens"), count_of(s, "completion_tokens"));
+        const double hours = json_real_value(json_object_get(s, "period_hours"));
+        const json_int_t n = count_of(s, "total_requests"), errors = count_of(s, "errors"), keys = count_of(s, "unique_keys"), tokens = count_of(s, "total_tokens");
+        printf("last %g hour%s: %" JSON_INTEGER_FORMAT " request%s, %" JSON_INTEGER_FORMAT " error%s, %" JSON_INTEGER_FORMAT " key%s\n", hours, hours == 1 ? "" : "s",
+               n, cli_s(n), errors, cli_s(errors), keys, cli_s(keys));
+        printf("mean latency %.1f ms, %" JSON_INTEGER_FORMAT " token%s (%" JSON_INTEGER_FORMAT " of prompts, %" JSON_INTEGER_FORMAT " of answers)\n",
+               json_real_value(json_object_get(s, "avg_latency_ms")), tokens, cli_s(tokens), count_of(s, "prompt_tokens"), count_of(s, "completion_tokens"));
         print_counts("by path", json_object_get(s, "endpoints"));
         print_counts("by status", json_object_get(s, "status_codes"));
         print_counts("by key", json_object_get(s, "keys"));
         print_counts("by model", json_object_get(s, "models"));
-        if (count_of(s, "skipped_lines"))
-            cli_note(prog, "%" JSON_INTEGER_FORMAT " lines of the log are no entries and were skipped", count_of(s, "skipped_lines"));
+        note_skipped((uint64_t)count_of(s, "skipped_lines"));
     }
     json_decref(s);
     return 0;
@@ -180,9 +206,12 @@ static void print_entry(const char *line)
     json_t *o = json_loads(line, 0, NULL);
     if (!o)
         return;
-    print_line("%s  %" JSON_INTEGER_FORMAT "  %9.1f ms  %7" JSON_INTEGER_FORMAT "  %-16s  %-6s %s%s%s", text_or(o, "timestamp", "?"), count_of(o, "status_code"),
+    char times[32] = "";
+    if (count_of(o, "count") > 1)
+        snprintf(times, sizeof times, "  x%" JSON_INTEGER_FORMAT, count_of(o, "count"));
+    print_line("%s  %" JSON_INTEGER_FORMAT "  %9.1f ms  %7" JSON_INTEGER_FORMAT "  %-16s  %-6s %s%s%s%s", text_or(o, "timestamp", "?"), count_of(o, "status_code"),
                json_number_value(json_object_get(o, "latency_ms")), count_of(o, "total_tokens"), text_or(o, "api_key_name", "-"), text_or(o, "method", "?"), text_or(o, "path", "?"),
-               json_is_string(json_object_get(o, "model_id")) ? "  " : "", text_or(o, "model_id", ""));
+               json_is_string(json_object_get(o, "model_id")) ? "  " : "", text_or(o, "model_id", ""), times);
     json_decref(o);
 }
 
@@ -203,8 +232,7 @@ static int newest(const struct options *o, const char *folder, int usual, struct
         free(lines[i]);
     }
     free(lines);
-    if (s.bad)
-        cli_note(prog, "%" PRIu64 " lines of the log are no entries and were skipped", s.bad);
+    note_skipped(s.bad);
     return 0;
 }
 
@@ -257,51 +285,132 @@ static int export(const struct options *o, const char *folder, struct err *e)
     if (rc)
         atomic_abort(&k->file);
     else if (strcmp(o->output, "-") != 0)
-        cli_note(prog, "%s: %" PRIu64 " requests", o->output, k->rows);
+        cli_note(prog, "%s: %" PRIu64 " line%s", o->output, k->rows, cli_s((int64_t)k->rows));
     free(k);
     return rc;
+}
+
+/* ---- verify ---- */
+
+/* Both chains.  A hash of --since belongs to one of them: the other one is checked without it. */
+static int check_chains(const struct options *o, const char *folder, struct audit_check c[AUDIT_CHAINS], struct err *e)
+{
+    int found = 0;
+    for (int i = 0; i < AUDIT_CHAINS; i++) {
+        if (audit_verify(folder, (enum audit_chain)i, &o->want, &c[i], e))
+            return -1;
+        found |= c[i].since_found;
+    }
+    for (int i = 0; i < AUDIT_CHAINS && found; i++)
+        if (!c[i].since_found && audit_verify(folder, (enum audit_chain)i, &(struct audit_want){ .expect = o->want.expect }, &c[i], e))
+            return -1;
+    return 0;
+}
+
+static json_t *chain_json(const struct audit_check *c)
+{
+    return json_pack("{s:I,s:i,s:I,s:s,s:I,s:b,s:I,s:o,s:o}", "lines", (json_int_t)c->lines, "files", c->files, "foreign_lines", (json_int_t)c->bad, "head", c->head,
+                     "last_seq", (json_int_t)c->last_seq, "older_files_gone", c->older_gone, "cleared_lines", (json_int_t)c->cleared,
+                     "broken_at", c->broken ? json_string(c->where) : json_null(), "missing", c->missing ? json_string(c->what) : json_null());
+}
+
+/* The first chain's text, else the second's. */
+static json_t *first_text(int has_first, const char *first, int has_second, const char *second)
+{
+    return has_first || has_second ? json_string(has_first ? first : second) : json_null();
+}
+
+static void verify_json(const struct options *o, const struct audit_check c[AUDIT_CHAINS], int good)
+{
+    const struct audit_check *k = &c[AUDIT_KEYS], *a = &c[AUDIT_ANONYMOUS];
+    json_t *out = json_pack("{s:b,s:I,s:i,s:I,s:s,s:b,s:I,s:o,s:o,s:o,s:o,s:{s:o,s:o}}", "intact", good, "lines", (json_int_t)(k->lines + a->lines), "files", k->files + a->files,
+                            "foreign_lines", (json_int_t)(k->bad + a->bad), "head", k->head, "older_files_gone", k->older_gone || a->older_gone,
+                            "cleared_lines", (json_int_t)(k->cleared + a->cleared), "expected_found", o->want.expect ? json_boolean(k->found || a->found) : json_null(),
+                            "since_found", o->want.since_hash ? json_boolean(k->since_found || a->since_found) : json_null(),
+                            "broken_at", first_text(k->broken, k->where, a->broken, a->where), "missing", first_text(k->missing, k->what, a->missing, a->what),
+                            "chains", audit_chain_name(AUDIT_KEYS), chain_json(k), audit_chain_name(AUDIT_ANONYMOUS), chain_json(a));
+    cli_json(out);
+    json_decref(out);
+}
+
+static void print_heads(const struct audit_check c[AUDIT_CHAINS])
+{
+    for (int i = 0; i < AUDIT_CHAINS; i++)
+        if (c[i].lines)
+            printf("%s %s %" PRIu64 "\n", c[i].head, audit_chain_name((enum audit_chain)i), c[i].last_seq);
+}
+
+static void verify_text(const struct audit_check c[AUDIT_CHAINS])
+{
+    const struct audit_check *k = &c[AUDIT_KEYS], *a = &c[AUDIT_ANONYMOUS];
+    const uint64_t lines = k->lines + a->lines, cleared = k->cleared + a->cleared;
+    const int files = k->files + a->files;
+    printf("intact: %" PRIu64 " line%s in %d file%s", lines, cli_s((int64_t)lines), files, cli_s(files));
+    if (cleared)
+        printf("; %" PRIu64 " line%s cleared", cleared, cli_s((int64_t)cleared));
+    else if (k->older_gone || a->older_gone)
+        printf("; older files were rotated away");
+    puts("");
+    print_heads(c);
 }
 
 /* 0, or CLI_FAILED when the log is not what it should be; -1 when it cannot be read. */
 static int verify(const struct options *o, const char *folder, struct err *e)
 {
-    struct audit_check c;
-    if (audit_verify(folder, o->expect, &c, e))
+    struct audit_check c[AUDIT_CHAINS];
+    if (check_chains(o, folder, c, e))
         return -1;
-    const int missing = o->expect && !c.found, good = !c.broken && !missing;
-    if (o->json) {
-        json_t *out = json_pack("{s:b,s:I,s:i,s:I,s:s,s:b,s:o,s:o}", "intact", good, "lines", (json_int_t)c.lines, "files", c.files, "foreign_lines", (json_int_t)c.bad,
-                                "head", c.head, "older_files_gone", c.older_gone, "expected_found", o->expect ? json_boolean(c.found) : json_null(),
-                                "broken_at", c.broken ? json_string(c.where) : json_null());
-        cli_json(out);
-        json_decref(out);
-    } else if (good) {
-        printf("intact: %" PRIu64 " lines in %d files%s\n", c.lines, c.files, c.older_gone ? "; older files were rotated away or cleared" : "");
+    const int unexpected = o->want.expect && !c[AUDIT_KEYS].found && !c[AUDIT_ANONYMOUS].found;
+    int good = !unexpected;
+    for (int i = 0; i < AUDIT_CHAINS; i++)
+        good &= !c[i].broken && !c[i].missing;
+    if (o->json)
+        verify_json(o, c, good);
+    else if (good)
+        verify_text(c);
+    for (int i = 0; i < AUDIT_CHAINS; i++) {
+        if (c[i].broken)
+            cli_note(prog, "%s", c[i].where);
+        if (c[i].missing)
+            cli_note(prog, "%s", c[i].what);
+        if (c[i].bad && good)
+            cli_note(prog, "%s.jsonl: %" PRIu64 " line%s outside of the chain (half a line of a crash, or foreign text)", audit_chain_name((enum audit_chain)i), c[i].bad, cli_s((int64_t)c[i].bad));
     }
-    if (c.broken)
-        cli_note(prog, "%s", c.where);
-    else if (missing)
-        cli_note(prog, "%s: the expected hash is not part of the log: its end was cut, or the log was replaced", folder);
-    if (c.bad && good)
-        cli_note(prog, "%" PRIu64 " lines are no part of the chain (half a line of a crash, or foreign text)", c.bad);
+    if (unexpected)
+        cli_note(prog, "%s: the expected hash is not part of the log: its end was cut, it was rotated away, or the log was replaced", folder);
     return good ? 0 : CLI_FAILED;
 }
 
 static int head(const struct options *o, const char *folder, struct err *e)
 {
-    struct audit_check c;
-    if (audit_verify(folder, NULL, &c, e))
+    struct audit_check c[AUDIT_CHAINS];
+    if (check_chains(o, folder, c, e))
         return -1;
-    if (c.broken)
-        return err_set(e, ERR_FORMAT, "%s", c.where);
+    for (int i = 0; i < AUDIT_CHAINS; i++)
+        if (c[i].broken || c[i].missing)
+            return err_set(e, ERR_FORMAT, "%s", c[i].broken ? c[i].where : c[i].what);
     if (o->json) {
-        json_t *out = json_pack("{s:s,s:I}", "head", c.head, "lines", (json_int_t)c.lines);
+        json_t *out = json_pack("{s:s,s:I,s:{s:o,s:o}}", "head", c[AUDIT_KEYS].head, "lines", (json_int_t)(c[AUDIT_KEYS].lines + c[AUDIT_ANONYMOUS].lines),
+                                "chains", audit_chain_name(AUDIT_KEYS), chain_json(&c[AUDIT_KEYS]), audit_chain_name(AUDIT_ANONYMOUS), chain_json(&c[AUDIT_ANONYMOUS]));
         cli_json(out);
         json_decref(out);
     } else {
-        puts(c.head);
+        print_heads(c);
     }
     return 0;
+}
+
+/* ---- stats and clear ---- */
+
+static void stats_text(const json_t *s)
+{
+    const json_t *a = json_object_get(s, "anonymous");
+    const json_int_t rotated = count_of(s, "rotated_files"), n = count_of(s, "total_entries"), errors = count_of(s, "error_entries"), lines = count_of(s, "lines");
+    printf("%s: %.1f MB\n", json_string_value(json_object_get(s, "log_file")), json_real_value(json_object_get(s, "size_mb")));
+    printf("%s: %.1f MB\n", json_string_value(json_object_get(a, "log_file")), json_real_value(json_object_get(a, "size_mb")));
+    printf("%" JSON_INTEGER_FORMAT " rotated file%s, %.1f MB in all\n", rotated, cli_s(rotated), (double)count_of(s, "total_bytes") / 1e6);
+    printf("%" JSON_INTEGER_FORMAT " request%s in %" JSON_INTEGER_FORMAT " line%s, %" JSON_INTEGER_FORMAT " error%s\n", n, cli_s(n), lines, cli_s(lines), errors, cli_s(errors));
+    note_skipped((uint64_t)count_of(s, "skipped_lines"));
 }
 
 static int stats(const struct options *o, const char *folder, struct err *e)
@@ -312,9 +421,7 @@ static int stats(const struct options *o, const char *folder, struct err *e)
     if (o->json)
         cli_json(s);
     else
-        printf("%s: %.1f MB\n%" JSON_INTEGER_FORMAT " rotated files, %.1f MB in all\n%" JSON_INTEGER_FORMAT " requests, %" JSON_INTEGER_FORMAT " errors, %" JSON_INTEGER_FORMAT " lines skipped\n",
-               json_string_value(json_object_get(s, "log_file")), json_real_value(json_object_get(s, "size_mb")), count_of(s, "rotated_files"),
-               (double)count_of(s, "total_bytes") / 1e6, count_of(s, "total_entries"), count_of(s, "error_entries"), count_of(s, "skipped_lines"));
+        stats_text(s);
     json_decref(s);
     return 0;
 }
@@ -337,7 +444,7 @@ static int clear(const struct options *o, const char *folder, struct err *e)
         cli_json(out);
         json_decref(out);
     } else {
-        cli_note(prog, "%s: cleared, %" PRIu64 " lines%s", folder, n, o->all ? " and all rotated files" : "");
+        cli_note(prog, "%s: cleared, %" PRIu64 " line%s%s", folder, n, cli_s((int64_t)n), o->all ? " and all rotated files" : "");
     }
     return 0;
 }
@@ -352,6 +459,9 @@ enum { N_COMMANDS = sizeof commands / sizeof *commands };
 
 static int run(const struct options *o, enum command command, const char *folder, struct err *e)
 {
+    const int there = audit_exists(folder, e);
+    if (there <= 0)
+        return there ? -1 : err_set(e, ERR_IO, "%s/" AUDIT_FILE ": there is no audit log", folder);
     switch (command) {
     case SUMMARY: return summary(o, folder, e);
     case RECENT:  return newest(o, folder, 20, e);
@@ -370,8 +480,10 @@ int main(int argc, char **argv)
     struct options o = { 0 };
     struct err e;
     int c, i = 0, code;
-    while ((c = getopt_long(argc, argv, "h:l:k:s:p:m:f:o:jV", long_options, NULL)) != -1) {
-        if (c == OPT_HELP)
+    while ((c = getopt_long(argc, argv, "H:l:k:s:p:m:f:o:jhV", long_options, NULL)) != -1) {
+        if (c == 'h' && optind < argc && argv[optind][0] >= '0' && argv[optind][0] <= '9')
+            return cli_wrong(prog, "-h is --help: the last N hours are -H %s", argv[optind]);
+        if (c == 'h')
             return cli_help(usage);
         if (c == 'V')
             return cli_version(prog);

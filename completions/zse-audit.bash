@@ -2,7 +2,7 @@
 _zse_audit() {
   local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]}
   case $prev in
-    -h|--hours) COMPREPLY=(); return ;;
+    -H|--hours) COMPREPLY=(); return ;;
     -l|--limit) COMPREPLY=(); return ;;
     -k|--key) COMPREPLY=(); return ;;
     -s|--status) COMPREPLY=(); return ;;
@@ -11,11 +11,12 @@ _zse_audit() {
     --min-latency) COMPREPLY=(); return ;;
     -f|--format) COMPREPLY=($(compgen -W "jsonl csv" -- "$cur")); return ;;
     -o|--output) COMPREPLY=($(compgen -f -- "$cur")); return ;;
+    --since) COMPREPLY=($(compgen -W "HASH TIME" -- "$cur")); return ;;
     --expect) COMPREPLY=(); return ;;
     --folder) COMPREPLY=($(compgen -f -- "$cur")); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--hours --limit --key --status --path --method --min-latency --format --output --expect --all --yes --folder --json --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--hours --limit --key --status --path --method --min-latency --format --output --since --expect --all --yes --folder --json --help --version" -- "$cur")) ;;
     *) COMPREPLY=($(compgen -f -- "$cur"))
        ;;
   esac

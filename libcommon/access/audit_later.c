@@ -23,6 +23,7 @@ struct audit_later {
 static void *work(void *user)
 {
     struct audit_later *w = user;
+    audit_begin(w->a);
     pthread_mutex_lock(&w->mutex);
     for (;;) {
         while (!w->first && !w->stopping)

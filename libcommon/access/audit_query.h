@@ -1,4 +1,4 @@
-/* audit_query.h - read an audit log: select, sum up, verify.  One pass over all files, the oldest first, in constant memory; beside writers. */
+/* audit_query.h - read an audit log: select, sum up.  One pass over all files of both chains, in order of time, in constant memory; beside writers. */
 #ifndef ZSE_ACCESS_AUDIT_QUERY_H
 #define ZSE_ACCESS_AUDIT_QUERY_H
 
@@ -8,14 +8,14 @@
 #include <jansson.h>
 
 #include "libcommon/base/err.h"
-#include "libcommon/base/sha256.h"
 
 /* A string of a line, borrowed for one call, as it is written: escapes stay. p NULL: null or absent. */
 struct audit_text { const char *p; size_t n; };
 
 struct audit_record {                       /* what a line says */
     const char *line; size_t size;          /* without '\n' */
-    int64_t time_ms;                        /* Unix time */
+    int64_t time_ms, last_ms;               /* Unix time; of the last request of a merged line, else the same */
+    uint64_t count;                         /* requests of this line; 1: it is not merged */
     struct audit_text method, path, key_name, model;
     int status;
     double latency_ms;
@@ -29,8 +29,8 @@ struct audit_filter {                       /* all must hold */
     double min_latency_ms;
 };
 
-/* bad: lines that are no entry of ours (half a line of a crash, foreign text), skipped. */
-struct audit_scan { uint64_t lines, bad; int files; };
+/* lines: entries; requests: what they count; bad: lines that are no entry of ours (half a line of a crash, foreign text), skipped. */
+struct audit_scan { uint64_t lines, requests, bad; int files; };
 
 /* Every entry that the filter takes, in order; a non-zero answer of fn ends the scan (and is no error). */
 int audit_scan(const char *folder, const struct audit_filter *f, int (*fn)(void *user, const struct audit_record *r), void *user,
@@ -48,18 +48,9 @@ json_t *audit_summary(const char *folder, double hours, int64_t now_ms, struct e
  * it, an apostrophe stands before.  write gets pieces; non-zero stops. */
 int audit_csv(const char *folder, const struct audit_filter *f, int (*write)(void *user, const char *text, size_t n), void *user, uint64_t *rows, struct err *e);
 
-struct audit_check {
-    uint64_t lines, bad;                    /* of the chain; that are no part of it, between whole ones */
-    int files;
-    char head[SHA256_HEX + 1];              /* the last hash */
-    int64_t head_ms;                        /* when that line was written */
-    int older_gone;                         /* the oldest file goes on from one that is not there any more */
-    int found;                              /* the expected hash is part of the chain */
-    int broken;                             /* and where: */
-    char where[512];
-};
-/* Walk the chain. expect: a hash written down earlier, or NULL. -1 only when the files cannot be read; broken says what they show. */
-int audit_verify(const char *folder, const char *expect, struct audit_check *c, struct err *e);
+/* 1: there is a log in the folder, though it may be empty; 0; -1. */
+int audit_exists(const char *folder, struct err *e);
+int64_t audit_now_ms(void);
 
 /* Files, bytes, lines of the log as it lies there. */
 json_t *audit_files_json(const char *folder, struct err *e);

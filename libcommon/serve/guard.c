@@ -196,8 +196,8 @@ void visit_error(struct visit *v, const struct problem *p)
 
 void visit_prompt(const struct server *s, struct visit *v, const char *text, size_t size)
 {
-    if (v && text && !v->prompt && s->o.audit_prompts)
-        v->prompt = strndup(text, size < 4096 ? size : 4096);
+    if (v && text && !v->prompt && s->o.audit_prompts && asprintf(&v->prompt, size > PROMPT_LOGGED ? "%.*s...[%zu bytes]" : "%.*s", (int)(size < PROMPT_LOGGED ? size : PROMPT_LOGGED), text, size) < 0)
+        v->prompt = NULL;
 }
 
 void visit_end(struct server *s, struct visit *v, int status, int prompt_tokens, int completion_tokens)

@@ -14,7 +14,7 @@ struct server;
 struct conn;
 struct route;
 
-enum { REFUSALS_MINUTE = 60, ADDRESSES = 4096, SEEN = 1024, AUDIT_WAITING_BYTES = 8 << 20, AUDIT_PATIENCE_S = 5 };
+enum { REFUSALS_MINUTE = 60, ADDRESSES = 4096, SEEN = 1024, AUDIT_WAITING_BYTES = 8 << 20, AUDIT_PATIENCE_S = 5, PROMPT_LOGGED = 4096 };
 
 enum { VISIT_ID_GIVEN = 128, VISIT_ID = VISIT_ID_GIVEN + 12 };      /* bytes of a client's X-Request-Id; of any id */
 

@@ -76,8 +76,8 @@ entry() {
   { entry 300 /v1/chat/completions 200 1500 app; entry 200 /v1/chat/completions 200 20 other; echo '{"half'; } >"$ZSE_HOME/audit/requests.jsonl"
   zse-audit --json >"$T/s" 2>/dev/null
   [ "$(jq -c '[.total_requests, .errors, .unique_keys, .total_tokens, .endpoints["/v1/models"], .status_codes["429"], .skipped_lines]' "$T/s")" = '[4,1,2,28,1,1,1]' ]
-  [ "$(zse-audit summary -h 1 --json | jq .total_requests)" = 2 ]
-  [ "$(TZ=Asia/Tokyo zse-audit summary -h 1 --json | jq .total_requests)" = 2 ]
+  [ "$(zse-audit summary -H 1 --json | jq .total_requests)" = 2 ]
+  [ "$(TZ=Asia/Tokyo zse-audit summary -H 1 --json | jq .total_requests)" = 2 ]
   [ "$(zse-audit recent -l 1 --json 2>/dev/null | jq -r .request_id)" = id-200 ]
   [ "$(zse-audit query -k app -s 429 -p /v1/chat --json 2>/dev/null | jq -r .request_id)" = id-6000 ]
   [ "$(zse-audit query -s 2 --min-latency 100 --json 2>/dev/null | jq -r .request_id)" = id-300 ]
@@ -96,6 +96,7 @@ entry() {
 
 @test "audit export from cron: without an environment, whole or not at all, a header when there is nothing" {
   bin=$(dirname "$(command -v zse-audit)")
+  mkdir -p "$T/.zse/audit" && touch "$T/.zse/audit/requests.jsonl"
   env -i HOME="$T" "$bin/zse-audit" export -f csv -o "$T/o.csv"
   [ "$(wc -l <"$T/o.csv")" = 1 ]
   grep -q '^timestamp,.*,status_code,' "$T/o.csv"
@@ -109,8 +110,55 @@ entry() {
   [ "$status" = 1 ] && [ -z "$output" ]
 }
 
+@test "audit: a log that is not there is an error that names its file, an empty one is none; -h is help" {
+  for a in summary recent query "export -o $T/x" verify head stats "clear --yes"; do
+    # shellcheck disable=SC2086
+    run --separate-stderr zse-audit $a
+    [ "$status$output" = 1 ] && [ "$stderr" = "zse-audit: $ZSE_HOME/audit/requests.jsonl: there is no audit log" ] || { echo "$a: $status $stderr"; return 1; }
+  done
+  [ ! -e "$T/x" ]
+  mkdir -p "$ZSE_HOME/audit"
+  touch "$ZSE_HOME/audit/requests.jsonl"
+  for a in summary recent query "export -o -" verify head stats; do
+    # shellcheck disable=SC2086
+    run --separate-stderr zse-audit $a
+    [ "$status" = 0 ] || { echo "$a: $status $stderr"; return 1; }
+  done
+  for p in zse-convert zse-info zse-hardware zse-bench zse-chat zse-serve zse-apikey zse-audit; do
+    diff <($p -h) <($p --help)
+    $p -h | grep -q '^  -h, --help '
+  done
+  run --separate-stderr zse-audit export -h 24 -o "$T/x"        # hours, once
+  [ "$status" = 2 ] && [[ "$stderr" == *"-H 24"* ]]
+}
+
+@test "audit verify --since: a hash or a date, and what is missing is said" {
+  zse-audit clear --yes --folder "$T/none" && return 1
+  mkdir -p "$ZSE_HOME/audit" && touch "$ZSE_HOME/audit/requests.jsonl"
+  zse-audit clear --yes && zse-audit clear --yes
+  read -r hash name seq < <(zse-audit head)
+  [[ "$hash" =~ ^[0-9a-f]{64}$ ]] && [ "$name $seq" = "requests 3" ]
+  zse-audit verify --since "$hash" | grep -qx "$hash requests 3"
+  zse-audit clear --yes --all
+  [ "$(zse-audit verify --since "$hash" --json | jq -c '[.intact, .since_found, .chains.requests.last_seq]')" = '[true,true,4]' ]
+  zse-audit verify --since "$(date -u -d '+1 hour' +%Y-%m-%dT%H:%M:%SZ)"
+  run --separate-stderr zse-audit verify --since 2001-01-01
+  [ "$status$output" = 1 ] && [[ "$stderr" == *"requests.jsonl: what came after 2001-01-01T00:00:00Z is missing: the log reaches back to 20"*"(it was cleared)" ]]
+  run --separate-stderr zse-audit verify --since "$(printf '%064d' 1)" --json
+  [ "$status" = 1 ] && [ "$(jq -c '[.intact, .since_found]' <<<"$output")" = '[false,false]' ]
+  : >"$ZSE_HOME/audit/requests.jsonl"
+  run --separate-stderr zse-audit verify
+  [ "$status$output" = 1 ] && [[ "$stderr" == *"the log ends with line 0, requests.head says 4: its end was cut or removed" ]]
+  for a in "verify --since yesterday" "verify --since 12ab" "recent --since 1d"; do
+    # shellcheck disable=SC2086
+    run --separate-stderr zse-audit $a
+    [ "$status$output" = 2 ] || { echo "$a: $status"; return 1; }
+  done
+}
+
 @test "audit verify: a log without a chain is not called intact; clear needs a yes" {
   mkdir -p "$ZSE_HOME/audit"
+  touch "$ZSE_HOME/audit/requests.jsonl"
   run zse-audit verify
   [ "$status" = 0 ]
   entry 1 / 200 1 app >"$ZSE_HOME/audit/requests.jsonl"
@@ -125,7 +173,7 @@ entry() {
   [[ "$output" == *"--yes"* ]]
   [ "$(zse-audit clear --yes --json | jq -c '[.status, .lines]')" = '["cleared",1]' ]
   [ "$(zse-audit verify --json | jq -c '[.intact, .lines]')" = '[true,1]' ]
-  for a in "export" "query -o x" "recent -h 1" "verify --expect 12" "query -s 77" "frob" "stats x"; do
+  for a in "export" "query -o x" "recent -H 1" "verify --expect 12" "query -s 77" "frob" "stats x"; do
     # shellcheck disable=SC2086
     run --separate-stderr zse-audit $a
     [ "$status" = 2 ] && [ -z "$output" ] || { echo "$a: $status"; return 1; }

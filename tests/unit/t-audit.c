@@ -13,6 +13,7 @@
 #include "libcommon/access/audit_later.h"
 #include "libcommon/access/audit_files.h"
 #include "libcommon/access/audit_query.h"
+#include "libcommon/access/audit_verify.h"
 #include "libcommon/access/keys.h"
 
 static struct audit *open_log(uint64_t max_bytes, int keep)
@@ -21,6 +22,12 @@ static struct audit *open_log(uint64_t max_bytes, int keep)
     struct audit *a = audit_open(&o, &e);
     assert_non_null(a);
     return a;
+}
+
+static int verify(const char *expect, struct audit_check *c)
+{
+    const struct audit_want want = { .expect = expect };
+    return audit_verify(folder, AUDIT_KEYS, &want, c, &e);
 }
 
 static void add_entry(struct audit *a, int i, int status, const char *path)
@@ -118,7 +125,7 @@ static void verify_finds_every_change(void **state)
     for (int i = 0; i < 20; i++)
         add_entry(a, i, 200, "/v1/x");
     audit_close(a);
-    assert_int_equal(audit_verify(folder, NULL, &c, &e), 0);
+    assert_int_equal(verify(NULL, &c), 0);
     assert_false(c.broken);
     assert_int_equal(c.lines, 21);          /* and the line where the file begins */
     strcpy(head, c.head);
@@ -131,7 +138,7 @@ static void verify_finds_every_change(void **state)
         changed[at] ^= 1;
         write_all(in_folder(AUDIT_FILE), changed, size);
         free(changed);
-        assert_int_equal(audit_verify(folder, head, &c, &e), 0);
+        assert_int_equal(verify(head, &c), 0);
         assert_true(c.broken || c.bad || !c.found);
     }
     for (int line = 0; line < 21; line++) {             /* any line taken out; the last shows against the hash */
@@ -143,11 +150,11 @@ static void verify_finds_every_change(void **state)
         memcpy(cut + (from - text), to, size - (size_t)(to - text));
         write_all(in_folder(AUDIT_FILE), cut, size - (size_t)(to - from));
         free(cut);
-        assert_int_equal(audit_verify(folder, head, &c, &e), 0);
+        assert_int_equal(verify(head, &c), 0);
         assert_true(line < 20 ? c.broken : !c.found);
     }
     write_all(in_folder(AUDIT_FILE), text, size);
-    assert_int_equal(audit_verify(folder, head, &c, &e), 0);
+    assert_int_equal(verify(head, &c), 0);
     assert_true(!c.broken && c.found);
     free(text);
 }
@@ -179,19 +186,19 @@ static void rotation_loses_nothing(void **state)
     for (int i = 0; i < N; i++)
         assert_int_equal(seen[i], 1);
     assert_int_equal(s.bad, 0);
-    assert_int_equal(audit_files_list(&f, folder, &e), 0);
+    assert_int_equal(audit_files_list(&f, folder, AUDIT_KEYS, &e), 0);
     assert_in_range(f.n, 40, 90);
     for (int i = 0; i + 1 < f.n; i++)
         assert_true(f.file[i].gz);
     audit_files_release(&f);
-    assert_int_equal(audit_verify(folder, NULL, &c, &e), 0);
+    assert_int_equal(verify(NULL, &c), 0);
     assert_false(c.broken);
     struct audit *a = open_with(20000, 3, 200);               /* keep fewer */
     audit_close(a);
-    assert_int_equal(audit_files_list(&f, folder, &e), 0);
+    assert_int_equal(audit_files_list(&f, folder, AUDIT_KEYS, &e), 0);
     assert_int_equal(f.n, 4);
     audit_files_release(&f);
-    assert_int_equal(audit_verify(folder, NULL, &c, &e), 0);
+    assert_int_equal(verify(NULL, &c), 0);
     assert_true(!c.broken && c.older_gone);
     free(seen);
 }
@@ -233,7 +240,7 @@ static void clearing_all_takes_what_a_crash_left(void **state)
     assert_int_equal(dropped, 1);                           /* the line that begins the file */
     assert_int_equal(n_names("requests_2"), 0);
     assert_int_equal(n_names("requests_of_somebody.jsonl"), 1);
-    assert_int_equal(audit_verify(folder, NULL, &c, &e), 0);
+    assert_int_equal(verify(NULL, &c), 0);
     assert_false(c.broken);
 }
 
@@ -246,7 +253,7 @@ static void a_clock_that_steps_breaks_no_chain(void **state)
     char head[SHA256_HEX + 1];
     struct audit *a = open_with(20000, 100, 20);
     audit_close(a);
-    assert_int_equal(audit_verify(folder, NULL, &c, &e), 0);
+    assert_int_equal(verify(NULL, &c), 0);
     strcpy(head, c.head);
     char from[256];
     strcpy(from, in_folder(AUDIT_FILE));
@@ -254,9 +261,9 @@ static void a_clock_that_steps_breaks_no_chain(void **state)
     for (int round = 0; round < 2; round++) {               /* its end is found in the plain file, then in the packed one */
         a = open_with(20000, 100, 100);
         audit_close(a);
-        assert_int_equal(audit_verify(folder, head, &c, &e), 0);
+        assert_int_equal(verify(head, &c), 0);
         assert_true(!c.broken && c.found);
-        assert_int_equal(audit_files_list(&f, folder, &e), 0);
+        assert_int_equal(audit_files_list(&f, folder, AUDIT_KEYS, &e), 0);
         assert_in_range(f.n, 3, 20);
         for (int i = 0; i + 1 < f.n; i++)
             assert_true(f.file[i].gz && strstr(f.file[i].path, "/requests_20991231_235959"));
@@ -266,7 +273,7 @@ static void a_clock_that_steps_breaks_no_chain(void **state)
         if (round == 0) {
             strcpy(from, in_folder(AUDIT_FILE));
             assert_int_equal(rename(from, in_folder("requests_20991231_235959.jsonl")), 0);
-            assert_int_equal(audit_verify(folder, NULL, &c, &e), 0);
+            assert_int_equal(verify(NULL, &c), 0);
             strcpy(head, c.head);
         }
     }
@@ -297,7 +304,7 @@ static void processes_share_a_log(void **state)
     assert_int_equal(audit_scan(folder, &all, count_ids, seen, &s, &e), 0);
     for (int i = 0; i < WRITERS * EACH; i++)
         assert_int_equal(seen[i], 1);
-    assert_int_equal(audit_verify(folder, NULL, &c, &e), 0);
+    assert_int_equal(verify(NULL, &c), 0);
     assert_false(c.broken);
     assert_int_equal(c.bad, 0);
     free(seen);
@@ -341,7 +348,7 @@ static void kill_9_while_rotating_loses_nothing(void **state)
     seen[0]--;
     for (int i = 0; i < ROUNDS * EACH; i++)
         assert_true(said[i] ? seen[i] == 1 : seen[i] <= 1);
-    assert_int_equal(audit_verify(folder, NULL, &c, &e), 0);
+    assert_int_equal(verify(NULL, &c), 0);
     if (c.broken)
         fail_msg("%s", c.where);
     free(seen);
@@ -367,7 +374,7 @@ static void half_a_line_is_ended(void **state)
     assert_int_equal(audit_scan(folder, &all, count_ids, seen, &s, &e), 0);
     assert_int_equal(seen[0] + seen[1], 2);
     assert_int_equal(s.bad, 1);
-    assert_int_equal(audit_verify(folder, NULL, &c, &e), 0);
+    assert_int_equal(verify(NULL, &c), 0);
     assert_false(c.broken);
     assert_int_equal(c.bad, 1);
 }
@@ -396,7 +403,7 @@ static void trouble_is_counted_and_passes(void **state)
     audit_stats(a, &s);
     assert_int_equal(s.entries, 2);
     audit_close(a);
-    assert_int_equal(audit_verify(folder, NULL, &c, &e), 0);
+    assert_int_equal(verify(NULL, &c), 0);
     assert_false(c.broken);
     assert_int_equal(c.bad, 0);
     assert_int_equal(c.lines, 3);
@@ -436,7 +443,7 @@ static void a_full_disk_at_rotation_costs_no_reading(void **state)
     assert_int_equal(s.errors, 10);
     assert_int_equal(s.rotations, 1);
     unlink(in_folder(AUDIT_FILE));                      /* no line went into it */
-    assert_int_equal(audit_files_list(&f, folder, &e), 0);
+    assert_int_equal(audit_files_list(&f, folder, AUDIT_KEYS, &e), 0);
     assert_int_equal(f.n, 1);
     strcpy(from, f.file[0].path);
     snprintf(to, sizeof to, "%s/aside", folder);
@@ -447,7 +454,7 @@ static void a_full_disk_at_rotation_costs_no_reading(void **state)
     close(fd);
     audit_close(a);
     audit_files_release(&f);
-    assert_int_equal(audit_verify(folder, NULL, &c, &e), 0);
+    assert_int_equal(verify(NULL, &c), 0);
     if (c.broken)
         fail_msg("%s", c.where);
     assert_int_equal(c.files, 2);
@@ -459,13 +466,13 @@ static void clearing_goes_on_beside_a_writer(void **state)
     uint64_t dropped;
     struct audit_check c;
     struct audit *a = open_with(5000, 100, 100);
-    assert_int_equal(audit_verify(folder, NULL, &c, &e), 0);
+    assert_int_equal(verify(NULL, &c), 0);
     char before[SHA256_HEX + 1];
     strcpy(before, c.head);
     assert_int_equal(audit_clear(folder, 1, &dropped, &e), 0);
     add_entry(a, 100, 200, "/v1/x");
     audit_close(a);
-    assert_int_equal(audit_verify(folder, before, &c, &e), 0);
+    assert_int_equal(verify(before, &c), 0);
     assert_false(c.broken);
     assert_int_equal(c.lines, 2);
     assert_true(c.found && c.older_gone);               /* the chain goes on from what was cleared */
@@ -475,7 +482,7 @@ static void clearing_goes_on_beside_a_writer(void **state)
     assert_true(dropped > 0);
     add_entry(a, 100, 200, "/v1/x");
     audit_close(a);
-    assert_int_equal(audit_verify(folder, before, &c, &e), 0);
+    assert_int_equal(verify(before, &c), 0);
     assert_false(c.broken);
     assert_true(c.lines > 80 && c.files > 5);
 }
@@ -567,6 +574,221 @@ static void fields_in_any_order(void **state)
         assert_int_equal(w.seen, cases[i].seen);
         assert_int_equal(s.bad, !cases[i].seen && !strstr(w.text, "event"));
     }
+}
+
+/* ---- history that is gone ---- */
+
+/* Since a hash, or a time, or everything (both none). */
+static struct audit_check check_since(const char *hash, int64_t ms)
+{
+    struct audit_check c;
+    const struct audit_want want = { .since_hash = hash, .since_ms = ms };
+    assert_int_equal(audit_verify(folder, AUDIT_KEYS, &want, &c, &e), 0);
+    assert_false(c.broken);
+    return c;
+}
+
+static void nothing_is_missing(const char *hash, int64_t ms)
+{
+    const struct audit_check c = check_since(hash, ms);
+    if (c.missing)
+        fail_msg("%s", c.what);
+}
+
+static void misses(const char *hash, int64_t ms, const char *words)
+{
+    const struct audit_check c = check_since(hash, ms);
+    if (!c.missing || !strstr(c.what, words))
+        fail_msg("expected '%s' in '%s'", words, c.what);
+}
+
+/* The files of a log; first: the hash of an early line of the first one; head: the last hash of each. */
+struct made { struct audit_files f; char first[SHA256_HEX + 1], head[40][SHA256_HEX + 1]; };
+
+static void make_files(struct made *m, int n, int keep)
+{
+    struct audit *a = open_log(3000, keep);
+    struct audit_files *f = &m->f;
+    struct audit_check c;
+    for (int i = 0;; i++) {
+        add_entry(a, i, 200, "/v1/x");
+        assert_int_equal(audit_files_list(f, folder, AUDIT_KEYS, &e), 0);
+        assert_true(f->n <= n);
+        assert_int_equal(verify(NULL, &c), 0);
+        strcpy(i ? m->head[f->n - 1] : m->first, c.head);
+        if (f->n == n)
+            break;
+        audit_files_release(f);
+    }
+    audit_files_release(f);
+    audit_close(a);
+    assert_int_equal(audit_files_list(f, folder, AUDIT_KEYS, &e), 0);
+    assert_int_equal(f->n, n);
+}
+
+static void move_aside(const char *path, int back)
+{
+    char aside[256];
+    snprintf(aside, sizeof aside, "%s/aside", folder);
+    assert_int_equal(back ? rename(aside, path) : rename(path, aside), 0);
+}
+
+/* Any file of the log taken away: the first, one in the middle, the newest rotated one, the current one; then whatever a writer adds. */
+static void a_removed_file_is_missed(void **state)
+{
+    (void)state;
+    enum { N = 6 };
+    struct made m;
+    make_files(&m, N, 10);
+    nothing_is_missing(NULL, 0);
+    nothing_is_missing(m.first, 0);
+    for (int i = 0; i < N; i++) {
+        move_aside(m.f.file[i].path, 0);
+        misses(NULL, 0, i == 0 ? "the log keeps 10 rotated files" : i < N - 1 ? "a file was removed" : "its end was cut or removed");
+        misses(m.first, 0, i == 0 ? "no line has the hash" : i < N - 1 ? "a file was removed" : "its end was cut or removed");
+        if (i < N - 2)
+            nothing_is_missing(m.head[N - 2], 0);       /* of the time after it all is there */
+        move_aside(m.f.file[i].path, 1);
+        nothing_is_missing(m.first, 0);
+    }
+    move_aside(m.f.file[N - 1].path, 0);
+    struct audit *a = open_log(3000, 10);
+    audit_begin(a);
+    audit_close(a);
+    misses(NULL, 0, "the end of the log was cut or replaced");
+    misses(m.first, 0, "missing before it");
+    nothing_is_missing(m.head[N - 1], 0);               /* the chain says that it goes on from there */
+    audit_files_release(&m.f);
+}
+
+/* Lines cut from the end: against the head, and by the next writer. */
+static void a_cut_tail_is_missed(void **state)
+{
+    (void)state;
+    char *text, begun[SHA256_HEX + 1];
+    size_t size;
+    struct audit_check c;
+    for (int restart = 0; restart < 2; restart++) {
+        assert_int_equal(verify(NULL, &c), 0);
+        strcpy(begun, c.head);
+        const char *since = restart ? begun : NULL;
+        struct audit *a = open_with(0, 0, 20);
+        read_all(in_folder(AUDIT_FILE), &text, &size);
+        char *cut = text + size;
+        for (int i = 0; i < 4; i++)
+            for (cut--; cut[-1] != '\n'; cut--)
+                ;
+        write_all(in_folder(AUDIT_FILE), text, (size_t)(cut - text));
+        free(text);
+        misses(since, 0, restart ? "the log ends with line" : "the log ends with line 17, requests.head says 21");
+        if (restart) {                                  /* another process, which knows the head only */
+            audit_close(a);
+            a = open_log(0, 0);
+        }
+        add_entry(a, 20, 200, "/v1/x");
+        audit_close(a);
+        misses(since, 0, restart ? "are missing before it" : "lines 18 to 21 are missing before it: the end of the log was cut");
+        assert_int_equal(verify(NULL, &c), 0);
+        nothing_is_missing(c.head, 0);
+    }
+    strcpy(begun, c.head);
+    unlink(in_folder("requests.head"));
+    misses(begun, 0, "requests.head is missing or damaged");
+}
+
+static int64_t now_ms(void) { return audit_now_ms(); }
+
+static void rotation_and_clearing_are_told_apart(void **state)
+{
+    (void)state;
+    struct audit_check c;
+    uint64_t dropped;
+    char first[SHA256_HEX + 1];
+    const int64_t begun = now_ms();
+    struct audit *a = open_with(3000, 3, 1);
+    assert_int_equal(verify(NULL, &c), 0);
+    strcpy(first, c.head);
+    for (int i = 1; i < 100; i++)
+        add_entry(a, i, 200, "/v1/x");
+    audit_close(a);
+    assert_int_equal(verify(NULL, &c), 0);
+    assert_int_equal(c.files, 4);
+    nothing_is_missing(NULL, 0);                        /* as announced */
+    misses(first, 0, "older files were rotated away");
+    misses(NULL, begun - 60000, "older files were rotated away");
+    nothing_is_missing(NULL, now_ms() + 60000);
+    struct audit_files f;
+    assert_int_equal(audit_files_list(&f, folder, AUDIT_KEYS, &e), 0);
+    unlink(f.file[0].path);
+    misses(NULL, 0, "the log keeps 3 rotated files, and there are 2");
+    audit_files_release(&f);
+    assert_int_equal(verify(NULL, &c), 0);
+    strcpy(first, c.head);
+    assert_int_equal(audit_clear(folder, 1, &dropped, &e), 0);
+    nothing_is_missing(NULL, 0);                        /* the chain says what was cleared */
+    assert_int_equal(verify(NULL, &c), 0);
+    assert_int_equal(c.cleared, dropped);
+    nothing_is_missing(first, 0);
+    misses(NULL, begun - 60000, "it was cleared");
+    a = open_with(3000, 10, 40);
+    audit_close(a);
+    assert_int_equal(verify(NULL, &c), 0);
+    strcpy(first, c.head);
+    a = open_with(0, 10, 2);
+    audit_close(a);
+    assert_int_equal(audit_clear(folder, 0, &dropped, &e), 0);
+    nothing_is_missing(NULL, 0);
+    misses(NULL, begun - 60000, "was cleared");
+    unlink(in_folder(AUDIT_FILE));
+    misses(NULL, 0, "its end was cut or removed");
+}
+
+/* A server starts with another number of files to keep: the chain announces it before any file goes. */
+static void a_changed_retention_is_announced(void **state)
+{
+    (void)state;
+    struct made m;
+    make_files(&m, 8, 20);
+    audit_files_release(&m.f);
+    struct audit *a = open_log(0, 2);
+    audit_begin(a);
+    audit_close(a);
+    assert_int_equal(audit_files_list(&m.f, folder, AUDIT_KEYS, &e), 0);
+    assert_int_equal(m.f.n, 3);
+    audit_files_release(&m.f);
+    nothing_is_missing(NULL, 0);
+    misses(m.head[1], 0, "older files were rotated away");
+}
+
+/* A log of the time before lines had numbers: it verifies, it goes on, and what is added is watched. */
+static void old_logs_still_verify(void **state)
+{
+    (void)state;
+    static const char body[] = "{\"timestamp\":\"x\",\"timestamp_unix\":1795273726.003,\"status_code\":200";
+    char hash[SHA256_HEX + 1] = AUDIT_ZEROS, covered[512];
+    struct audit_check c;
+    FILE *f = fopen(in_folder(AUDIT_FILE), "wb");
+    assert_non_null(f);
+    for (int i = 0; i < 5; i++) {
+        uint8_t digest[SHA256_SIZE];
+        const char *text = i ? body : "{\"timestamp\":\"x\",\"timestamp_unix\":1.000,\"event\":\"begin\",\"prev\":\"" AUDIT_ZEROS "\"";
+        snprintf(covered, sizeof covered, "%s%s", hash, text);
+        sha256_of(covered, strlen(covered), digest);
+        sha256_hex(digest, hash);
+        fprintf(f, "%s,\"hash\":\"%s\"}\n", text, hash);
+    }
+    fclose(f);
+    nothing_is_missing(NULL, 0);
+    nothing_is_missing(hash, 0);
+    struct audit *a = open_with(1200, 10, 10);
+    audit_close(a);
+    nothing_is_missing(NULL, 0);
+    nothing_is_missing(hash, 0);
+    assert_int_equal(verify(NULL, &c), 0);
+    assert_int_equal(c.bad, 0);
+    assert_true(c.files > 2 && c.last_seq > 10);
+    unlink(in_folder(AUDIT_FILE));
+    misses(NULL, 0, "its end was cut or removed");
 }
 
 static int to_memory(void *user, const char *text, size_t n) { return fwrite(text, 1, n, user) != n; }
@@ -671,7 +893,7 @@ static void lines_wait_for_who_holds_the_lock(void **state)
     assert_int_equal(audit_scan(folder, &all, in_order, &o, &scan, &e), 0);
     assert_int_equal(o.n, waiting);
     assert_int_equal(o.wrong, 0);
-    assert_int_equal(audit_verify(folder, NULL, &c, &e), 0);
+    assert_int_equal(verify(NULL, &c), 0);
     assert_false(c.broken);
     assert_int_equal(audit_later_close(NULL, 60), 0);
 }
@@ -707,13 +929,13 @@ static void the_end_does_not_wait_for_compression(void **state)
     const int lock = audit_lock(folder, 1, &e);
     assert_true(lock >= 0);
     audit_close(open_log(0, 0));
-    assert_int_equal(audit_files_list(&f, folder, &e), 0);
+    assert_int_equal(audit_files_list(&f, folder, AUDIT_KEYS, &e), 0);
     assert_false(f.file[0].gz);
     audit_files_release(&f);
     assert_int_equal(n_names("requests_20200101_000000.jsonl.gz"), 0);
     close(lock);
     audit_close(open_log(0, 0));
-    assert_int_equal(audit_files_list(&f, folder, &e), 0);
+    assert_int_equal(audit_files_list(&f, folder, AUDIT_KEYS, &e), 0);
     assert_true(f.file[0].gz);
     audit_files_release(&f);
 }
@@ -727,7 +949,8 @@ int main(void)
         IN_FOLDER(processes_share_a_log), IN_FOLDER(half_a_line_is_ended), IN_FOLDER(kill_9_while_rotating_loses_nothing),
         IN_FOLDER(trouble_is_counted_and_passes), IN_FOLDER(a_full_disk_at_rotation_costs_no_reading),
         IN_FOLDER(clearing_goes_on_beside_a_writer), IN_FOLDER(queries), IN_FOLDER(csv_is_safe), IN_FOLDER(formulas_begin_nowhere),
-        IN_FOLDER(fields_in_any_order),
+        IN_FOLDER(fields_in_any_order), IN_FOLDER(a_removed_file_is_missed), IN_FOLDER(a_cut_tail_is_missed), IN_FOLDER(rotation_and_clearing_are_told_apart),
+        IN_FOLDER(a_changed_retention_is_announced), IN_FOLDER(old_logs_still_verify),
         IN_FOLDER(lines_wait_for_who_holds_the_lock), IN_FOLDER(the_end_does_not_wait_for_ever),
         IN_FOLDER(the_end_does_not_wait_for_compression),
     };

@@ -1,0 +1,258 @@
+#include "libcommon/access/audit_verify.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "libcommon/access/audit_reader.h"
+
+struct walk {
+    struct audit_check *c;
+    const struct audit_want *want;
+    const struct reader *in;
+    const char *folder, *name;              /* of the chain */
+    struct sha256 *sha;
+    char prev[SHA256_HEX + 1]; int have_prev;
+    uint64_t seq;                           /* of the line before; 0: it has no number */
+    int64_t now_ms;                         /* time of this line */
+    int n_begun;                            /* files that began */
+    int beyond;                             /* so many files ought to have been removed by the announced retention; < 0: none yet */
+    int keep;                               /* as announced last; 0: never */
+    int oldest_numbered, oldest_cleared;    /* the line that begins the oldest file has a number; says that all before it was cleared */
+};
+
+/* ---- what is found ---- */
+
+static int broken(struct walk *w, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+static int broken(struct walk *w, const char *fmt, ...)
+{
+    va_list ap;
+    if (w->c->broken)
+        return 1;
+    const int n = snprintf(w->c->where, sizeof w->c->where, "%.300s: line %" PRIu64 ": ", w->in->files.file[w->in->at].path, w->in->line_no);
+    va_start(ap, fmt);
+    vsnprintf(w->c->where + n, sizeof w->c->where - (size_t)n, fmt, ap);
+    va_end(ap);
+    return w->c->broken = 1;
+}
+
+static void missing(struct walk *w, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+static void missing(struct walk *w, const char *fmt, ...)
+{
+    va_list ap;
+    if (w->c->missing)
+        return;
+    w->c->missing = 1;
+    va_start(ap, fmt);
+    vsnprintf(w->c->what, sizeof w->c->what, fmt, ap);
+    va_end(ap);
+}
+
+/* Is this place in the log one of which completeness was asked?  Without since all of it. */
+static int is_asked(const struct walk *w)
+{
+    return (!w->want->since_hash || w->c->since_found) && (!w->want->since_ms || w->now_ms >= w->want->since_ms);
+}
+
+static const char *date(char out[32], int64_t ms)
+{
+    struct tm t;
+    const time_t s = (time_t)(ms / 1000);
+    if (!gmtime_r(&s, &t) || !strftime(out, 32, "%Y-%m-%dT%H:%M:%SZ", &t))
+        strcpy(out, "an unknown time");
+    return out;
+}
+
+static void look_for(struct walk *w, const char *hash)
+{
+    w->c->found |= w->want->expect && memcmp(hash, w->want->expect, SHA256_HEX) == 0;
+    w->c->since_found |= w->want->since_hash && memcmp(hash, w->want->since_hash, SHA256_HEX) == 0;
+}
+
+/* ---- lines about the chain ---- */
+
+struct event { int begin, gap; struct audit_text prev, after; int keep, all; int64_t cleared; };
+
+static int read_event(const char *line, size_t size, struct event *x)
+{
+    struct cursor c = { line, line + size };
+    struct audit_text key;
+    struct value v;
+    int is_event = 0;
+    *x = (struct event){ .cleared = -1 };
+    while (next_field(&c, &key, &v) > 0) {
+        const int is_hash = v.is_string && v.text.n == SHA256_HEX;
+        if (text_is(&key, "event") && v.is_string) {
+            is_event = 1;
+            x->begin = text_is(&v.text, "begin");
+            x->gap = text_is(&v.text, "gap");
+        } else if (text_is(&key, "prev") && is_hash) {
+            x->prev = v.text;
+        } else if (text_is(&key, "after") && is_hash) {
+            x->after = v.text;
+        } else if (text_is(&key, "keep")) {
+            const int64_t n = int_of(&v);
+            x->keep = n > 0 && n < 1000000 ? (int)n : 0;
+        } else if (text_is(&key, "cleared")) {
+            x->cleared = int_of(&v);
+        } else if (text_is(&key, "cleared_all")) {
+            x->all = text_is(&v.text, "true");
+        }
+    }
+    return is_event;
+}
+
+static int is_same(const struct audit_text *hash, const char *other) { return hash->p && memcmp(hash->p, other, SHA256_HEX) == 0; }
+
+/* The chain goes on from another line than the one that stands before. */
+static void note_jump(struct walk *w, const struct event *x, uint64_t seq)
+{
+    char numbers[96] = "", at[32];
+    const uint64_t n = w->seq && seq > w->seq + 1 ? seq - w->seq - 1 : 0;
+    if (n == 1)
+        snprintf(numbers, sizeof numbers, "line %" PRIu64 " is", w->seq + 1);
+    else if (n)
+        snprintf(numbers, sizeof numbers, "lines %" PRIu64 " to %" PRIu64 " are", w->seq + 1, seq - 1);
+    else
+        strcpy(numbers, "lines are");
+    if (x->cleared >= 0) {
+        w->c->cleared += n ? n : (uint64_t)x->cleared;
+        if (is_asked(w) && (w->want->since_hash || w->want->since_ms))
+            missing(w, "%s/%s.jsonl: %s missing: the log was cleared on %s", w->folder, w->name, numbers, date(at, w->now_ms));
+    } else if (is_asked(w)) {
+        missing(w, "%s: line %" PRIu64 ": %s missing before it: %s", w->in->files.file[w->in->at].path, w->in->line_no, numbers,
+                x->after.p ? "the end of the log was cut or replaced, or the system crashed" : "a file was removed or replaced");
+    }
+}
+
+/* A line that begins a file, or that goes on after a gap.  1: broken. */
+static int begin(struct walk *w, const struct event *x, uint64_t seq)
+{
+    w->n_begun += x->begin;
+    if (!w->have_prev) {
+        w->c->older_gone = !is_same(&x->prev, AUDIT_ZEROS);
+        w->c->first_ms = w->now_ms;
+        w->oldest_numbered = seq > 0;
+        w->oldest_cleared = x->cleared >= 0 && (x->all || is_same(&x->after, AUDIT_ZEROS));
+        w->c->cleared += x->cleared > 0 ? (uint64_t)x->cleared : 0;
+    } else if (!is_same(&x->prev, w->prev)) {
+        w->c->older_gone |= x->cleared >= 0 && is_same(&x->after, w->prev);
+        note_jump(w, x, seq);
+    } else if (w->seq && seq && seq != w->seq + 1) {
+        return broken(w, "its number is %" PRIu64 ", expected %" PRIu64, seq, w->seq + 1);
+    }
+    memcpy(w->prev, x->prev.p, SHA256_HEX);
+    w->have_prev = 1;
+    w->seq = seq ? seq - 1 : 0;
+    look_for(w, w->prev);
+    return 0;
+}
+
+/* ---- one line ---- */
+
+static int walk_line(struct walk *w, const char *line, size_t size, int whole)
+{
+    struct audit_check *c = w->c;
+    struct audit_record r;
+    struct event x;
+    const char *hex;
+    uint64_t seq;
+    const size_t covered = whole ? audit_line_end(line, size, &hex, &seq) : 0;
+    if (!covered) {
+        c->bad += size > 0;
+        return 0;                           /* half a line of a crash, or a foreign one: whether something is missing shows in the next */
+    }
+    if (reader_parse(line, size, &r) >= 0)
+        w->now_ms = r.last_ms;
+    const int is_event = read_event(line, size, &x), first = w->in->line_no == 1 || !w->have_prev;
+    if (first && !(is_event && x.begin && x.prev.p))
+        return broken(w, w->have_prev ? "a file does not begin with a line of its own: its beginning was cut" : "the log does not begin with a line of its own: its beginning was cut");
+    if (is_event && x.prev.p && (first || x.gap) && begin(w, &x, seq))
+        return 1;
+    if (is_event && x.keep) {
+        w->keep = x.keep;
+        w->beyond = w->n_begun - 1 - x.keep > w->beyond ? w->n_begun - 1 - x.keep : w->beyond;
+    }
+    uint8_t digest[SHA256_SIZE];
+    char want[SHA256_HEX + 1];
+    sha256_start(w->sha);
+    sha256_add(w->sha, w->prev, SHA256_HEX);
+    sha256_add(w->sha, line, covered);
+    sha256_end(w->sha, digest);
+    sha256_hex(digest, want);
+    if (memcmp(want, hex, SHA256_HEX) != 0)
+        return broken(w, "this line, or the one before it, was changed, put in or taken out");
+    if (w->seq && seq && seq != w->seq + 1)
+        return broken(w, "its number is %" PRIu64 ", expected %" PRIu64, seq, w->seq + 1);
+    if (w->in->has_head && seq && seq == w->in->head.end.seq && memcmp(hex, w->in->head.end.hash, SHA256_HEX) != 0)
+        return broken(w, "line %" PRIu64 " of the chain has another hash than in %s.head: the log was written anew", seq, w->name);
+    memcpy(w->prev, hex, SHA256_HEX);
+    w->seq = seq;
+    look_for(w, hex);
+    c->head_ms = w->now_ms;
+    c->lines++;
+    return 0;
+}
+
+/* ---- the whole ---- */
+
+/* Where the log begins: rotated away as announced, cleared, or removed? */
+static void judge_beginning(struct walk *w)
+{
+    char at[32], from[32];
+    const struct audit_check *c = w->c;
+    const struct audit_want *want = w->want;
+    const int absent = w->in->files.n == 0 && !w->in->has_head;
+    const int excused = !c->older_gone || w->oldest_cleared || !w->oldest_numbered || w->beyond >= 0;
+    const char *why = !c->older_gone ? "it begins there" : w->oldest_cleared ? "it was cleared" : w->beyond >= 0 || !w->oldest_numbered ? "older files were rotated away" : "older files were removed";
+    if (want->since_hash && !c->since_found)
+        missing(w, "%s/%s.jsonl: no line has the hash %s: the log reaches back to %s (%s)", w->folder, w->name, want->since_hash, c->first_ms ? date(at, c->first_ms) : "no line", why);
+    else if (want->since_ms && !absent && (!c->first_ms || c->first_ms > want->since_ms))
+        missing(w, "%s/%s.jsonl: what came after %s is missing: the log reaches back to %s (%s)", w->folder, w->name, date(from, want->since_ms),
+                c->first_ms ? date(at, c->first_ms) : "no line", c->first_ms ? why : "it is empty");
+    else if (!excused && !want->since_hash && !want->since_ms)
+        missing(w, "%s: files before those of %s.jsonl that are there were removed: the log keeps %d rotated files, and there are %d", w->folder, w->name, w->keep, w->n_begun - 1);
+}
+
+/* Where it ends: as the head says? */
+static void judge_end(struct walk *w)
+{
+    const struct reader *in = w->in;
+    if (in->has_head && in->head.end.seq > w->seq)
+        missing(w, "%s/%s.jsonl: the log ends with line %" PRIu64 ", %s.head says %" PRIu64 ": its end was cut or removed", w->folder, w->name, w->seq, w->name, in->head.end.seq);
+    else if (!in->has_head && w->seq)
+        missing(w, "%s/%s.head is missing or damaged: whether the end of the log was cut cannot be told", w->folder, w->name);
+}
+
+int audit_verify(const char *folder, enum audit_chain chain, const struct audit_want *want, struct audit_check *c, struct err *e)
+{
+    static const struct audit_want nothing = { 0 };
+    struct reader in;
+    struct walk w = { .c = c, .want = want ? want : &nothing, .in = &in, .folder = folder, .name = audit_chain_name(chain), .beyond = -1 };
+    const char *line;
+    size_t size;
+    int more = 0, whole, stop = 0;
+    *c = (struct audit_check){ .head = AUDIT_ZEROS };
+    if (!(w.sha = sha256_open(e)))
+        return -1;
+    if (reader_open(&in, folder, chain, 0, e)) {
+        sha256_close(w.sha);
+        return -1;
+    }
+    while (!stop && (more = reader_next(&in, &line, &size, &whole, e)) > 0)
+        stop = walk_line(&w, line, size, whole);
+    c->files = in.files.n;
+    c->last_seq = w.seq;
+    if (w.have_prev)
+        memcpy(c->head, w.prev, SHA256_HEX);
+    if (more == 0) {
+        judge_end(&w);
+        judge_beginning(&w);
+    }
+    reader_close(&in);
+    sha256_close(w.sha);
+    return more < 0 ? -1 : 0;
+}

@@ -1,0 +1,32 @@
+/* audit_writer.h - the end of one chain of the audit log: append, rotate, clear, each under the lock of the folder.  One thread at a time. */
+#ifndef ZSE_ACCESS_AUDIT_WRITER_H
+#define ZSE_ACCESS_AUDIT_WRITER_H
+
+#include "libcommon/access/audit.h"
+#include "libcommon/access/audit_files.h"
+
+struct audit_writer {
+    char *folder, *path;                    /* owned; path: of the current file */
+    enum audit_chain chain;
+    uint64_t max_bytes;
+    int keep;
+    int fd;                                 /* of the current file; -1: not open */
+    uint64_t end;                           /* its size after this process last wrote; UINT64_MAX: unknown */
+    struct audit_end last;                  /* the line that ends there */
+    struct sha256 *sha;
+    char known_path[4200];                  /* of the newest rotated file whose end was read, so that it is not read for each line that fails */
+    struct audit_end known;
+    uint64_t n_rotations;
+};
+
+/* Also after a failure to be followed by writer_close. */
+int writer_open(struct audit_writer *w, const struct audit_options *o, struct err *e);
+void writer_close(struct audit_writer *w);
+/* Make the current file if there is none; note gaps and a changed retention. */
+int writer_begin(struct audit_writer *w, struct err *e);
+/* Append a line of *n bytes, which has room for AUDIT_CHAIN_TAIL more; *n becomes its length without '\n', which '\0' replaces in memory. */
+int writer_add(struct audit_writer *w, char *text, size_t *n, struct err *e);
+/* Read the end of the file again before the next line. */
+void writer_distrust(struct audit_writer *w);
+
+#endif
