@@ -6,6 +6,8 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <sys/types.h>
+#include <time.h>
 
 #include <jansson.h>
 
@@ -21,6 +23,7 @@ struct chat_options {
     char *text; size_t text_size;       /* the whole prompt, once chat_read_prompt() has read it; owned */
     int piped;                          /* all or some of it came from standard input */
     int raw, json, ids, ignore_eos, no_think, plan;
+    int stop_when_full;                 /* --on-full stop: a conversation that fills the context is refused; else its oldest turns are left out */
     int parallel, max_tokens;           /* max_tokens 0: until the context is full */
     struct sampling sampling;
     unsigned given;                     /* bits: sampling options of the command line */
@@ -114,11 +117,22 @@ const char *remote_model(const struct remote *r);
 const char *remote_url(const struct remote *r);
 /* One prompt or a batch.  Returns the exit code. */
 int remote_run(struct remote *r, const struct chat_options *o);
-/* prompt: an array of messages.  *stop != 0 ends the request: FINISH_CANCELLED. */
+/* prompt: an array of messages.  *stop != 0 ends the request: FINISH_CANCELLED.  ERR_LIMIT: the server says that they do not fit its context. */
 int remote_answer(struct remote *r, json_t *prompt, struct answer *a, const volatile sig_atomic_t *stop, struct err *e);
+
+/* ---- chat_save.c ---- */
+/* The file that holds the conversation, as /save or /load left it; known 0: none. */
+struct chat_file { int known; dev_t dev; ino_t ino; struct timespec changed; };
+/* What /save would replace: nothing, the conversation's own file unchanged, another saved conversation of *n_messages, or something else. */
+enum chat_file_kind { CHAT_FILE_FREE, CHAT_FILE_OWN, CHAT_FILE_CONVERSATION, CHAT_FILE_OTHER };
+enum chat_file_kind chat_file_kind(const struct chat_file *f, const char *path, size_t *n_messages);
+/* Either makes path the conversation's own file. */
+int chat_file_save(struct chat_file *f, const char *path, json_t *messages, struct err *e);
+json_t *chat_file_load(struct chat_file *f, const char *path, struct err *e);      /* a new array of {role, content} */
 
 /* ---- chat_talk.c ---- */
 /* One line of input without its newline, malloc'd; NULL at the end.  *interrupted: Ctrl-C at the prompt (returns NULL, go on). */
+#define CHAT_QUESTION "? "               /* as prompt: an answer to a question, which the history does not keep */
 typedef char *(*read_line_fn)(void *user, const char *prompt, int *interrupted);
 /* With a model or a server, the other is NULL.  0 or 1; standard output is not closed yet. */
 int chat_talk(const struct chat_options *o, const struct opened_model *m, struct remote *r, read_line_fn read_line, void *user);

@@ -26,6 +26,7 @@ static const char usage[] =
     "  -s, --system TEXT          system message\n"
     "      --raw                  the prompt as it is, without the chat template\n"
     "      --template FILE        another chat template (Jinja)\n"
+    "      --on-full drop|stop    a conversation that fills the context: leave out the oldest turns (default), or refuse the next one\n"
     "      --no-think             ask the template for an answer without thinking (enable_thinking = false)\n"
     "      --json-schema FILE     the answer is a JSON document of this schema\n"
     "      --grammar FILE         the answer follows the rules of this grammar (GBNF)\n"
@@ -57,7 +58,7 @@ static const char usage[] =
     "  -V, --version              show the version\n"
     "In a conversation: /help lists the commands, \\ at the end of a line continues it, Ctrl-C stops an answer.\n";
 
-enum { OPT_URL = 290, OPT_KEY, OPT_BATCH = 300, OPT_PARALLEL, OPT_RAW, OPT_TEMPLATE, OPT_NO_THINK, OPT_JSON, OPT_IDS, OPT_BIAS, OPT_SEED, OPT_STOP, OPT_IGNORE_EOS, OPT_SCHEMA, OPT_GRAMMAR, OPT_REGEX, OPT_PLAN, OPT_SAMPLING };
+enum { OPT_URL = 290, OPT_KEY, OPT_BATCH = 300, OPT_PARALLEL, OPT_RAW, OPT_TEMPLATE, OPT_NO_THINK, OPT_JSON, OPT_IDS, OPT_BIAS, OPT_SEED, OPT_STOP, OPT_IGNORE_EOS, OPT_SCHEMA, OPT_GRAMMAR, OPT_REGEX, OPT_PLAN, OPT_ON_FULL, OPT_SAMPLING };
 
 /* Sampling options that are one number: how they are called, and what they may be. */
 static const struct number {
@@ -80,7 +81,7 @@ static const struct option options[] = {
     { "url", required_argument, NULL, OPT_URL }, { "key", required_argument, NULL, OPT_KEY }, { "model", required_argument, NULL, 'm' },
     { "prompt", required_argument, NULL, 'p' }, { "batch", required_argument, NULL, OPT_BATCH }, { "parallel", required_argument, NULL, OPT_PARALLEL },
     { "system", required_argument, NULL, 's' }, { "raw", no_argument, NULL, OPT_RAW }, { "template", required_argument, NULL, OPT_TEMPLATE },
-    { "no-think", no_argument, NULL, OPT_NO_THINK }, { "json-schema", required_argument, NULL, OPT_SCHEMA },
+    { "on-full", required_argument, NULL, OPT_ON_FULL }, { "no-think", no_argument, NULL, OPT_NO_THINK }, { "json-schema", required_argument, NULL, OPT_SCHEMA },
     { "grammar", required_argument, NULL, OPT_GRAMMAR }, { "regex", required_argument, NULL, OPT_REGEX }, { "json", no_argument, NULL, OPT_JSON }, { "plan", no_argument, NULL, OPT_PLAN }, { "ids", no_argument, NULL, OPT_IDS },
     { "max-tokens", required_argument, NULL, 'n' }, { "temp", required_argument, NULL, OPT_SAMPLING }, { "top-k", required_argument, NULL, OPT_SAMPLING + 1 },
     { "top-p", required_argument, NULL, OPT_SAMPLING + 2 }, { "min-p", required_argument, NULL, OPT_SAMPLING + 3 }, { "typical-p", required_argument, NULL, OPT_SAMPLING + 4 },
@@ -144,6 +145,12 @@ static int parse_seed(struct chat_options *o, const char *arg)
     return 0;
 }
 
+static int parse_on_full(struct chat_options *o, const char *arg)
+{
+    o->stop_when_full = strcmp(arg, "stop") == 0;
+    return o->stop_when_full || strcmp(arg, "drop") == 0 ? 0 : cli_wrong(prog, "--on-full: '%s', expected drop or stop", arg);
+}
+
 /* One option: 0 or the exit code of wrong usage. */
 static int take(struct chat_options *o, int c, const char *arg)
 {
@@ -161,6 +168,7 @@ static int take(struct chat_options *o, int c, const char *arg)
     case OPT_RAW: o->raw = 1; return 0;
     case OPT_TEMPLATE: o->template_file = arg; return 0;
     case OPT_NO_THINK: o->no_think = 1; return 0;
+    case OPT_ON_FULL: return parse_on_full(o, arg);
     case OPT_SCHEMA: o->schema_file = arg; return 0;
     case OPT_GRAMMAR: o->grammar_file = arg; return 0;
     case OPT_REGEX: o->regex = arg; return 0;

@@ -123,6 +123,19 @@ static const char *error_text(const json_t *j)
     return text ? text : json_string_value(json_object_get(j, "detail"));
 }
 
+/* Does an error say that the prompt is too long for the context?  Servers have no common word for it. */
+static int is_context_full(const json_t *j)
+{
+    static const char *const words[] = { "context_length_exceeded", "exceed_context_size", "context length", "context size", "context window", "the context of" };
+    const json_t *error = json_object_get(j, "error");
+    const char *const texts[] = { json_string_value(json_object_get(error, "code")), json_string_value(json_object_get(error, "type")), error_text(j) };
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        for (size_t k = 0; texts[i] && k < sizeof words / sizeof *words; k++)
+            if (strcasestr(texts[i], words[k]))
+                return 1;
+    return 0;
+}
+
 /* One object of the stream, or the whole answer. */
 static void take_object(struct exchange *x, const json_t *j)
 {
@@ -130,7 +143,7 @@ static void take_object(struct exchange *x, const json_t *j)
     const char *finish = json_string_value(json_object_get(choice, "finish_reason"));
     if (json_object_get(j, "error") && !json_is_null(json_object_get(j, "error"))) {
         const char *text = error_text(j);
-        err_set(&x->error, ERR_IO, "%s: %s", x->r->base, text ? text : "an error without a message");
+        err_set(&x->error, is_context_full(j) ? ERR_LIMIT : ERR_IO, "%s: %s", x->r->base, text ? text : "an error without a message");
         return;
     }
     if (!delta)
@@ -276,7 +289,7 @@ static int explain_status(const char *base, long status, const char *body, size_
     json_t *j = json_loadb(body ? body : "", size, 0, NULL);
     const char *text = error_text(j);
     if (text)
-        err_set(e, ERR_IO, "%s: %s (HTTP %ld)", base, text, status);
+        err_set(e, is_context_full(j) ? ERR_LIMIT : ERR_IO, "%s: %s (HTTP %ld)", base, text, status);
     else if (status / 100 == 3)
         err_set(e, ERR_IO, "%s: HTTP %ld: it sends requests elsewhere; give the address it leads to", base, status);
     else

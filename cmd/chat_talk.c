@@ -12,8 +12,6 @@
 #include <unistd.h>
 
 #include "cmd/cli.h"
-#include "libcommon/base/file.h"
-#include "libcommon/base/json.h"
 #include "libcommon/engine/device_show.h"
 
 static const char prog[] = "zse-chat";
@@ -24,7 +22,10 @@ struct talk {
     struct remote *remote;              /* NULL: m answers */
     struct prompter prompter;
     struct engine *engine;
-    json_t *messages;
+    json_t *messages;                   /* all of them, for /save */
+    size_t n_dropped;                   /* of the oldest, after the system message: not sent, as the context is full */
+    int said_full;                      /* that has been said */
+    struct chat_file file;
     int32_t *ids; int n_ids;            /* of the last turn, prompt and answer; NULL: none */
     char *known; size_t known_size;     /* the text that the first n_known ids stand for; NULL if they do not fit */
     int n_known;
@@ -101,20 +102,110 @@ static void remember(struct talk *t, const char *text, size_t size, int32_t *ids
     }
 }
 
-static int run_turn(struct talk *t, struct answer *a, struct err *e)
+/* ---- a full context ---- */
+
+static int is_role(const json_t *message, const char *wanted)
+{
+    const char *role = json_string_value(json_object_get(message, "role"));
+    return role && strcmp(role, wanted) == 0;
+}
+
+static json_t *system_message(const struct talk *t)
+{
+    json_t *first = json_array_get(t->messages, 0);
+    return is_role(first, "system") ? first : NULL;
+}
+
+/* Messages of the next request: the system message and what was not dropped.  New reference. */
+static json_t *sent_messages(const struct talk *t)
+{
+    json_t *all = json_array(), *m;
+    const size_t first = system_message(t) != NULL;
+    size_t i;
+    json_array_foreach(t->messages, i, m)
+        if (i < first || i >= first + t->n_dropped)
+            json_array_append(all, m);
+    return all;
+}
+
+/* Leave out the oldest turn, from a message of the user to the next.  0: only the current turn is left. */
+static int drop_turn(struct talk *t)
+{
+    const size_t first = system_message(t) != NULL, n = json_array_size(t->messages);
+    size_t i = first + t->n_dropped + 1;
+    while (i < n && !is_role(json_array_get(t->messages, i), "user"))
+        i++;
+    if (i >= n)
+        return 0;
+    t->n_dropped = i - first;
+    return 1;
+}
+
+static void say_full(struct talk *t)
+{
+    if (!t->said_full)
+        cli_note(prog, "the context is full: the oldest turns are left out from here on (/save writes them all the same)");
+    t->said_full = 1;
+}
+
+/* Tokens that a turn should leave for its answer. */
+static int room_for_answer(const struct talk *t, int context)
+{
+    const int most = context / 4;
+    return t->o->max_tokens && t->o->max_tokens < most ? t->o->max_tokens : most;
+}
+
+/* Text and ids of the conversation, without its oldest turns where it leaves too little room for an answer.  Then twice that room is made, so that the
+ * next turns find the prompt cached.  A conversation that cannot be shortened is taken as long as one token is left. */
+static int fit_context(struct talk *t, char **text, size_t *size, int32_t **ids, int *n, struct err *e)
+{
+    const int context = context_len(t->m, &t->o->run), want = room_for_answer(t, context);
+    for (int room = want;; room = 2 * want) {
+        json_t *messages = sent_messages(t);
+        const int rc = prompter_render(&t->prompter, messages, text, size, e);
+        json_decref(messages);
+        if (rc != 0 || conversation_ids(t, *text, *size, ids, n, e) != 0)
+            return -1;
+        if (*n + room <= context || t->o->stop_when_full || !drop_turn(t))
+            break;
+        say_full(t);
+        free(*text);
+        free(*ids);
+        *text = NULL;
+        *ids = NULL;
+    }
+    if (*n < context)
+        return 0;
+    if (t->o->stop_when_full)
+        return err_set(e, ERR_LIMIT, "the conversation has %d tokens, which leaves no room for an answer in a context of %d: the turn is not kept (/clear begins anew)", *n, context);
+    return err_set(e, ERR_LIMIT, "this turn alone has %d tokens, which leaves no room for an answer in a context of %d: it is not kept", *n, context);
+}
+
+/* ---- a turn ---- */
+
+/* A server that finds the conversation too long is asked again without the oldest turn, then without twice as many more each time. */
+static int run_remote(struct talk *t, struct answer *a, struct err *e)
+{
+    for (int drop = 1;; drop *= 2) {
+        json_t *messages = sent_messages(t);
+        const int rc = remote_answer(t->remote, messages, a, &stop_answer, e);
+        json_decref(messages);
+        t->last = a->stats;
+        int dropped = 0;
+        while (rc != 0 && e->code == ERR_LIMIT && !a->size && !t->o->stop_when_full && dropped < drop && drop_turn(t))
+            dropped++;
+        if (!dropped)
+            return rc;
+        say_full(t);
+    }
+}
+
+static int run_local(struct talk *t, struct answer *a, struct err *e)
 {
     char *text = NULL;
     size_t size;
     int32_t *ids = NULL;
-    int n, rc;
-    if (t->remote) {
-        rc = remote_answer(t->remote, t->messages, a, &stop_answer, e);
-        t->last = a->stats;
-        return rc;
-    }
-    rc = prompter_render(&t->prompter, t->messages, &text, &size, e);
-    if (rc == 0)
-        rc = conversation_ids(t, text, size, &ids, &n, e);
+    int n, rc = fit_context(t, &text, &size, &ids, &n, e);
     if (rc == 0 && (rc = answer_start(a, t->engine, t->o, ids, n, e)) == 0) {
         while ((rc = engine_step(t->engine, e)) > 0) {
             if (stop_answer)
@@ -135,19 +226,30 @@ static int run_turn(struct talk *t, struct answer *a, struct err *e)
     return rc;
 }
 
+static void say_cut(const struct talk *t, int n)
+{
+    const int by_option = t->o->max_tokens && n >= t->o->max_tokens;
+    if (n)
+        cli_note(prog, "the answer was cut after %d token%s: %s", n, n == 1 ? "" : "s", by_option ? "that is all -n allows" : "the context is full");
+    else
+        cli_note(prog, "the answer was cut");
+}
+
 static void turn(struct talk *t, const char *text)
 {
     struct err e;
     struct answer a = { .stream = 1 };
+    const size_t n_dropped = t->n_dropped;
     json_t *message = chat_message("user", text, strlen(text));
     if (!message) {
         cli_note(prog, "that is not UTF-8");
         return;
     }
     json_array_append_new(t->messages, message);
-    if (run_turn(t, &a, &e) != 0) {
-        cli_note(prog, "%s%s", e.msg, e.code == ERR_LIMIT ? " (/clear begins anew)" : "");
+    if ((t->remote ? run_remote : run_local)(t, &a, &e) != 0) {
+        cli_note(prog, "%s", e.msg);
         json_array_remove(t->messages, json_array_size(t->messages) - 1);
+        t->n_dropped = n_dropped;
     } else {
         json_array_append_new(t->messages, chat_message("assistant", a.text ? a.text : "", a.size));
         if (a.size == 0 || a.text[a.size - 1] != '\n')
@@ -155,7 +257,7 @@ static void turn(struct talk *t, const char *text)
         if (a.finish == FINISH_CANCELLED)
             cli_note(prog, "stopped");
         else if (a.finish == FINISH_LENGTH)
-            cli_note(prog, a.stats.n_generated ? "the answer was cut after %d tokens" : "the answer was cut", a.stats.n_generated);
+            say_cut(t, a.stats.n_generated);
     }
     cli_flush();
     answer_release(&a);
@@ -173,13 +275,6 @@ static const char help[] =
     "/exit          leave (also Ctrl-D)\n"
     "A line that ends in \\ goes on in the next; \"\"\" begins and ends a text of several lines; // begins a line with /.\n";
 
-static json_t *system_message(const struct talk *t)
-{
-    json_t *first = json_array_get(t->messages, 0);
-    const char *role = first ? json_string_value(json_object_get(first, "role")) : NULL;
-    return role && strcmp(role, "system") == 0 ? first : NULL;
-}
-
 static void set_system(struct talk *t, const char *text)
 {
     if (system_message(t))
@@ -194,54 +289,78 @@ static void clear(struct talk *t)
     json_array_clear(t->messages);
     if (system)
         json_array_append_new(t->messages, system);
+    t->n_dropped = 0;
+    t->said_full = t->file.known = 0;
     forget(t);
 }
 
-static void save(struct talk *t, const char *path)
+/* A yes in the next line of input. */
+static int confirmed(struct talk *t)
 {
-    struct err e;
-    struct atomic_file f;
-    json_t *j = json_pack("{s:O}", "messages", t->messages);
-    char *text = json_dumps(j, JSON_INDENT(1));
-    json_decref(j);
-    if (!text)
-        err_nomem(&e, "conversation");
-    if (!text || atomic_open(&f, path, &e) != 0) {
-        cli_note(prog, "%s", e.msg);
-    } else if (atomic_write(&f, text, strlen(text), &e) != 0 || atomic_write(&f, "\n", 1, &e) != 0 || atomic_commit(&f, &e) != 0) {
-        atomic_abort(&f);
-        cli_note(prog, "%s", e.msg);
-    }
-    free(text);
+    int interrupted = 0;
+    cli_flush();
+    char *line = t->read_line(t->user, CHAT_QUESTION, &interrupted);
+    const int yes = line && !interrupted && (line[0] == 'y' || line[0] == 'Y');
+    free(line);
+    return yes;
 }
 
-static void load(struct talk *t, const char *path)
+/* Another conversation is replaced after a yes, a file of any other kind never. */
+static int may_replace(struct talk *t, const char *path)
+{
+    size_t n;
+    switch (chat_file_kind(&t->file, path, &n)) {
+    case CHAT_FILE_FREE: case CHAT_FILE_OWN:
+        return 1;
+    case CHAT_FILE_CONVERSATION:
+        printf("%s holds another conversation of %zu messages.  Replace it? (y/N)\n", path, n);
+        return confirmed(t);
+    case CHAT_FILE_OTHER:
+        break;
+    }
+    cli_note(prog, "%s: exists and is no saved conversation: it is left as it is", path);
+    return 0;
+}
+
+static void save(struct talk *t, const char *arg)
 {
     struct err e;
-    json_t *j = js_load(path, 64 << 20, &e), *messages = json_is_array(j) ? j : json_object_get(j, "messages"), *m;
+    char *path = cli_expand_home(arg);
+    if (!path)
+        cli_note(prog, "out of memory");
+    else if (may_replace(t, path)) {
+        if (chat_file_save(&t->file, path, t->messages, &e) != 0)
+            cli_note(prog, "%s", e.msg);
+        else
+            printf("saved %zu messages to %s\n", json_array_size(t->messages), path);
+    }
+    free(path);
+}
+
+static void load(struct talk *t, const char *arg)
+{
+    struct err e;
     size_t i;
-    int bad = !json_is_array(messages);
-    if (!j) {
-        cli_note(prog, "%s", e.msg);
+    char *path = cli_expand_home(arg);
+    json_t *messages = path ? chat_file_load(&t->file, path, &e) : NULL, *m;
+    if (!messages) {
+        cli_note(prog, "%s", path ? e.msg : "out of memory");
+        free(path);
         return;
     }
-    json_array_foreach(messages, i, m)
-        bad |= !json_is_string(json_object_get(m, "role")) || !json_is_string(json_object_get(m, "content"));
-    if (bad) {
-        cli_note(prog, "%s: expected an array of messages with role and content", path);
-    } else {
-        json_decref(t->messages);
-        t->messages = json_deep_copy(messages);
-        forget(t);
-        json_array_foreach(t->messages, i, m) {
-            const json_t *role = json_object_get(m, "role"), *content = json_object_get(m, "content");
-            chat_write(json_string_value(role), json_string_length(role));
-            fputs(": ", stdout);
-            chat_write(json_string_value(content), json_string_length(content));
-            putchar('\n');
-        }
+    json_decref(t->messages);
+    t->messages = messages;
+    t->n_dropped = 0;
+    t->said_full = 0;
+    forget(t);
+    json_array_foreach(t->messages, i, m) {
+        const json_t *role = json_object_get(m, "role"), *content = json_object_get(m, "content");
+        chat_write(json_string_value(role), json_string_length(role));
+        fputs(": ", stdout);
+        chat_write(json_string_value(content), json_string_length(content));
+        putchar('\n');
     }
-    json_decref(j);
+    free(path);
 }
 
 static void print_stats(const struct talk *t)
@@ -250,6 +369,8 @@ static void print_stats(const struct talk *t)
     const struct request_stats *r = &t->last;
     char kv[CLI_BYTES], private[CLI_BYTES], file[CLI_BYTES], line[DEVICE_LINE];
     int computed = r->n_prompt - r->n_cached;
+    if (t->n_dropped)
+        printf("left out the oldest %zu of %zu messages\n", t->n_dropped, json_array_size(t->messages));
     if (t->remote) {
         if (r->n_generated)
             printf("prompt   %d tokens, %d of them new\nanswer   %d tokens: %.2f s, %.1f tokens/s; first token after %.2f s\n", r->n_prompt, computed, r->n_generated,
@@ -269,21 +390,37 @@ static void print_stats(const struct talk *t)
     printf("device   %s\n", line);
 }
 
+static const struct { const char *name; int needs_file; } commands[] = {
+    { "/help", 0 }, { "/clear", 0 }, { "/system", 0 }, { "/stats", 0 }, { "/save", 1 }, { "/load", 1 }, { "/exit", 0 },
+};
+enum { N_COMMANDS = sizeof commands / sizeof *commands };
+
+static size_t first_word(const char *line) { return strcspn(line, " \t\n"); }
+
+/* The command that a line begins with, or N_COMMANDS. */
+static size_t find_command(const char *line)
+{
+    const size_t n = first_word(line);
+    size_t i = 0;
+    while (i < N_COMMANDS && (strlen(commands[i].name) != n || strncmp(line, commands[i].name, n) != 0))
+        i++;
+    return i;
+}
+
+/* Text of several lines may have been pasted: a slash there begins a command only if the command exists. */
+static int may_be_command(const char *text) { return text[0] == '/' && (!strchr(text, '\n') || find_command(text) < N_COMMANDS); }
+
 /* 1: leave. */
 static int command(struct talk *t, const char *line)
 {
-    size_t n = strcspn(line, " \t");
-    const char *arg = line + n + strspn(line + n, " \t");
-    static const struct { const char *name; int needs_file; } known[] = { { "/help", 0 }, { "/clear", 0 }, { "/system", 0 }, { "/stats", 0 }, { "/save", 1 }, { "/load", 1 }, { "/exit", 0 } };
-    size_t i = 0, n_known = sizeof known / sizeof *known;
-    while (i < n_known && (strlen(known[i].name) != n || strncmp(line, known[i].name, n) != 0))
-        i++;
-    if (i == n_known) {
-        cli_note(prog, "%.*s is no command: /help lists them", (int)n, line);
+    const size_t n = first_word(line), i = find_command(line);
+    const char *arg = line + n + strspn(line + n, " \t\n");
+    if (i == N_COMMANDS) {
+        cli_note(prog, "%.*s is no command: /help lists them (// begins a line with /)", (int)n, line);
         return 0;
     }
-    if (known[i].needs_file && !*arg) {
-        cli_note(prog, "usage: %s FILE", known[i].name);
+    if (commands[i].needs_file && !*arg) {
+        cli_note(prog, "usage: %s FILE", commands[i].name);
         return 0;
     }
     switch (i) {
@@ -322,7 +459,7 @@ static char *read_input(struct talk *t, int *interrupted)
     while (more && (line = t->read_line(t->user, text || quoted ? ". " : "> ", interrupted))) {
         char *from = line;
         size_t n = strlen(line);
-        if (!text && !quoted && n >= 3 && memcmp(line, "\"\"\"", 3) == 0) {
+        if (!text && !quoted && n >= 3 && memcmp(line, "\"\"\"", 3) == 0 && !strchr(line, '\n')) {        /* not in pasted lines */
             quoted = 1;
             from += 3;
             n -= 3;
@@ -356,10 +493,10 @@ static void loop(struct talk *t)
             continue;
         if (!text)
             break;
-        if (text[0] == '/' && text[1] != '/')
+        if (may_be_command(text) && text[1] != '/')
             leave = command(t, text);
         else if (text[strspn(text, " \t\n")])
-            turn(t, text + (text[0] == '/'));
+            turn(t, text + (text[0] == '/' && text[1] == '/' && may_be_command(text + 1)));
         free(text);
     }
 }

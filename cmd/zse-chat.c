@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <wchar.h>
 
 #include "cmd/chat.h"
 #include "cmd/cli.h"
@@ -24,7 +25,8 @@ struct editor {
     History *history;
     char *file;                 /* of the history; NULL: none */
     const char *prompt;
-    int color;
+    FILE *out;                  /* of the prompt */
+    int color, marks_paste;
     sigset_t outside;           /* signal mask with SIGINT let through */
 };
 
@@ -88,6 +90,71 @@ static int read_char(EditLine *el, wchar_t *c)
     return 1;
 }
 
+/* ---- bracketed paste: a terminal that is asked to marks pasted text with ESC[200~ and ESC[201~ ---- */
+
+#define PASTE_ON "\33[?2004h"
+#define PASTE_OFF "\33[?2004l"
+
+/* Pasted characters up to the end mark, with '\n' as the end of a line, whatever the terminal sends; other control characters are dropped.
+ * Caller frees; NULL: out of memory, or Ctrl-C. */
+static wchar_t *read_paste(EditLine *el)
+{
+    static const wchar_t end[] = L"\33[201~";
+    const size_t n_end = wcslen(end);
+    size_t n = 0, room = 0;
+    wchar_t *text = NULL, c, before = 0;
+    for (;; before = c) {
+        const int got = el_wgetc(el, &c);
+        if (n + 2 > room) {
+            wchar_t *p = realloc(text, (room = 2 * room + 256) * sizeof *p);
+            if (!p)
+                break;
+            text = p;
+        }
+        if (got < 0 || interrupted)
+            break;
+        if (got == 0)
+            goto done;
+        if (c == L'\n' && before == L'\r')
+            continue;
+        text[n++] = c == L'\r' ? L'\n' : c;
+        if (n >= n_end && wmemcmp(text + n - n_end, end, n_end) == 0) {
+            n -= n_end;
+            goto done;
+        }
+    }
+    free(text);
+    return NULL;
+done:;
+    size_t kept = 0;
+    for (size_t i = 0; i < n; i++)
+        if ((text[i] >= L' ' && text[i] != 0x7f) || text[i] == L'\n' || text[i] == L'\t')
+            text[kept++] = text[i];
+    while (kept && text[kept - 1] == L'\n')
+        kept--;
+    text[kept] = L'\0';
+    return text;
+}
+
+/* libedit's handler of ESC[200~: the pasted lines become part of the line that is edited, and Enter sends them as one turn. */
+static unsigned char on_paste(EditLine *el, wint_t c)
+{
+    (void)c;
+    wchar_t *text = read_paste(el);
+    const int bad = !text || (*text && el_winsertstr(el, text) != 0);
+    free(text);
+    return bad ? CC_ERROR : CC_REFRESH;
+}
+
+/* Ask the terminal to mark pasted text, or to stop. */
+static void mark_paste(const struct editor *d, const char *what)
+{
+    if (!d->marks_paste)
+        return;
+    fputs(what, d->out);
+    fflush(d->out);
+}
+
 /* STATE/zse/chat_history, its folder made.  NULL: no place for it, which is no error. */
 static char *history_file(void)
 {
@@ -114,8 +181,11 @@ static void editor_open(struct editor *d)
     if (strcmp(nl_langinfo(CODESET), "UTF-8") != 0)
         setlocale(LC_CTYPE, "C.UTF-8");
     const char *no_color = getenv("NO_COLOR"), *term = getenv("TERM");
-    d->color = isatty(STDOUT_FILENO) && !(no_color && *no_color) && term && strcmp(term, "dumb") != 0;
-    d->el = el_init("zse-chat", stdin, isatty(STDOUT_FILENO) ? stdout : stderr, stderr);
+    const int smart = term && strcmp(term, "dumb") != 0;
+    d->color = isatty(STDOUT_FILENO) && !(no_color && *no_color) && smart;
+    d->out = isatty(STDOUT_FILENO) ? stdout : stderr;
+    d->marks_paste = smart && isatty(fileno(d->out));
+    d->el = el_init("zse-chat", stdin, d->out, stderr);
     d->history = history_init();
     if (!d->el || !d->history)
         return;
@@ -125,6 +195,8 @@ static void editor_open(struct editor *d)
     el_set(d->el, EL_EDITOR, "emacs");
     el_set(d->el, EL_HIST, history, d->history);
     el_set(d->el, EL_BIND, "^R", "em-inc-search-prev", NULL);
+    el_wset(d->el, EL_ADDFN, L"zse-paste", L"Insert pasted text", on_paste);
+    el_set(d->el, EL_BIND, "\\e[200~", "zse-paste", NULL);
     el_source(d->el, NULL);
     history(d->history, &ev, H_SETSIZE, 1000);
     history(d->history, &ev, H_SETUNIQUE, 1);
@@ -162,19 +234,22 @@ static char *read_line(void *user, const char *prompt, int *was_interrupted)
     sigaddset(&blocked, SIGINT);
     sigaction(SIGINT, &action, &before);
     sigprocmask(SIG_BLOCK, &blocked, &d->outside);
+    mark_paste(d, PASTE_ON);
     const char *line = el_gets(d->el, &n);
+    mark_paste(d, PASTE_OFF);
     char *copy = line && n > 0 ? strdup(line) : NULL;
     sigaction(SIGINT, &before, NULL);
     sigprocmask(SIG_SETMASK, &d->outside, NULL);
     *was_interrupted = interrupted;
     if (interrupted || !copy) {
-        fputc('\n', isatty(STDOUT_FILENO) ? stdout : stderr);
+        fputc('\n', d->out);
         cli_flush();
         free(copy);
         return NULL;
     }
-    copy[strcspn(copy, "\n")] = '\0';
-    if (*copy)
+    if (copy[n - 1] == '\n')
+        copy[n - 1] = '\0';
+    if (*copy && strcmp(prompt, CHAT_QUESTION) != 0)
         history(d->history, &ev, H_ENTER, copy);
     return copy;
 }

@@ -10,6 +10,7 @@ _zse_chat() {
     --parallel) COMPREPLY=(); return ;;
     -s|--system) COMPREPLY=(); return ;;
     --template) COMPREPLY=($(compgen -f -- "$cur")); return ;;
+    --on-full) COMPREPLY=($(compgen -W "drop stop" -- "$cur")); return ;;
     --json-schema) COMPREPLY=($(compgen -f -- "$cur")); return ;;
     --grammar) COMPREPLY=($(compgen -f -- "$cur")); return ;;
     --regex) COMPREPLY=(); return ;;
@@ -40,7 +41,7 @@ _zse_chat() {
     --max-memory) COMPREPLY=(); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--url --key --model --prompt --batch --parallel --system --raw --template --no-think --json-schema --grammar --regex --json --ids --max-tokens --temp --top-k --top-p --min-p --typical-p --repeat-penalty --repeat-last-n --presence-penalty --frequency-penalty --logit-bias --seed --stop --ignore-eos --quantize --mode --threads --ctx --kv --exact --kernels --device --gpu-layers --strict --cuda-graphs --act --cache-weights --force --verbose --max-memory --plan --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--url --key --model --prompt --batch --parallel --system --raw --template --on-full --no-think --json-schema --grammar --regex --json --ids --max-tokens --temp --top-k --top-p --min-p --typical-p --repeat-penalty --repeat-last-n --presence-penalty --frequency-penalty --logit-bias --seed --stop --ignore-eos --quantize --mode --threads --ctx --kv --exact --kernels --device --gpu-layers --strict --cuda-graphs --act --cache-weights --force --verbose --max-memory --plan --help --version" -- "$cur")) ;;
     *) COMPREPLY=($(compgen -f -- "$cur"))
        ;;
   esac

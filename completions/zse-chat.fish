@@ -8,6 +8,7 @@ complete -c zse-chat -l parallel -x -d 'how many of a batch run together (defaul
 complete -c zse-chat -l system -s s -x -d 'system message'
 complete -c zse-chat -l raw -d 'the prompt as it is, without the chat template'
 complete -c zse-chat -l template -r -d 'another chat template (Jinja)'
+complete -c zse-chat -l on-full -x -a 'drop stop' -d 'a conversation that fills the context leave out the oldest turns (default), or refuse the next one'
 complete -c zse-chat -l no-think -d 'ask the template for an answer without thinking (enable_thinking = false)'
 complete -c zse-chat -l json-schema -r -d 'the answer is a JSON document of this schema'
 complete -c zse-chat -l grammar -r -d 'the answer follows the rules of this grammar (GBNF)'

@@ -219,3 +219,41 @@ send /exit
 end 0
 END
 }
+
+@test "a conversation that fills the server's context goes on without its oldest turns" {
+  NO_COLOR=1 tests/lib/talk zse-chat --url "$FAKE" -m full --system brief <<'END'
+expect >
+send one
+expect "one"
+expect >
+send two
+expect the context is full
+expect "brief".*, {"role": "user", "content": "two"}\]
+expect >
+send three
+not the context is full
+expect "brief".*, {"role": "user", "content": "three"}\]
+expect >
+send long
+expect maximum context length
+expect >
+send four
+expect "content": "four"}\]
+expect >
+ready
+key d
+end 0
+END
+  tests/lib/talk zse-chat --url "$FAKE" -m full --on-full stop --system brief <<'END'
+expect >
+send one
+expect "one"
+expect >
+send two
+expect maximum context length
+expect >
+ready
+key d
+end 0
+END
+}

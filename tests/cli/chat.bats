@@ -279,7 +279,7 @@ subprocess.run(sys.argv[1:], stdin=b)' zse-chat "$MODEL" -n 1 --json -p Summariz
   cat >"$BATS_TEST_TMPDIR/script" <<END
 expect >
 send What is 2+2?
-expect \\n2 \\+ 2 = 4\\r
+expect 2 \\+ 2 = 4\\r
 expect >
 send What is the \\
 expect \\. 
@@ -335,6 +335,115 @@ END
   [ "$status" = 0 ] && [[ "$output" == *$'\e[1m>\e[0m'* ]] || { echo "$output"; return 1; }
 }
 
+@test "/save replaces nothing that is not its own: a model stays a model" {
+  cp "$MODEL" "$BATS_TEST_TMPDIR/m.zse"
+  echo '[{"role": "user", "content": "old"}]' >"$BATS_TEST_TMPDIR/old.json"
+  cat >"$BATS_TEST_TMPDIR/script" <<END
+expect >
+send hello
+expect \w
+expect >
+send /save $BATS_TEST_TMPDIR/m.zse
+expect m.zse: exists and is no saved conversation
+expect >
+send /save ~/a talk.json
+expect saved 2 messages to $BATS_TEST_TMPDIR/a talk.json
+expect >
+send hello
+expect \w
+expect >
+send /save $BATS_TEST_TMPDIR/a talk.json
+expect saved 4 messages
+expect >
+send /save ~/old.json
+expect old.json holds another conversation of 1 messages.  Replace it
+send n
+not saved
+expect >
+send /clear
+expect >
+send /save ~/a talk.json
+expect holds another conversation of 4 messages.  Replace it
+send
+not saved
+expect >
+send /load ~/a talk.json
+expect assistant: 
+expect >
+send /save ~/old.json
+expect Replace it
+send y
+expect saved 4 messages
+expect >
+run touch -d 2001-01-01 $BATS_TEST_TMPDIR/old.json
+send /save ~/old.json
+expect Replace it
+key c
+not saved
+expect >
+ready
+key d
+end 0
+END
+  HOME=$BATS_TEST_TMPDIR run tests/lib/talk zse-chat "$MODEL" --temp 0 -n 8 <"$BATS_TEST_TMPDIR/script"
+  [ "$status" = 0 ] || { echo "$output"; return 1; }
+  cmp "$MODEL" "$BATS_TEST_TMPDIR/m.zse"
+  [ "$(field messages <"$BATS_TEST_TMPDIR/old.json" | grep -o '"role"' | wc -l)" = 4 ]
+}
+
+@test "pasted lines are one turn" {
+  cat >"$BATS_TEST_TMPDIR/script" <<END
+expect \[\?2004h
+ready
+paste What is\n2+2?\n
+expect What is.*\n2\+2
+send 
+expect \[\?2004l
+expect \w
+expect >
+ready
+paste /usr/bin/x: Grüße\n	// "two"\n"""
+send
+expect \w
+expect >
+ready
+paste // a comment\nint x;
+send
+expect \w
+expect >
+send /save $BATS_TEST_TMPDIR/saved.json
+expect saved 6 messages
+expect >
+ready
+key d
+end 0
+END
+  run tests/lib/talk zse-chat "$MODEL" --temp 0 -n 8 <"$BATS_TEST_TMPDIR/script"
+  [ "$status" = 0 ] || { echo "$output" | cat -v; return 1; }
+  [ "$(jq -c '[.messages[] | select(.role == "user") | .content]' "$BATS_TEST_TMPDIR/saved.json")" = '["What is\n2+2?","/usr/bin/x: Grüße\n\t// \"two\"\n\"\"\"","// a comment\nint x;"]' ]
+}
+
+@test "a conversation that fills the context goes on without its oldest turns" {
+  local i
+  {
+    echo 'expect >'
+    for i in 1 2 3; do printf 'send What is 2+2?\nexpect 2 . 2 = 4\nexpect >\n'; done
+    printf 'send /stats\nexpect left out the oldest 4 of 7 messages\nexpect >\n'
+    printf 'send What is 2+2?\nexpect 2 . 2 = 4\nexpect >\n'
+    printf 'send %s\nexpect this turn alone has 6. tokens.*it is not kept\nexpect >\n' "$(printf 'What is 2+2? %.0s' 1 2 3 4 5 6)"
+    printf 'send What is 2+2?\nexpect 2 . 2 = 4\nexpect >\n'
+    printf 'send /save %s\nexpect saved 11 messages\nexpect >\nready\nkey d\nend 0\n' "$BATS_TEST_TMPDIR/saved.json"
+  } >"$BATS_TEST_TMPDIR/script"
+  run tests/lib/talk zse-chat "$MODEL" --temp 0 -n 12 --ctx 56 --system x <"$BATS_TEST_TMPDIR/script"
+  [ "$status" = 0 ] || { echo "$output"; return 1; }
+  [ "$(grep -c 'the oldest turns are left out' <<<"$output")" = 1 ]
+  printf 'expect >\nsend What is 2+2?\nexpect 4\nexpect >\nsend What is 2+2?\nexpect >\nsend hi\nexpect conversation has .*not kept ./clear begins anew\nexpect >\nready\nkey d\nend 0\n' >"$BATS_TEST_TMPDIR/script"
+  run tests/lib/talk zse-chat "$MODEL" --temp 0 -n 12 --ctx 48 --on-full stop <"$BATS_TEST_TMPDIR/script"
+  [ "$status" = 0 ] || { echo "$output"; return 1; }
+  run -2 --separate-stderr ask -p hi --on-full never
+  [[ $stderr == *"--on-full: 'never', expected drop or stop"* ]]
+}
+
 @test "a terminal gets no control characters from a conversation" {
   printf '{"messages": [{"role": "user", "content": "a\\u001b[31mb\\u009bc\\u00a0d"}]}' >"$BATS_TEST_TMPDIR/m.json"
   printf 'expect >\nsend /load %s\nexpect user: a[^>]*>\nready\nkey d\nend 0\n' "$BATS_TEST_TMPDIR/m.json" >"$BATS_TEST_TMPDIR/script"
@@ -345,7 +454,7 @@ END
 
 @test "Ctrl-C stops an answer, not the program" {
   # Hello, and no W: not what is typed, which is echoed, twice if the editor was not ready
-  printf 'expect >\nsend hello\nexpect Hello\nkey c\nexpect stopped\nexpect >\nsend What is 2+2?\nexpect 2\\+2\\?\\s+[0-9A-VX-Za-z]\nkey c\nexpect stopped\nexpect >\nsend /exit\nend 0\n' >"$BATS_TEST_TMPDIR/script"
+  printf 'expect >\nsend hello\nexpect Hello\nkey c\nexpect stopped\nexpect >\nsend What is 2+2?\nexpect 2\\+2\\?\\s+(\\x1b\\[\\?2004l)?[0-9A-VX-Za-z]\nkey c\nexpect stopped\nexpect >\nsend /exit\nend 0\n' >"$BATS_TEST_TMPDIR/script"
   run tests/lib/talk zse-chat "$MODEL" --temp 0 --ignore-eos -n 0 --kernels ref --threads 1 <"$BATS_TEST_TMPDIR/script"
   [ "$status" = 0 ] || { echo "$output"; return 1; }
 }

@@ -3,7 +3,7 @@
 
 Prints its address.  plain: thoughts, words in pieces of a few bytes, CRLF, comments; whole: no stream although one was asked for; cut: the
 connection ends in the middle; busy: 503 with Retry-After every second time; error: an error inside of the stream; html: no JSON; hang: one word, then nothing; status: 418 with a text;
-escape: a refusal that would steer a terminal; echo: the body of the request as the answer.  Without the key "sesame" it says 401 to the model `locked`."""
+full: no room for more than 3 messages, nor for a long one; escape: a refusal that would steer a terminal; echo: the body of the request as the answer.  Without the key "sesame" it says 401 to the model `locked`."""
 import json, threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -51,6 +51,8 @@ class Handler(BaseHTTPRequestHandler):
             return self.send(418, '{"error":"I am a teapot"}')
         if model == 'escape':
             return self.send(400, json.dumps({'error': 'a\x1b[2Jb\x9bc' + 'é' * 600}))
+        if model == 'full' and (len(body['messages']) > 3 or 'long' in body['messages'][-1]['content']):
+            return self.send(400, json.dumps({'error': {'message': "This model's maximum context length is 9 tokens.", 'code': 400}}))
         if model == 'html':
             return self.send(200, '<html>hello</html>', 'text/html')
         if model == 'whole':
@@ -66,7 +68,7 @@ class Handler(BaseHTTPRequestHandler):
             self.stream([event({'content': 'Well'})])
             self.close_connection = True
             return
-        text = json.dumps(body) if model == 'echo' else 'Grüße, 世界!'
+        text = json.dumps(body) if model in ('echo', 'full') else 'Grüße, 世界!'
         all = b': a comment\r\n\r\n' + event({'role': 'assistant', 'content': ''}) + event({'reasoning_content': 'Let me '}) + event({'reasoning_content': 'see.'})
         all += b''.join(event({'content': c}) for c in text) + event({}, 'stop')
         all += b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3,"total_tokens":10,"prompt_tokens_details":{"cached_tokens":2}}}\r\n\r\ndata: [DONE]\r\n\r\n'
