@@ -20,6 +20,25 @@ static const double second = 1e9;
 
 static uint64_t after(double s) { return clock_ns() + (uint64_t)(s * second); }
 
+static void list_add(struct conn **list, struct conn *c)
+{
+    c->prev = NULL;
+    c->next = *list;
+    if (c->next)
+        c->next->prev = c;
+    *list = c;
+}
+
+static void list_remove(struct conn **list, struct conn *c)
+{
+    if (c->prev)
+        c->prev->next = c->next;
+    else
+        *list = c->next;
+    if (c->next)
+        c->next->prev = c->prev;
+}
+
 struct conn *conn_open(struct loop *l, int fd, const struct listener *at, const char *peer, uint64_t address)
 {
     struct conn *c = calloc(1, sizeof *c);
@@ -40,16 +59,14 @@ struct conn *conn_open(struct loop *l, int fd, const struct listener *at, const 
     }
     if (c->ssl)
         SSL_set_accept_state(c->ssl);
+    c->handshake = (struct handshake){ .ssl = c->ssl, .owner = address };
     if (places_enter(l->places, &c->place, address, clock_ns()) != 0 || epoll_ctl(l->epoll, EPOLL_CTL_ADD, fd, &ev) != 0) {
         places_leave(l->places, &c->place);
         SSL_free(c->ssl);
         free(c);
         return NULL;
     }
-    c->next = l->conns;
-    if (c->next)
-        c->next->prev = c;
-    l->conns = c;
+    list_add(&l->conns, c);
     l->counts.accepted++;
     return c;
 }
@@ -73,6 +90,13 @@ static void answered(struct conn *c)
         c->l->o.on_answered(c->l->o.user, c);
 }
 
+/* It is freed at the end of the round. */
+static void bury(struct conn *c)
+{
+    c->next = c->l->dead;
+    c->l->dead = c;
+}
+
 void conn_kill(struct conn *c)
 {
     struct loop *l = c->l;
@@ -83,16 +107,14 @@ void conn_kill(struct conn *c)
         l->o.on_gone(l->o.user, c);
     c->exchange = NULL;
     answered(c);
-    close(c->source.fd);
-    if (c->prev)
-        c->prev->next = c->next;
+    const int away = c->handshake.away && !handshakes_withdraw(l->handshakes, &c->handshake);
+    if (!away)
+        close(c->source.fd);
+    list_remove(&l->conns, c);
+    if (away)
+        list_add(&l->away, c);
     else
-        l->conns = c->next;
-    if (c->next)
-        c->next->prev = c->prev;
-    c->prev = NULL;
-    c->next = l->dead;
-    l->dead = c;
+        bury(c);
     places_leave(l->places, &c->place);
 }
 
@@ -427,17 +449,39 @@ static void on_readable(struct conn *c)
         conn_kill(c);
 }
 
+/* The next step, in a thread; until it is back epoll must not look at the socket (it would report errors again and again). */
 static void handshake(struct conn *c)
 {
-    ERR_clear_error();
-    int rc = SSL_accept(c->ssl);
-    if (rc == 1) {
-        c->ssl_wants_write = 0;
-        c->mode = CONN_HTTP;
+    struct loop *l = c->l;
+    struct handshake *dropped;
+    epoll_ctl(l->epoll, EPOLL_CTL_DEL, c->source.fd, NULL);
+    if (handshakes_submit(l->handshakes, &c->handshake, l->o.max_per_address != 0, &dropped) != 0)
+        dropped = &c->handshake;
+    if (dropped) {
+        l->counts.refused++;
+        conn_kill((struct conn *)((char *)dropped - offsetof(struct conn, handshake)));
+    }
+}
+
+void conn_handshake_back(struct conn *c)
+{
+    const enum handshake_result result = c->handshake.result;
+    struct epoll_event ev = { .events = result == HANDSHAKE_WRITE ? EPOLLOUT : EPOLLIN, .data.ptr = c };
+    if (c->dead) {
+        close(c->source.fd);
+        list_remove(&c->l->away, c);
+        bury(c);
         return;
     }
-    if (tls_result(c, rc) != -1)
+    c->events = ev.events;
+    if (result == HANDSHAKE_FAILED || epoll_ctl(c->l->epoll, EPOLL_CTL_ADD, c->source.fd, &ev) != 0) {
         conn_kill(c);
+        return;
+    }
+    if (result == HANDSHAKE_DONE) {
+        c->mode = CONN_HTTP;
+        conn_ready(c, EPOLLIN);         /* the request may have come with it */
+    }
 }
 
 void conn_ready(struct conn *c, uint32_t events)
@@ -446,14 +490,14 @@ void conn_ready(struct conn *c, uint32_t events)
         conn_kill(c);
         return;
     }
-    if (c->mode == CONN_HANDSHAKE)
+    if (c->mode == CONN_HANDSHAKE) {
         handshake(c);
-    if (!c->dead && c->mode != CONN_HANDSHAKE && (events & EPOLLIN || c->ssl_wants_write))
+        return;
+    }
+    if (events & EPOLLIN || c->ssl_wants_write)
         on_readable(c);
-    if (!c->dead && c->mode != CONN_HANDSHAKE)
+    if (!c->dead)
         conn_flush(c);
-    else if (!c->dead)
-        watch(c);
 }
 
 /* -1: the last ping was not answered in time. */

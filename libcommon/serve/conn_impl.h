@@ -5,9 +5,10 @@
 #include <openssl/ssl.h>
 
 #include "libcommon/serve/conn.h"
+#include "libcommon/serve/handshake.h"
 #include "libcommon/serve/places.h"
 
-enum source_kind { SOURCE_LISTENER, SOURCE_CONN, SOURCE_WAKE, SOURCE_SIGNAL };
+enum source_kind { SOURCE_LISTENER, SOURCE_CONN, SOURCE_WAKE, SOURCE_HANDSHAKE, SOURCE_SIGNAL };
 enum { MAX_LISTENERS = 8, PEER_SIZE = 48 };
 
 struct source { enum source_kind kind; int fd; };       /* what epoll's data points to */
@@ -24,7 +25,7 @@ enum conn_mode { CONN_HANDSHAKE, CONN_HTTP, CONN_WEBSOCKET, CONN_LINGER };
 
 struct conn {
     struct source source;
-    struct conn *prev, *next;   /* of all, or of the dead */
+    struct conn *prev, *next;   /* of all, of those away, or of the dead */
     struct conn *next_dirty;
     struct loop *l;
     SSL *ssl;                   /* NULL: plain */
@@ -48,19 +49,21 @@ struct conn {
     size_t body_seen;
     uint64_t heard_ns, pinged_ns;       /* of a WebSocket: when bytes came last; when it was sent a ping since then, 0: not */
     struct place place;
+    struct handshake handshake; /* away: a thread may be at ssl and the socket, which stay as they are, even if the connection is dead */
     char peer[PEER_SIZE];
 };
 
 struct loop {
     struct loop_options o;
     int epoll, quit, listening;
-    struct source wake, signals;
+    struct source wake, handshake_wake, signals;
     struct listener listener[MAX_LISTENERS];
     int n_listeners;
     int spare;                  /* a descriptor to give up when there are no more */
     int deaf;                   /* listeners are not watched until the next second */
     SSL_CTX *tls;
-    struct conn *conns, *dead, *dirty;
+    struct handshakes *handshakes;      /* NULL: no TLS, or not listening */
+    struct conn *conns, *away, *dead, *dirty;       /* away: dead ones whose handshake a thread is at */
     struct places *places;
     uint64_t second_ns, bytes_sent;
     struct loop_counts counts;
@@ -69,6 +72,7 @@ struct loop {
 /* address: its owner in places. */
 struct conn *conn_open(struct loop *l, int fd, const struct listener *at, const char *peer, uint64_t address);
 void conn_ready(struct conn *c, uint32_t events);
+void conn_handshake_back(struct conn *c);
 void conn_flush(struct conn *c);
 void conn_kill(struct conn *c);             /* close now; freed at the end of the round */
 void conn_free(struct conn *c);

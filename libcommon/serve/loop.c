@@ -25,6 +25,7 @@
 
 /* The kernel buffers no more than this of what a client does not take; without, it is megabytes for each (tcp_wmem). */
 enum { MAX_UNSENT_KERNEL = 1 << 16 };
+enum { TICKET_S = 3600 };               /* a session can be resumed, without the private key's work, for so long */
 static const uint64_t second = 1000000000u;
 
 static int watch(struct loop *l, struct source *s, struct err *e)
@@ -45,6 +46,7 @@ struct loop *loop_open(const struct loop_options *o, struct err *e)
     l->listening = 1;
     l->epoll = epoll_create1(EPOLL_CLOEXEC);
     l->wake = (struct source){ SOURCE_WAKE, eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC) };
+    l->handshake_wake = (struct source){ SOURCE_HANDSHAKE, -1 };
     l->signals = (struct source){ SOURCE_SIGNAL, -1 };
     l->spare = open("/dev/null", O_RDONLY | O_CLOEXEC);
     l->second_ns = clock_ns();
@@ -75,6 +77,10 @@ static void free_dead(struct loop *l)
 void loop_drop_all(struct loop *l)
 {
     loop_stop_listening(l);
+    handshakes_close(l->handshakes);
+    l->handshakes = NULL;
+    while (l->away)
+        conn_handshake_back(l->away);
     while (l->conns)
         conn_kill(l->conns);
     free_dead(l);
@@ -87,6 +93,7 @@ void loop_close(struct loop *l)
     loop_drop_all(l);
     close_fd(l->spare);
     close_fd(l->signals.fd);
+    close_fd(l->handshake_wake.fd);
     close_fd(l->wake.fd);
     close_fd(l->epoll);
     SSL_CTX_free(l->tls);
@@ -109,6 +116,8 @@ int loop_tls(struct loop *l, const char *cert, const char *key, struct err *e)
     SSL_CTX_set_min_proto_version(l->tls, TLS1_2_VERSION);
     SSL_CTX_set_mode(l->tls, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER | SSL_MODE_RELEASE_BUFFERS);
     SSL_CTX_set_options(l->tls, SSL_OP_NO_RENEGOTIATION | SSL_OP_IGNORE_UNEXPECTED_EOF);
+    SSL_CTX_set_session_cache_mode(l->tls, SSL_SESS_CACHE_OFF);             /* sessions are resumed by tickets, which the clients keep */
+    SSL_CTX_set_timeout(l->tls, TICKET_S);
     if (access(cert, R_OK) != 0)
         return err_sys(e, "%s", cert);
     if (access(key, R_OK) != 0)
@@ -135,8 +144,31 @@ static int add_listener(struct loop *l, int fd, const struct listener *what, str
     return 0;
 }
 
+static void wake_for_handshakes(void *user)
+{
+    const struct loop *l = user;
+    const uint64_t one = 1;
+    const ssize_t n = write(l->handshake_wake.fd, &one, sizeof one);
+    (void)n;                            /* full: it is going to wake up anyway */
+}
+
+/* Not before loop_listen: the threads are to be who the process has become by then. */
+static int open_handshakes(struct loop *l, struct err *e)
+{
+    const long n = sysconf(_SC_NPROCESSORS_ONLN) / 4;       /* a flood may take a quarter of the machine, and of each of its processors only what the kernel gives a nice thread */
+    l->handshake_wake.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    if (l->handshake_wake.fd < 0)
+        return err_sys(e, "TLS");
+    if (watch(l, &l->handshake_wake, e) != 0)
+        return -1;
+    l->handshakes = handshakes_open(n < 1 ? 1 : (int)n, wake_for_handshakes, l, e);
+    return l->handshakes ? 0 : -1;
+}
+
 int loop_listen(struct loop *l, struct err *e)
 {
+    if (l->tls && open_handshakes(l, e) != 0)
+        return -1;
     for (int i = 0; i < l->n_listeners; i++) {
         struct listener *at = &l->listener[i];
         if (listen(at->source.fd, 1024) != 0)
@@ -355,6 +387,17 @@ static void on_signals(struct loop *l)
             l->o.on_signal(l->o.user, (int)info.ssi_signo);
 }
 
+static void on_handshakes(struct loop *l)
+{
+    uint64_t n;
+    if (read(l->handshake_wake.fd, &n, sizeof n) != (ssize_t)sizeof n)
+        return;
+    for (struct handshake *x = handshakes_back(l->handshakes), *next; x; x = next) {
+        next = x->next;
+        conn_handshake_back((struct conn *)((char *)x - offsetof(struct conn, handshake)));
+    }
+}
+
 static void on_event(struct loop *l, const struct epoll_event *ev)
 {
     uint64_t n;
@@ -372,6 +415,7 @@ static void on_event(struct loop *l, const struct epoll_event *ev)
         if (read(l->wake.fd, &n, sizeof n) == (ssize_t)sizeof n && l->o.on_wake)
             l->o.on_wake(l->o.user);
         break;
+    case SOURCE_HANDSHAKE: on_handshakes(l); break;
     case SOURCE_SIGNAL: on_signals(l); break;
     }
 }

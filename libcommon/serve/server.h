@@ -1,9 +1,10 @@
 /* server.h - zse-serve as a library: models on the OpenAI API, over HTTP.
  *
  * Threads: one event loop (the caller of server_run; connections, answers, figures), one for each engine (worker.h), one that opens and closes
- * models, one that parses large bodies.  A request goes loop -> (preparing) -> loop -> engine, its tokens come back through a queue.
+ * models, two that parse large bodies, one or more for TLS handshakes.  A request goes loop -> (preparing) -> loop -> engine, its tokens come back through a queue.
  *
- *   conn, loop    sockets, TLS, time limits           http, websocket, buf   bytes to requests
+ *   conn, loop    sockets, time limits                http, websocket, buf   bytes to requests
+ *   places        room for connections, eviction      handshake              TLS handshakes in threads
  *   routes        method and path to a handler        fields, problem        bodies to parameters, errors
  *   calls         one API request that generates      chat, responses, messages, completions, embeddings, wschat   its forms
  *   talk, parts   conversations in, parts of answers out       shape, grammars   what an answer must look like

@@ -511,7 +511,7 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
 
 @test "HTTPS" {
   command -v openssl >/dev/null || skip "no openssl command"
-  local d=$BATS_TEST_TMPDIR
+  local d=$BATS_TEST_TMPDIR version hello
   openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout "$d/key" -out "$d/cert" -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost 2>/dev/null
   start "$d/log" --port 0 --tls-cert "$d/cert" --tls-key "$d/key" "$T/tiny.zse"
   URL=https://localhost:${URL##*:}
@@ -519,6 +519,13 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   [ "$(curl -sN --cacert "$d/cert" "$URL/v1/chat/completions" -d "${QUESTION/\{/\{\"stream\":true,}" | sed -n 's/^data: {/{/p' | jq -rj '.choices[0].delta.content // empty')" = "2 + 2 = 4" ]
   head -c 200000 /dev/zero | tr '\0' a | jq -Rc '{content: .}' >"$d/large"
   [ "$(curl -s --cacert "$d/cert" "$URL/tokenize" -d @"$d/large" | jq '.count > 1000')" = true ]
+  for version in -tls1_3 -tls1_2; do         # a client that comes again has no need of the private key
+    hello=$'GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n'
+    openssl s_client -connect "${URL#https://}" $version -ign_eof -sess_out "$d/session" <<<"$hello" >"$d/out" 2>&1
+    grep -q '^New, TLSv1' "$d/out" && grep -q '^HTTP/1.1 200' "$d/out"
+    openssl s_client -connect "${URL#https://}" $version -ign_eof -sess_in "$d/session" <<<"$hello" >"$d/out" 2>&1
+    grep -q '^Reused, TLSv1' "$d/out" && grep -q '^HTTP/1.1 200' "$d/out"
+  done
   stop "$PID"
   printf 'x' >"$d/cert"
   run --separate-stderr zse-serve --port 0 --tls-cert "$d/cert" --tls-key "$d/key"

@@ -4,7 +4,7 @@
 usage: attack [NAME...]        (default: every attempt; the programs are those in $B or build/, the model is made from models/tiny)
 It starts servers of its own on free ports, with a ZSE_HOME of their own. One line for each attempt: `held NAME: what was tried, what came back`, or
 `BROKEN NAME: ...`; then `N held, N broken`. Exit 1 if any is broken."""
-import concurrent.futures, contextlib, csv, glob, http.client, json, os, pathlib, re, resource, shutil, signal, socket, sqlite3, statistics, struct, subprocess, sys, tempfile, threading, time
+import concurrent.futures, contextlib, csv, glob, http.client, json, os, pathlib, re, resource, shutil, signal, socket, sqlite3, ssl, statistics, struct, subprocess, sys, tempfile, threading, time
 
 import wire
 
@@ -616,6 +616,64 @@ def idle_connections():
     expect(evicted > 1000, f'{evicted} were evicted')
     s.stop()
     return f'200 within {worst:.2f} s with a good key each time; {evicted} idle ones made room'
+
+
+@attempt
+def a_flood_of_handshakes():
+    "8 threads of clients that only shake hands, against an RSA key of 4096 bits; an open connection, a new client and one that resumes its session meanwhile; 300 that say nothing, 50 that break off"
+    cert, key = T / 'cert.pem', T / 'key.pem'
+    subprocess.run(['openssl', 'req', '-x509', '-newkey', 'rsa:4096', '-nodes', '-keyout', key, '-out', cert, '-days', '2', '-subj', '/CN=localhost'], check=True, capture_output=True)
+    s = Server('--tls-cert', cert, '--tls-key', key, model=False)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+
+    def shake(source, session=None):
+        return context.wrap_socket(s.open(b'', source=source), server_hostname='localhost', session=session)
+
+    def latencies(c, seconds):
+        f, times, end = c.makefile('rb'), [], time.monotonic() + seconds
+        while time.monotonic() < end:
+            began = time.perf_counter()
+            c.sendall(request('/health'))
+            expect(wire.response(f)[0] in (200, 503), 'the open connection')
+            times.append((time.perf_counter() - began) * 1000)
+            time.sleep(.002)
+        return statistics.median(times), sorted(times)[len(times) * 95 // 100]
+    over, n = threading.Event(), [0]
+
+    def flood(i):
+        while not over.is_set():
+            with contextlib.suppress(OSError):
+                shake(f'127.0.0.{i + 10}').close()
+                n[0] += 1
+    silent = [s.open(b'', source='127.0.0.30') for _ in range(300)]
+    mine = shake('127.0.0.1')
+    quiet = latencies(mine, .5)
+    threads = [threading.Thread(target=flood, args=(i,), daemon=True) for i in range(8)]
+    for t in threads:
+        t.start()
+    time.sleep(.3)
+    before = n[0]
+    flooded = latencies(mine, 2.5)
+    rate = (n[0] - before) / 2.5
+    began = time.monotonic()
+    other = shake('127.0.0.2')
+    fresh = time.monotonic() - began
+    resumed = shake('127.0.0.1', session=mine.session)
+    expect(resumed.session_reused, 'the session is not resumed')
+    for _ in range(50):                     # gone while a thread is at them
+        c = s.open(b'', source='127.0.0.40')
+        c.sendall(b'\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03' + b'a' * 600)
+        c.close()
+    over.set()
+    for t in threads:
+        t.join(20)
+    for c in (*silent, mine, other, resumed):
+        c.close()
+    s.stop()
+    what = f'median {quiet[0]:.2f} ms alone, {flooded[0]:.2f} ms with {rate:.0f} handshakes a second (95 %: {quiet[1]:.1f}, {flooded[1]:.1f}); a new client waited {fresh:.2f} s'
+    expect(flooded[0] < quiet[0] + 10 and fresh < 5, what)
+    return what
 
 
 @attempt
