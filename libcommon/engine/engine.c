@@ -142,6 +142,7 @@ void engine_close(struct engine *g)
     if (!g)
         return;
     masks_close(g->masks);
+    g->masks = NULL;
     for (int i = 0; i < g->n_running; i++)
         request_free(g, g->running[i]);
     while (g->shares) {                         /* what is left of them waits */
@@ -205,9 +206,12 @@ int engine_step(struct engine *g, struct err *e)
     const uint64_t begin = clock_ns();
     struct err mine;
     requests_sweep(g, begin);
+    deliver_late(g);
     const int n_items = ahead_run(g, &mine);
+    if (n_items == 0 && g->n_running)
+        masks_wait(g);
     if (n_items == 0)
-        return 0;
+        return g->n_running + g->n_waiting + g->n_pending;
     if (is_broken(g) || n_items < 0) {
         if (g->broken)
             mine = g->broken_error;
@@ -238,6 +242,9 @@ void engine_stats(const struct engine *g, struct engine_stats *s)
     s->evictions = kv_pool_evictions(g->pool);
     s->broken = g->broken;
     s->n_running = g->n_running;
+    s->n_late = 0;
+    for (int i = 0; i < g->n_running; i++)
+        s->n_late += g->running[i]->late != LATE_NOT;
     s->n_waiting = g->n_waiting + g->n_pending;
     s->n_shares = g->n_shares;
     s->backend = g->backend->describe(g->b);

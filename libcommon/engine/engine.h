@@ -138,6 +138,7 @@ struct engine_stats {
     size_t kv_bytes, private_bytes;
     int n_blocks, n_free_blocks, n_cached_blocks;   /* n_cached_blocks: hold prefixes that nobody uses now: as good as free */
     int n_running, n_waiting, n_shares;             /* n_shares: whose these requests are */
+    int n_late;                                     /* of those that run: sit out steps until their constraint is ready */
     int broken;                                     /* engine_check() said no */
     /* since engine_open */
     uint64_t steps, tokens;                         /* tokens computed */
@@ -145,6 +146,7 @@ struct engine_stats {
     uint64_t generated_tokens;
     uint64_t requests, finished, cancelled, failed; /* submitted; ended by stop or length, by cancel or deadline, by an error */
     uint64_t preemptions, evictions, copies;        /* requests sent back to wait, blocks of prefixes given up, blocks copied before a write */
+    uint64_t late;                                  /* times that a request sat out because its constraint was not ready */
     uint64_t touched;                               /* times that the model's file was touched, and found to be what it was */
     uint64_t step_ns;                               /* all steps together */
     uint64_t step_times[STEP_TIMES];                /* steps shorter than 2^i us (and not shorter than 2^(i-1)); the last: all longer ones */

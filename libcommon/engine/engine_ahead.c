@@ -24,6 +24,8 @@ static int plan_ahead(struct engine *g, int n)
     int n_alive = 0;
     for (int i = 0; i < n; i++)
         n_alive += g->batched[i] != NULL;
+    for (int i = 0; i < g->n_running; i++)      /* in no step until its constraint is ready, and then not in this one */
+        n_alive += g->running[i]->late != LATE_NOT;
     a->n = 0;
     if (n_alive < g->n_running || may_admit(g))
         return 0;

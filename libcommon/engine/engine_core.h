@@ -1,5 +1,6 @@
 /* engine_core.h - what the parts of the engine share: engine.c (opening, the step), engine_request.c (a request's life), engine_plan.c (who runs,
- * and what of it), engine_share.c (fairly), engine_ahead.c (the backend's work, begun early where it can be), engine_deliver.c (from the backend's rows to callbacks). */
+ * and what of it), engine_share.c (fairly), engine_ahead.c (the backend's work, begun early where it can be), engine_deliver.c (from the backend's rows to callbacks),
+ * engine_masks.c (what constraints have to do). */
 #ifndef ZSE_ENGINE_ENGINE_CORE_H
 #define ZSE_ENGINE_ENGINE_CORE_H
 
@@ -33,6 +34,22 @@ struct share {
     int waits, waited;                  /* some of its requests wait for their first token; did so before */
 };
 
+/* What a request's constraint has to do, here or in a thread (engine_masks.c).  While the state is QUEUED or RUNNING, all of it, the constraint, allowed and forced
+ * are the threads'. */
+enum work_state { WORK_NONE, WORK_QUEUED, WORK_RUNNING, WORK_DONE };
+struct constraint_work {
+    enum work_state state;              /* under the lock of the masks */
+    struct request *next;               /* in the queue */
+    uint64_t steps;                     /* of its next turn */
+    int accept, forced, mask;           /* still to do: accept the token `id`, ask for forced tokens, compute the mask */
+    int32_t id;
+    int asked;                          /* for forced tokens, since the last token */
+    int refused;                        /* accept said no */
+};
+
+/* LATE_MASK: `logits` waits for its mask; LATE_ADVANCE: the last token is still to be accepted. */
+enum late { LATE_NOT, LATE_MASK, LATE_ADVANCE };
+
 struct request {
     enum state state;
     struct share *share;
@@ -49,7 +66,10 @@ struct request {
     struct answer_text text;
     int32_t *stop_ids; int n_stop_ids;  /* of each stop string: the special token that it is, which never appears in the text; -1: it is none */
     struct constraint constraint; int constrained;      /* state is owned */
-    const uint32_t *allowed; int has_allowed;   /* its mask, as worked out beside this step; borrowed from the constraint */
+    const uint32_t *allowed; int has_allowed;   /* the mask of its next token; borrowed from the constraint */
+    struct constraint_work work;
+    enum late late;                     /* its constraint is not ready: it sits out steps */
+    float *late_logits;                 /* [vocab_size] with LATE_MASK, owned */
     int32_t forced[FORCED_AT_ONCE]; int n_forced, at_forced;    /* still to come, where each needs logits of its own */
     float *pooled;                      /* [hidden_size] sum of hidden states so far; only with embed */
     enum embed embed;
@@ -166,11 +186,18 @@ int ahead_run(struct engine *g, struct err *e);
 void ahead_forget(struct engine *g, const struct request *r);
 
 /* ---- engine_masks.c ---- */
-void masks_begin(struct engine *g, int n_items);        /* the masks that the step of these items needs */
-void masks_end(struct engine *g);                       /* they are there */
-void masks_close(struct masks *m);                      /* NULL is fine */
+void masks_begin(struct engine *g, int n_items);        /* begin with the masks that the step of these items needs */
+void masks_end(struct engine *g);                       /* wait a little for those that do not take long */
+/* 1: the mask is there (or the constraint failed); 0: a thread is at work on it. */
+int masks_ready(struct engine *g, struct request *r);
+/* 1: work.accept is done, and forced tokens were asked for if none were left; 0: a thread is at work on it. */
+int masks_advance(struct engine *g, struct request *r);
+void masks_wait(struct engine *g);                      /* all that run are late: until one of them is not, but only some milliseconds */
+void masks_forget(struct engine *g, struct request *r); /* r is about to be freed */
+void masks_close(struct masks *m);                      /* before the requests are freed; NULL is fine */
 
 /* ---- engine_deliver.c ---- */
 void deliver_step(struct engine *g, int n_items);
+void deliver_late(struct engine *g);                    /* requests whose constraint has become ready go on */
 
 #endif

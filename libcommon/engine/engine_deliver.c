@@ -1,5 +1,6 @@
 /* engine_deliver.c - what a step computed, to the requests: logits to tokens to text, hidden states to embeddings. */
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "libcommon/base/clock.h"
@@ -50,12 +51,9 @@ static int add_token(struct engine *g, struct request *r, int32_t id, const stru
         ev.n_top = lp->n_top;
     }
     r->has_allowed = 0;
-    if (r->constrained && r->constraint.accept(r->constraint.state, id) != 0) {
-        if (!constraint_failed(r, &e))
-            err_set(&e, ERR_FORMAT, "constraint: token %d is not allowed", (int)id);
-        request_finish_early(g, r, FINISH_ERROR, &e);
-        return 1;
-    }
+    r->work.accept = r->constrained;
+    r->work.asked = 0;
+    r->work.id = id;
     g->count.generated_tokens++;
     r->ids[r->n_ids++] = id;
     if (r->n_ids == config_long_from(&g->m->config)) {          /* other rotations from here on: the next step computes all keys again */
@@ -80,21 +78,42 @@ static int add_token(struct engine *g, struct request *r, int32_t id, const stru
     return r->cancelled;
 }
 
-static int forced_left(struct request *r)
+/* The constraint learns of the last token, and tokens follow that need no choice; where log probabilities are wanted these wait for their logits.  So do the rest
+ * of very many: others are not kept waiting. */
+static void go_on(struct engine *g, struct request *r)
 {
-    if (r->at_forced == r->n_forced && r->constrained && r->constraint.forced) {
-        r->at_forced = 0;
-        r->n_forced = r->constraint.forced(r->constraint.state, r->forced, FORCED_AT_ONCE);
+    enum { AT_ONCE = 4 * FORCED_AT_ONCE };
+    struct err e;
+    for (int n = 0; r->constrained; n++) {
+        if (!masks_advance(g, r)) {
+            r->late = LATE_ADVANCE;
+            g->count.late++;
+            return;
+        }
+        r->late = LATE_NOT;
+        if (r->work.refused || constraint_failed(r, &e)) {
+            if (!constraint_failed(r, &e))
+                err_set(&e, ERR_FORMAT, "constraint: token %d is not allowed", (int)r->work.id);
+            request_finish_early(g, r, FINISH_ERROR, &e);
+            return;
+        }
+        if (r->at_forced == r->n_forced || r->n_logprobs >= 0 || n >= AT_ONCE || add_token(g, r, r->forced[r->at_forced++], NULL))
+            return;
     }
-    return r->n_forced - r->at_forced;
 }
 
-/* Tokens that need no choice; where log probabilities are wanted they wait for their logits. */
-static void add_forced(struct engine *g, struct request *r)
+/* The constraint has no mask for these logits yet. */
+static void sit_out(struct engine *g, struct request *r, const float *logits)
 {
-    while (forced_left(r) > 0 && r->n_logprobs < 0)
-        if (add_token(g, r, r->forced[r->at_forced++], NULL))
-            return;
+    struct err e;
+    if (!(r->late_logits = malloc((size_t)g->vocab_size * sizeof *logits))) {
+        err_nomem(&e, "constraint");
+        request_finish_early(g, r, FINISH_ERROR, &e);
+        return;
+    }
+    memcpy(r->late_logits, logits, (size_t)g->vocab_size * sizeof *logits);
+    r->late = LATE_MASK;
+    g->count.late++;
 }
 
 /* The next token from its logits, which are changed; drawn: the backend's choice, or -1. */
@@ -104,6 +123,10 @@ static void choose(struct engine *g, struct request *r, float *logits, int32_t d
     struct logprobs lp = { .n_top = r->n_logprobs };
     struct err e;
     int32_t id;
+    if (r->constrained && r->at_forced == r->n_forced && !masks_ready(g, r)) {
+        sit_out(g, r, logits);
+        return;
+    }
     r->last_ns = clock_ns();
     if (!r->first_ns) {
         r->first_ns = r->last_ns;
@@ -116,16 +139,17 @@ static void choose(struct engine *g, struct request *r, float *logits, int32_t d
         id = drawn;
     } else if (r->at_forced < r->n_forced) {
         id = r->forced[r->at_forced++];         /* no random number is spent, as where it needs no logits */
-        rc = logprobs_of(g->scratch, logits, g->vocab_size, id, &lp, &e);
+        if (r->n_logprobs >= 0)
+            rc = logprobs_of(g->scratch, logits, g->vocab_size, id, &lp, &e);
     } else {
         if (r->constrained)
-            allowed.bits = r->has_allowed ? r->allowed : r->constraint.mask(r->constraint.state);
+            allowed.bits = r->allowed;
         rc = constraint_failed(r, &e) ? -1 : sampler_pick(r->sampler, logits, allowed.bits ? &allowed : NULL, &id, r->n_logprobs >= 0 ? &lp : NULL, &e);
     }
     if (rc != 0)
         request_finish_early(g, r, FINISH_ERROR, &e);
     else if (!add_token(g, r, id, r->n_logprobs >= 0 ? &lp : NULL))
-        add_forced(g, r);
+        go_on(g, r);
 }
 
 /* The prompt is done: siblings begin with its blocks and its last logits. */
@@ -243,6 +267,26 @@ static void take_snapshot(struct engine *g, const struct request *r)
         return;
     }
     state_keep(g->states, g->pool, end, state);
+}
+
+void deliver_late(struct engine *g)
+{
+    const int n = g->n_running;
+    memcpy(g->to_plan, g->running, (size_t)n * sizeof(struct request *));       /* each of them may end, but only in its own turn */
+    for (int i = 0; i < n; i++) {
+        struct request *r = g->to_plan[i];
+        float *logits = r->late_logits;
+        if (r->cancelled || r->late == LATE_NOT)
+            continue;
+        if (r->late == LATE_ADVANCE) {
+            go_on(g, r);
+        } else if (masks_ready(g, r)) {
+            r->late = LATE_NOT;
+            r->late_logits = NULL;
+            choose(g, r, logits, -1);
+            free(logits);
+        }
+    }
 }
 
 void deliver_step(struct engine *g, int n_items)

@@ -392,9 +392,9 @@ void plan_step(struct engine *g)
     const int n = g->n_running;
     int n_decoding = 0;
     for (int i = 0; i < n; i++) {
-        g->to_plan[i] = g->running[i];
+        g->to_plan[i] = g->running[i]->late ? NULL : g->running[i];
         g->running[i]->planned = 0;
-        n_decoding += decodes(g->running[i]);
+        n_decoding += !g->running[i]->late && decodes(g->running[i]);
     }
     for (struct share *s = g->shares; s; s = s->next)
         s->ahead = 0;
@@ -403,7 +403,7 @@ void plan_step(struct engine *g)
     g->pace.chunk = room.chunk;
     for (int i = 0; i < n; i++) {
         r = g->to_plan[i];
-        if (!decodes(r))
+        if (!r || !decodes(r))
             continue;
         g->to_plan[i] = NULL;
         if (r->state == RUNNING)                /* it was not sent back for the sake of another one */
@@ -412,8 +412,12 @@ void plan_step(struct engine *g)
     while (room.total > 0 && room.chunk > 0 && (r = next_to_plan(g, n)))
         plan_one(g, r, &room);
     room = all;
-    if (g->n_running && !any_planned(g))        /* who was waited for had to make room, and so had who needed it */
-        plan_one(g, g->running[0], &room);
+    if (!any_planned(g))                        /* who was waited for had to make room, and so had who needed it */
+        for (int i = 0; i < g->n_running; i++)
+            if (!g->running[i]->late) {
+                plan_one(g, g->running[i], &room);
+                break;
+            }
 }
 
 /* May the backend choose r's next token?  Not where a constraint, log probabilities or siblings want to see the logits. */

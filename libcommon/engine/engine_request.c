@@ -111,6 +111,9 @@ void request_free(struct engine *g, struct request *r)
         r->siblings = s->next_sibling;
         request_free(g, s);
     }
+    if (r->constrained)
+        masks_forget(g, r);
+    free(r->late_logits);
     if (r->slot >= 0)
         state_drop(g->states, r->slot);
     kv_table_release(&r->kv, g->pool);
@@ -228,6 +231,8 @@ void engine_cancel(struct engine *g, struct request *r)
     r->cancelled = 1;
     r->next_cancelled = g->cancelled;
     g->cancelled = r;
+    if (r->constrained && r->constraint.cancel)
+        r->constraint.cancel(r->constraint.state);
     request_release(g, r, 1);
 }
 

@@ -7,9 +7,12 @@ static void *fork_matcher(void *state) { return matcher_fork(state); }
 static void close_matcher(void *state) { matcher_close(state); }
 static int complete(void *state) { return matcher_complete(state); }
 static int error(void *state, struct err *e) { return matcher_error(state, e); }
+static void hurry(void *state, uint64_t steps) { matcher_hurry(state, steps); }
+static int busy(void *state) { return matcher_busy(state); }
+static void cancel(void *state) { matcher_cancel(state); }
 
 int constrain(struct constraint *c, struct grammar *g, struct err *e)
 {
-    *c = (struct constraint){ matcher_open(g, e), mask, accept, forced, fork_matcher, close_matcher, complete, error };
+    *c = (struct constraint){ matcher_open(g, e), mask, accept, forced, fork_matcher, close_matcher, complete, error, hurry, busy, cancel };
     return c->state ? 0 : -1;
 }

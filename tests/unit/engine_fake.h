@@ -5,7 +5,9 @@
 
 #include <stdarg.h>
 #include <stddef.h>
+#include <sched.h>
 #include <setjmp.h>
+#include <stdatomic.h>
 #include <malloc.h>
 #include <math.h>
 #include <stdint.h>
@@ -469,8 +471,34 @@ static inline struct request *submit(struct engine *g, struct request_params *p,
 
 /* ---- a constraint: which tokens may come next depends on all that came ---- */
 
-struct rules { uint64_t hash; uint32_t bits; int n, least, fails_at; };     /* fails_at: tokens after which it says that memory ran out; 0: never */
+struct rules {
+    uint64_t hash;
+    uint32_t bits;
+    int n, least, fails_at;             /* fails_at: tokens after which it says that memory ran out; 0: never */
+    int slow;                           /* every other call needs more steps than the first turns have */
+    atomic_int *stuck;                  /* while it is not 0, a turn of very many steps does not end unless it is cancelled; NULL: never */
+    uint64_t steps;                     /* of hurry */
+    int busy;
+    atomic_int cancelled;
+};
 static int n_rules;                     /* open ones */
+
+static inline void rules_hurry(void *state, uint64_t steps) { ((struct rules *)state)->steps = steps; }
+static inline int rules_busy(void *state) { return ((struct rules *)state)->busy; }
+static inline void rules_cancel(void *state) { atomic_store(&((struct rules *)state)->cancelled, 1); }
+
+/* 1: this call, of the kind numbered `what`, gives up. */
+static inline int gives_up(struct rules *c, uint64_t what)
+{
+    static const uint64_t needs[] = { 0, 0, 0, 200000, 700000, 9000000 };       /* of more than one turn, too */
+    struct rng r = { c->hash ^ what };
+    c->busy = c->slow && c->steps && c->steps < needs[rng_u64(&r) % 6];
+    if (c->stuck && atomic_load(c->stuck) && c->steps)
+        c->busy = c->steps < 1000000;
+    while (!c->busy && c->stuck && c->steps && atomic_load(c->stuck) && !atomic_load(&c->cancelled))
+        sched_yield();
+    return c->busy;
+}
 
 /* One to three of the tokens 0 to 7; after `least` tokens EOS may come, now and then nothing else. */
 static inline void allow(struct rules *c)
@@ -484,12 +512,15 @@ static inline void allow(struct rules *c)
         c->bits = 1u << EOS | (rng_u64(&r) % 2 ? c->bits : 0);
 }
 
-static const uint32_t *rules_mask(void *state) { return &((struct rules *)state)->bits; }
+static const uint32_t *rules_mask(void *state)
+{
+    static const uint32_t none;
+    return gives_up(state, 1) ? &none : &((struct rules *)state)->bits;
+}
 static inline int rules_complete(void *state) { return (int)(((struct rules *)state)->bits >> EOS & 1); }
 
-static inline int rules_accept(void *state, int32_t id)
+static inline int follow_rules(struct rules *c, int32_t id)
 {
-    struct rules *c = state;
     if (!(c->bits >> id & 1))
         return -1;
     c->hash = hash_next(c->hash, id);
@@ -498,14 +529,18 @@ static inline int rules_accept(void *state, int32_t id)
     return 0;
 }
 
+static inline int rules_accept(void *state, int32_t id) { return gives_up(state, 2) ? -1 : follow_rules(state, id); }
+
 static inline int rules_forced(void *state, int32_t *ids, int room)
 {
-    struct rules c = *(struct rules *)state;
     int n = 0;
+    if (gives_up(state, 3))
+        return 0;
+    struct rules c = *(struct rules *)state;
     /* where there is one token, and sometimes where there are more: text may be cut into tokens in other ways too */
     for (; n < room && n < 7 && ((c.bits & (c.bits - 1)) == 0 || c.hash % 3 == 0) && !(c.bits >> EOS & 1); n++) {
         ids[n] = __builtin_ctz(c.bits);
-        rules_accept(&c, ids[n]);
+        follow_rules(&c, ids[n]);
     }
     return n;
 }
@@ -536,12 +571,14 @@ static inline void rules_close(void *state)
 static inline int rules_error(void *state, struct err *e)
 {
     const struct rules *c = state;
+    if (atomic_load(&c->cancelled))
+        return err_set(e, ERR_LIMIT, "rules: cancelled");
     return c->fails_at && c->n >= c->fails_at ? err_nomem(e, "rules") : 0;
 }
 
 static inline struct constraint rules_of(uint64_t seed, int least)
 {
-    return (struct constraint){ rules_new(seed, least), rules_mask, rules_accept, rules_forced, rules_fork, rules_close, rules_complete, rules_error };
+    return (struct constraint){ rules_new(seed, least), rules_mask, rules_accept, rules_forced, rules_fork, rules_close, rules_complete, rules_error, rules_hurry, rules_busy, rules_cancel };
 }
 
 #endif

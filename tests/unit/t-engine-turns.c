@@ -202,7 +202,7 @@ static void test_queue(void **state)
     assert_null(engine_submit(g, &p, &e));
     p.n = 2;
     run_to_end(g);
-    p.constraint = &(struct constraint){ rules_new(1, 1), rules_mask, rules_accept, rules_forced, NULL, rules_close, rules_complete, rules_error };
+    p.constraint = &(struct constraint){ rules_new(1, 1), rules_mask, rules_accept, rules_forced, NULL, rules_close, rules_complete, rules_error, rules_hurry, rules_busy, rules_cancel };
     assert_null(engine_submit(g, &p, &e));              /* n = 2 needs fork; the state is still ours */
     assert_int_equal(n_rules, 1);
     rules_close(p.constraint->state);
