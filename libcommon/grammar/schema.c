@@ -8,7 +8,7 @@
 #include "libcommon/base/json.h"
 #include "libcommon/base/utf8.h"
 
-enum { MAX_NESTING = 200, MAX_SETS = 20000, MAX_MEMBERS = 512, MAX_SCHEMA = 8 << 20 };
+enum { MAX_NESTING = 200, MAX_SETS = 20000, MAX_MEMBERS = 512, MAX_SCHEMA = 8 << 20, MAX_ONE_OF = 256 };
 
 /* ---- errors ---- */
 
@@ -231,15 +231,15 @@ static int check_keywords(struct schema *s, json_t *m)
 
 struct members { struct member *v; int n, room; };
 
-static int add_member(struct schema *s, struct members *to, json_t *m, unsigned done)
+static int add_member(struct schema *s, struct members *to, const struct member *m)
 {
     for (int i = 0; i < to->n; i++)
-        if (to->v[i].s == m) {
-            to->v[i].done |= done;
+        if (to->v[i].s == m->s) {
+            to->v[i].done |= m->done;
             return 0;
         }
     if (to->n == MAX_MEMBERS) {
-        schema_limit(s, m, "more than 512 schemas for one place");
+        schema_limit(s, m->s, "more than 512 schemas for one place");
         return -1;
     }
     if (to->n == to->room) {
@@ -252,14 +252,57 @@ static int add_member(struct schema *s, struct members *to, json_t *m, unsigned 
         to->v = v;
         to->room = room;
     }
-    to->v[to->n++] = (struct member){ m, done };
+    to->v[to->n] = *m;
+    to->v[to->n++].done |= MEMBER_FLAT;
+    return 1;
+}
+
+static int is_unevaluated(const json_t *schema)
+{
+    const json_t *p = json_object_get(schema, "unevaluatedProperties"), *i = json_object_get(schema, "unevaluatedItems");
+    return (p && !json_is_true(p)) || (i && !json_is_true(i));
+}
+
+/* The scope of what a member applies in place. */
+static const json_t *scope_inside(const struct member *m) { return is_unevaluated(m->s) ? m->s : m->scope; }
+
+int schema_evaluates(const struct member *m, int n, const struct member *x, const struct member *u)
+{
+    if (x->done & MEMBER_HIDDEN || json_object_get(x->s, MADE))
+        return 0;
+    const json_t *scope = x->s == u->s ? u->s : x->scope;
+    for (int hop = 0; scope && scope != u->s && hop < n; hop++) {
+        int i = 0;
+        while (i < n && m[i].s != scope)
+            i++;
+        scope = i < n ? m[i].scope : NULL;
+    }
+    return scope == u->s;
+}
+
+/* Does it only lead to other schemas?  Then it need not be a member, and equal targets are compiled once. */
+static int is_wrapper(json_t *m)
+{
+    static const char *const passive[] = { "$ref", "allOf", "title", "description", "default", "examples", "$comment", "$schema", "$id", "$anchor", "$defs", "definitions", "deprecated", "readOnly",
+                                           "writeOnly" };
+    const char *key;
+    json_t *v;
+    if (json_object_size(m) > 8)
+        return 0;
+    json_object_foreach(m, key, v) {
+        size_t i = 0;
+        while (i < sizeof passive / sizeof *passive && strcmp(key, passive[i]) != 0)
+            i++;
+        if (i == sizeof passive / sizeof *passive)
+            return 0;
+    }
     return 1;
 }
 
 /* m and all that $ref and allOf add to it: 0, 1 if nothing can satisfy it, -1. */
-static int flatten(struct schema *s, struct members *to, json_t *m, unsigned done, int depth)
+static int flatten(struct schema *s, struct members *to, const struct member *given, int depth)
 {
-    json_t *v;
+    json_t *m = given->s, *v;
     size_t i;
     int rc;
     if (json_is_true(m))
@@ -270,27 +313,32 @@ static int flatten(struct schema *s, struct members *to, json_t *m, unsigned don
         schema_limit(s, m, "nested too deep");
         return -1;
     }
+    s->g->x.meter.work += 10;
     const char *ref = json_string_value(json_object_get(m, "$ref")), *dynamic = json_string_value(json_object_get(m, "$dynamicRef"));
     if (schema_ref_alone(s, m)) {
         json_t *target = schema_resolve(s, m, ref);
-        return target ? flatten(s, to, target, done, depth + 1) : -1;
+        return target ? flatten(s, to, &(struct member){ target, given->done, given->scope }, depth + 1) : -1;
     }
-    if (check_keywords(s, m) != 0 || (rc = add_member(s, to, m, done)) < 0)
+    if (check_keywords(s, m) != 0)
         return -1;
-    if (rc == 0)
-        return 0;
+    if (!is_wrapper(m)) {
+        if ((rc = add_member(s, to, given)) <= 0)
+            return rc;
+    }
+    struct member inside = { NULL, given->done & MEMBER_HIDDEN, scope_inside(given) };
     for (int k = 0; k < 2; k++) {
-        json_t *target = NULL;
         if (!(k ? dynamic : ref))
             continue;
-        if (!(target = k ? schema_resolve_dynamic(s, m, dynamic) : schema_resolve(s, m, ref)))
+        if (!(inside.s = k ? schema_resolve_dynamic(s, m, dynamic) : schema_resolve(s, m, ref)))
             return -1;
-        if ((rc = flatten(s, to, target, 0, depth + 1)) != 0)
+        if ((rc = flatten(s, to, &inside, depth + 1)) != 0)
             return rc;
     }
-    json_array_foreach(json_object_get(m, "allOf"), i, v)
-        if ((rc = flatten(s, to, v, 0, depth + 1)) != 0)
+    json_array_foreach(json_object_get(m, "allOf"), i, v) {
+        inside.s = v;
+        if ((rc = flatten(s, to, &inside, depth + 1)) != 0)
             return rc;
+    }
     return 0;
 }
 
@@ -321,29 +369,30 @@ static void add_branch(struct schema *s, struct branches *to, uint32_t e)
     to->v[to->n++] = e;
 }
 
-/* The members, and these schemas as well. */
-static uint32_t compile_with(struct schema *s, const struct member *m, int n, json_t *const *extra, int n_extra)
+/* The members, and these as well. */
+static uint32_t compile_with(struct schema *s, const struct member *m, int n, const struct member *extra, int n_extra)
 {
     struct member *v = malloc((size_t)(n + n_extra + 1) * sizeof *v);
     if (!v)
         return schema_nomem(s);
     if (n)
         memcpy(v, m, (size_t)n * sizeof *v);
-    for (int i = 0; i < n_extra; i++)
-        v[n + i] = (struct member){ extra[i], 0 };
+    if (n_extra)
+        memcpy(v + n, extra, (size_t)n_extra * sizeof *v);
     uint32_t r = schema_compile(s, v, n + n_extra);
     free(v);
     return r;
 }
 
-static void any_with(struct schema *s, struct branches *to, const struct member *m, int n, json_t *alternatives)
+/* A branch for each alternative, which comes from the member `of`. */
+static void any_with(struct schema *s, struct branches *to, const struct member *m, int n, const struct member *of, json_t *alternatives, unsigned flags)
 {
     json_t *v;
     size_t i;
     json_array_foreach(alternatives, i, v) {
         if (s->failed)
             return;
-        add_branch(s, to, compile_with(s, m, n, &v, 1));
+        add_branch(s, to, compile_with(s, m, n, &(struct member){ v, flags, scope_inside(of) }, 1));
     }
 }
 
@@ -351,34 +400,36 @@ static void any_with(struct schema *s, struct branches *to, const struct member 
 static int disjoint(struct schema *s, const struct member *m, int n, json_t *a, json_t *b)
 {
     struct err *e = s->e, dropped;
-    int quiet = s->quiet;
+    const uint64_t partial = s->n_partial;
+    const int quiet = s->quiet, loose = s->loose;
     if (s->failed)
         return 0;
     s->e = &dropped;
-    s->quiet = 1;
-    uint32_t r = compile_with(s, m, n, (json_t *[]){ a, b }, 2);
+    s->quiet = s->loose = 1;
+    uint32_t r = compile_with(s, m, n, (struct member[]){ { a, 0, NULL }, { b, 0, NULL } }, 2);
     int failed = s->failed;
     s->quiet = quiet;
+    s->loose = loose;
     s->e = e;
     s->failed = 0;
-    return !failed && !s->g->x.failed && r == EXPR_NONE;
+    return !failed && !s->g->x.failed && r == EXPR_NONE && s->n_partial == partial;
 }
 
 /* Exactly one: each alternative, without what others allow too. */
-static void one_with(struct schema *s, struct branches *to, const struct member *m, int n, const json_t *at, json_t *alternatives)
+static void one_with(struct schema *s, struct branches *to, const struct member *m, int n, const struct member *of, json_t *alternatives)
 {
     size_t count = json_array_size(alternatives);
-    if (count > 256) {
-        schema_limit(s, at, "oneOf of more than 256 schemas");
+    if (count > MAX_ONE_OF) {
+        schema_limit(s, of->s, "oneOf of more than 256 schemas");
         return;
     }
     for (size_t i = 0; i < count && !s->failed; i++) {
-        json_t *extra[257];
+        struct member extra[MAX_ONE_OF + 1];
         int k = 0;
         json_t *v = json_array_get(alternatives, i);
         if (json_is_false(v))
             continue;
-        extra[k++] = v;
+        extra[k++] = (struct member){ v, 0, scope_inside(of) };
         for (size_t j = 0; j < count && !s->failed; j++) {
             json_t *other = json_array_get(alternatives, j);
             if (j == i || json_is_false(other) || disjoint(s, m, n, v, other))
@@ -389,16 +440,15 @@ static void one_with(struct schema *s, struct branches *to, const struct member 
             s->e = e;
             if (!without) {
                 s->failed = 0;
-                schema_refuse(s, at, "oneOf", "its alternatives overlap, or cannot be shown not to: give each a property with a const of its own, or use anyOf");
+                schema_refuse(s, of->s, "oneOf", "its alternatives overlap, or cannot be shown not to: give each a property with a const of its own, or use anyOf");
                 return;
             }
-            extra[k++] = schema_keep(s, json_pack("{s:O}", "anyOf", without), other);
+            extra[k++] = (struct member){ schema_keep(s, json_pack("{s:O}", "anyOf", without), other), MEMBER_HIDDEN, NULL };
         }
         if (!s->failed)
             add_branch(s, to, compile_with(s, m, n, extra, k));
     }
 }
-
 
 /* Each entry of dependentRequired and dependentSchemas: without the property, or with it and what it asks for. */
 static json_t *dependencies(struct schema *s, json_t *m)
@@ -427,54 +477,93 @@ static json_t *dependencies(struct schema *s, json_t *m)
     return schema_keep(s, all, m);
 }
 
-/* One alternative of a member is split off: 1 if there was one. */
+static void split_if(struct schema *s, struct branches *to, const struct member *m, int n, const struct member *of)
+{
+    json_t *test = json_object_get(of->s, "if"), *yes = json_object_get(of->s, "then"), *no = json_object_get(of->s, "else"), *a;
+    const json_t *scope = scope_inside(of);
+    size_t k;
+    add_branch(s, to, compile_with(s, m, n, (struct member[]){ { test, 0, scope }, { yes ? yes : json_true(), 0, scope } }, 2));
+    json_t *alternatives = s->failed ? NULL : schema_negate(s, test, 0);
+    json_array_foreach(alternatives, k, a)
+        add_branch(s, to, compile_with(s, m, n, (struct member[]){ { a, MEMBER_HIDDEN, NULL }, { no ? no : json_true(), 0, scope } }, 2));
+}
+
+static void split_dependencies(struct schema *s, struct branches *to, const struct member *m, int n, const struct member *of)
+{
+    json_t *all = dependencies(s, of->s), *a;
+    size_t k;
+    int count = 0;
+    struct member *extra = malloc((json_array_size(all) + 1) * sizeof *extra);
+    if (!extra || !all) {
+        schema_nomem(s);
+    } else {
+        json_array_foreach(all, k, a)
+            extra[count++] = (struct member){ a, 0, scope_inside(of) };
+        add_branch(s, to, compile_with(s, m, n, extra, count));
+    }
+    free(extra);
+}
+
+/* Alternatives for SOME_PROPERTY: each declared property that may be the one; or it is a further one, which schema_object() sees to. */
+static void split_some(struct schema *s, struct branches *to, const struct member *m, int n, int of)
+{
+    json_t *all = schema_some_declared(s, m, n, json_object_get(m[of].s, SOME_PROPERTY)), *a;
+    struct member *others = malloc((size_t)n * sizeof *others);
+    size_t k;
+    if (!others) {
+        schema_nomem(s);
+        return;
+    }
+    memcpy(others, m, (size_t)of * sizeof *m);
+    memcpy(others + of, m + of + 1, (size_t)(n - 1 - of) * sizeof *m);
+    json_array_foreach(all, k, a)
+        add_branch(s, to, compile_with(s, others, n - 1, &(struct member){ a, MEMBER_HIDDEN, NULL }, 1));
+    free(others);
+    if (!s->failed)
+        add_branch(s, to, schema_compile(s, m, n));
+}
+
+/* Split off one keyword with alternatives: 1 if there was one. */
 static int split(struct schema *s, struct member *m, int n, uint32_t *result)
 {
     struct branches to = { 0 };
     for (int i = 0; i < n; i++) {
         json_t *x = m[i].s, *v;
-        unsigned bit = 0;
-        if ((v = json_object_get(x, "anyOf")) && !(m[i].done & (bit = DONE_ANY_OF))) {
-            m[i].done |= bit;
-            any_with(s, &to, m, n, v);
-        } else if ((v = json_object_get(x, "oneOf")) && !(m[i].done & (bit = DONE_ONE_OF))) {
-            m[i].done |= bit;
-            one_with(s, &to, m, n, x, v);
-        } else if ((v = json_object_get(x, "not")) && !(m[i].done & (bit = DONE_NOT))) {
-            m[i].done |= bit;
+        const unsigned done = m[i].done;
+        if ((v = json_object_get(x, "anyOf")) && !(done & DONE_ANY_OF)) {
+            m[i].done |= DONE_ANY_OF;
+            any_with(s, &to, m, n, &m[i], v, done & MEMBER_HIDDEN);
+        } else if ((v = json_object_get(x, "oneOf")) && !(done & DONE_ONE_OF)) {
+            m[i].done |= DONE_ONE_OF;
+            one_with(s, &to, m, n, &m[i], v);
+        } else if ((v = json_object_get(x, "not")) && !(done & DONE_NOT)) {
+            m[i].done |= DONE_NOT;
             json_t *alternatives = schema_negate(s, v, 0);
             if (alternatives)
-                any_with(s, &to, m, n, alternatives);
-        } else if ((v = json_object_get(x, "if")) && !(m[i].done & (bit = DONE_IF))) {
-            json_t *yes = json_object_get(x, "then"), *no = json_object_get(x, "else");
-            m[i].done |= bit;
-            if (!yes && !no)
-                return split(s, m, n, result);
-            add_branch(s, &to, compile_with(s, m, n, (json_t *[]){ v, yes ? yes : json_true() }, 2));
-            json_t *alternatives = s->failed ? NULL : schema_negate(s, v, 0), *a;
-            size_t k;
-            json_array_foreach(alternatives, k, a)
-                add_branch(s, &to, compile_with(s, m, n, (json_t *[]){ a, no ? no : json_true() }, 2));
-        } else if ((json_object_get(x, "dependentRequired") || json_object_get(x, "dependentSchemas") || json_object_get(x, "dependencies")) &&
-                   !(m[i].done & (bit = DONE_DEPENDENT))) {
-            m[i].done |= bit;
-            json_t *all = dependencies(s, x), *a;
-            size_t k;
-            struct member *v2 = malloc((size_t)(n + (int)json_array_size(all) + 1) * sizeof *v2);
-            int n2 = n;
-            if (!v2 || !all) {
-                free(v2);
-                schema_nomem(s);
-                return 1;
+                any_with(s, &to, m, n, &m[i], alternatives, MEMBER_HIDDEN);
+        } else if (json_object_get(x, "if") && !(done & DONE_IF)) {
+            m[i].done |= DONE_IF;
+            if (!json_object_get(x, "then") && !json_object_get(x, "else")) {
+                i--;                    /* says nothing; the member may have more to split */
+                continue;
             }
-            memcpy(v2, m, (size_t)n * sizeof *v2);
-            json_array_foreach(all, k, a)
-                v2[n2++] = (struct member){ a, 0 };
-            add_branch(s, &to, schema_compile(s, v2, n2));
-            free(v2);
+            split_if(s, &to, m, n, &m[i]);
+        } else if ((json_object_get(x, "dependentRequired") || json_object_get(x, "dependentSchemas") || json_object_get(x, "dependencies")) && !(done & DONE_DEPENDENT)) {
+            m[i].done |= DONE_DEPENDENT;
+            split_dependencies(s, &to, m, n, &m[i]);
         } else {
             continue;
         }
+        *result = s->failed ? (uint32_t)EXPR_NONE : expr_any_of(&s->g->x, to.v, to.n);
+        free(to.v);
+        return 1;
+    }
+    /* after the others: they may declare more properties */
+    for (int i = 0; i < n; i++) {
+        if (!json_object_get(m[i].s, SOME_PROPERTY) || m[i].done & DONE_SOME)
+            continue;
+        m[i].done |= DONE_SOME;
+        split_some(s, &to, m, n, i);
         *result = s->failed ? (uint32_t)EXPR_NONE : expr_any_of(&s->g->x, to.v, to.n);
         free(to.v);
         return 1;
@@ -484,23 +573,26 @@ static int split(struct schema *s, struct member *m, int n, uint32_t *result)
 
 /* ---- one set of members without alternatives ---- */
 
-/* What is left of a member when its values need not be looked for in itself (own), and without the keywords that were split off: the branch has
- * members for these, and what only tries two alternatives together must not hear of the others. */
+/* What is left of a member when its values need not be looked for in itself (own), without the keywords that were split off and those whose schemas are members, too:
+ * the branch has members for these, and what only tries two alternatives together must not hear of the others. */
 static json_t *left_of(struct schema *s, const struct member *m, int own)
 {
     static const struct { unsigned done; const char *key[3]; } split[] = {
         { DONE_ANY_OF, { "anyOf" } }, { DONE_ONE_OF, { "oneOf" } }, { DONE_IF, { "if", "then", "else" } }, { DONE_NOT, { "not" } },
-        { DONE_DEPENDENT, { "dependentRequired", "dependentSchemas", "dependencies" } },
+        { DONE_DEPENDENT, { "dependentRequired", "dependentSchemas", "dependencies" } }, { MEMBER_FLAT, { "$ref", "$dynamicRef", "allOf" } },
     };
-    if (!own && !(m->done & ~(unsigned)MEMBER_ALONE))
-        return m->s;
-    json_t *rest = json_copy(m->s);
-    if (own)
-        json_object_del(rest, "enum");
+    json_t *rest = NULL;
     for (size_t i = 0; i < sizeof split / sizeof *split; i++)
         for (size_t k = 0; k < 3 && m->done & split[i].done && split[i].key[k]; k++)
-            json_object_del(rest, split[i].key[k]);
-    return schema_keep(s, rest, m->s);
+            if (json_object_get(m->s, split[i].key[k])) {
+                rest = rest ? rest : json_copy(m->s);
+                json_object_del(rest, split[i].key[k]);
+            }
+    if (own) {
+        rest = rest ? rest : json_copy(m->s);
+        json_object_del(rest, "enum");
+    }
+    return rest ? schema_keep(s, rest, m->s) : m->s;
 }
 
 json_t *schema_enumerated(struct schema *s, const struct member *m, int n)
@@ -619,7 +711,7 @@ static uint32_t hash_members(const struct member *m, int n)
 {
     uint64_t h = 14695981039346656037u;
     for (int i = 0; i < n; i++)
-        h = (h ^ (uintptr_t)m[i].s ^ (uint64_t)m[i].done << 56) * 1099511628211u;
+        h = (h ^ (uintptr_t)m[i].s ^ (uint64_t)m[i].done << 56 ^ (uintptr_t)m[i].scope << 20) * 1099511628211u;
     return (uint32_t)(h >> 32 ^ h);
 }
 
@@ -644,9 +736,10 @@ static struct memo *recall(struct schema *s, const struct member *m, int n)
     }
     for (; s->table[h & (s->n_table - 1)]; h++) {
         struct memo *x = &s->memo[s->table[h & (s->n_table - 1)] - 1];
-        int same = x->n == (uint32_t)n && !x->dropped;
+        int same = x->n == (uint32_t)n && !x->dropped && x->loose == s->loose;
         for (int i = 0; same && i < n; i++)
-            same = s->keys[x->first + (uint32_t)i].s == m[i].s && s->keys[x->first + (uint32_t)i].done == m[i].done;
+            same = s->keys[x->first + (uint32_t)i].s == m[i].s && s->keys[x->first + (uint32_t)i].done == m[i].done &&
+                   s->keys[x->first + (uint32_t)i].scope == m[i].scope;
         if (same)
             return x;
     }
@@ -672,7 +765,7 @@ static struct memo *recall(struct schema *s, const struct member *m, int n)
     }
     if (n)
         memcpy(s->keys + s->n_keys, m, (size_t)n * sizeof *m);
-    s->memo[s->n_memo] = (struct memo){ s->n_keys, (uint32_t)n, EXPR_NONE, -1, 0, 0 };
+    s->memo[s->n_memo] = (struct memo){ s->n_keys, (uint32_t)n, EXPR_NONE, -1, 0, 0, 0, s->loose };
     s->n_keys += (uint32_t)n;
     s->table[h & (s->n_table - 1)] = ++s->n_memo;
     return &s->memo[s->n_memo - 1];
@@ -687,12 +780,8 @@ uint32_t schema_compile(struct schema *s, const struct member *given, int n)
         return EXPR_NONE;
     if (s->depth > MAX_NESTING)
         return schema_limit(s, n ? given[0].s : s->root, "nested too deep");
-    for (int i = 0; i < n && rc == 0; i++) {
-        if (json_is_object(given[i].s) && given[i].done & ~(unsigned)MEMBER_ALONE)      /* was flattened before */
-            rc = add_member(s, &all, given[i].s, given[i].done) < 0 ? -1 : 0;
-        else
-            rc = flatten(s, &all, given[i].s, n == 1 ? MEMBER_ALONE : given[i].done, 0);
-    }
+    for (int i = 0; i < n && rc == 0; i++)
+        rc = given[i].done & MEMBER_FLAT ? (add_member(s, &all, &given[i]) < 0 ? -1 : 0) : flatten(s, &all, &given[i], 0);
     if (rc != 0)
         goto done;
     struct member *sorted = malloc(((size_t)all.n + 1) * sizeof *sorted);
@@ -716,6 +805,7 @@ uint32_t schema_compile(struct schema *s, const struct member *given, int n)
         } else {
             r = memo->result;
         }
+        s->n_partial += (uint64_t)memo->partial;
         goto done;
     }
     if (++s->n_sets > MAX_SETS) {
@@ -729,12 +819,14 @@ uint32_t schema_compile(struct schema *s, const struct member *given, int n)
     }
     uint32_t index = (uint32_t)(memo - s->memo);
     int rule = grammar_rule(s->g);
+    const uint64_t partial = s->n_partial;
     memo->rule = rule;
     s->depth++;
     if (!split(s, all.v, all.n, &r))
         r = compile_types(s, all.v, all.n);
     s->depth--;
     memo = &s->memo[index];
+    memo->partial = s->n_partial != partial;
     if (memo->used) {                   /* recursive */
         s->g->rule[rule] = r;
         r = r == EXPR_NONE ? r : expr_rule(&s->g->x, rule);
@@ -785,14 +877,23 @@ static int init(struct schema *s, struct grammar *g, struct err *e)
     return exprs_check(x, e);
 }
 
+/* The error of a schema of which nothing was left. */
+static int nothing_left(struct schema *s)
+{
+    if (!s->n_partial)
+        return err_set(s->e, ERR_FORMAT, "schema: nothing can satisfy it");
+    schema_refuse(s, s->partial_at, s->partial_key, OPPOSITE);
+    return -1;
+}
+
 /* The grammar of s->root; closes g on failure. */
 static struct grammar *finish(struct schema *s, struct grammar *g, struct err *e)
 {
-    struct member m = { s->root, 0 };
+    struct member m = { s->root, 0, NULL };
     uint32_t r = s->failed || schema_refs_open(s) != 0 ? (uint32_t)EXPR_NONE : schema_compile(s, &m, 1);
     int rc = s->failed ? -1 : grammar_check_work(g, e);
     if (rc == 0 && r == EXPR_NONE)
-        rc = err_set(e, ERR_FORMAT, "schema: nothing can satisfy it");
+        rc = nothing_left(s);
     if (rc == 0 && grammar_after_thought(g, &r, e) != 0)
         rc = -1;
     else if (rc == 0 && (rc = grammar_finish(g, r, e)) != 0)
@@ -809,13 +910,13 @@ uint32_t grammar_schema_expr(struct grammar *g, json_t *root, uint32_t *comma, u
     struct schema s;
     uint32_t r = EXPR_NONE;
     if (init(&s, g, e) == 0) {
-        struct member m = { root, 0 };
+        struct member m = { root, 0, NULL };
         s.root = json_incref(root);
         r = schema_refs_open(&s) != 0 ? (uint32_t)EXPR_NONE : schema_compile(&s, &m, 1);
         if (grammar_check_work(g, s.failed ? NULL : e) != 0)
             r = EXPR_NONE;
         else if (!s.failed && r == EXPR_NONE)
-            err_set(e, ERR_FORMAT, "schema: nothing can satisfy it");
+            nothing_left(&s);
         *comma = s.comma;
         *colon = s.colon;
     }

@@ -9,13 +9,19 @@
 
 #include "libcommon/grammar/grammar_impl.h"
 
-enum { DONE_ANY_OF = 1, DONE_ONE_OF = 2, DONE_IF = 4, DONE_NOT = 8, DONE_DEPENDENT = 16, MEMBER_ALONE = 32 };
+enum {
+    DONE_ANY_OF = 1, DONE_ONE_OF = 2, DONE_IF = 4, DONE_NOT = 8, DONE_DEPENDENT = 16, DONE_SOME = 32,      /* keywords that were split off */
+    MEMBER_FLAT = 64,                   /* its $ref and allOf are members, too */
+    MEMBER_HIDDEN = 128,                /* says what must not hold: evaluates nothing for unevaluatedProperties and unevaluatedItems */
+};
 struct member {
     json_t *s;                          /* borrowed: of the document, or of schema.owned */
-    unsigned done;                      /* DONE_*: keywords that were split off; MEMBER_ALONE: all other members come from it */
+    unsigned done;                      /* DONE_*, MEMBER_* */
+    const json_t *scope;                /* the innermost member around it (by $ref, allOf, anyOf ...) with unevaluatedProperties or unevaluatedItems; NULL: none */
 };
 
-struct memo { uint32_t first, n, result; int rule, used, dropped; };    /* members in `keys`; dropped: it failed, do not use it */
+struct memo { uint32_t first, n, result; int rule, used, dropped, partial, loose; };
+/* members in `keys`; dropped: it failed, do not use it; partial, loose: see schema */
 
 /* Base URIs and names of the document's schemas: schema_ref.c. */
 struct schema_refs {
@@ -37,6 +43,12 @@ struct schema {
     uint32_t *table; uint32_t n_table;
     uint32_t space, comma, colon, any_char, plain_char;             /* expressions */
     int depth, n_sets;
+    /* How often an opposite was used of which a part cannot be expressed and is left out.  What is compiled then allows less than the schema: where nothing is
+     * left, that does not show that nothing satisfies the schema. */
+    uint64_t n_partial;
+    const json_t *partial_at; const char *partial_key;      /* the first of them */
+    /* Looking for what two schemas have in common: nothing that the schema allows may be missing from what is compiled, more may be in it. */
+    int loose;
     int failed;
     int quiet;                          /* only trying: errors are not the schema's */
     struct err *e;
@@ -87,7 +99,17 @@ const char *schema_format(const char *name);    /* regular expression; NULL: not
 /* The same without lengths of its parts, for texts of at most 63 characters; NULL: it has no such lengths. */
 const char *schema_short_format(const char *name);
 json_t *schema_keep(struct schema *s, json_t *made, const json_t *from);        /* steals made */
+/* Schemas (as of schema_negate) for SOME_PROPERTY among the declared properties of the members. */
+json_t *schema_some_declared(struct schema *s, const struct member *m, int n, json_t *some);
+/* The strings of a schema as a regular expression, inside of quotation marks, with the necessary escapes only.  exact: all of them, or it is refused; else some may be missing. */
+uint32_t schema_strings(struct schema *s, json_t *schema, int exact, int depth);
+/* Is x in the scope of the member u (struct member.scope), so that u counts what it evaluates? */
+int schema_evaluates(const struct member *m, int n, const struct member *x, const struct member *u);
 /* Keywords of our own, in schemas that schema_negate makes. */
+/* {"except": [NAME...], "not": [PATTERN...], "pattern": PATTERN, "names": SCHEMA, "value": SCHEMA}: there is a property whose name is none of except, matches none of not,
+ * matches pattern, does not satisfy names, and whose value satisfies value. */
+#define OPPOSITE "its opposite (of not, if or overlapping oneOf) cannot be enforced"
+#define SOME_PROPERTY "\1some property"
 #define NOT_VALUES "\1not values"
 #define NOT_PATTERN "\1not pattern"
 #define ONLY_FRACTION "\1fraction"       /* numbers that are not whole */

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_CONTAINS = 3, MAX_UNIQUE = 8, MAX_COUNTED = 4096, MAX_TABLE = 400000, MAX_KEY_PATTERNS = 5, MAX_BOTH = 256 };
+enum { MAX_CONTAINS = 3, MAX_UNIQUE = 8, MAX_COUNTED = 4096, MAX_TABLE = 400000, MAX_KEY_PATTERNS = 10, MAX_BOTH = 256 };
 
 static int32_t larger(int32_t a, int64_t b) { return b > a ? (int32_t)b : a; }
 
@@ -41,7 +41,7 @@ uint32_t schema_string(struct schema *s, const struct member *m, int n, int cano
             const char *less = schema_short_format(json_string_value(format));
             p = regex_compile(s->g, text, strlen(text), 1, 0, &min, &max, s->e);
             int fits = min >= lo && (hi == EXPR_MANY || (max != EXPR_MANY && max <= hi));
-            if (!fits && p != EXPR_NONE && less) {      /* counting two lengths at once has too many states */
+            if (!fits && p != EXPR_NONE && less && !s->loose) {      /* counting two lengths at once has too many states */
                 if (lo > 63)
                     return schema_refuse(s, m[i].s, "minLength", "above 63 it cannot be enforced together with this format");
                 p = regex_compile(s->g, less, strlen(less), 1, 0, NULL, NULL, s->e);
@@ -61,7 +61,7 @@ uint32_t schema_string(struct schema *s, const struct member *m, int n, int cano
         return EXPR_NONE;
     if (r == EXPR_ALL)
         return expr_repeat(x, canonical ? s->plain_char : s->any_char, lo, hi);
-    if (!sure && hi != EXPR_MANY && hi > MAX_BOTH && lo <= MAX_BOTH)
+    if (!sure && !s->loose && hi != EXPR_MANY && hi > MAX_BOTH && lo <= MAX_BOTH)
         hi = MAX_BOTH;                  /* its states are those of the expression times the length: shorter strings are allowed ones too */
     if (!sure || canonical)
         r = expr_both(x, r, expr_repeat(x, s->plain_char, lo, hi));
@@ -83,30 +83,60 @@ struct array {
     uint32_t *items;                    /* [n_first + 1][1 << n_counted]: the last row is for all later places, columns by the set of contains that the item matches */
 };
 
+/* Is item i (-1: all later ones) evaluated by a member next to u or inside of it?  *some: the contains among them, which evaluate what they match. */
+static int is_item_evaluated(const struct member *m, int n, const struct member *u, int64_t i, json_t *some)
+{
+    for (int j = 0; j < n; j++) {
+        const json_t *x = m[j].s, *items = json_object_get(x, "items"), *first = json_is_array(items) ? items : json_object_get(x, "prefixItems");
+        if (!schema_evaluates(m, n, &m[j], u))
+            continue;
+        if ((items && !json_is_array(items)) || (json_is_array(items) && json_object_get(x, "additionalItems")) || (i >= 0 && (size_t)i < json_array_size(first)) ||
+            (x != u->s && json_object_get(x, "unevaluatedItems")))
+            return 1;
+        if (json_object_get(x, "contains"))
+            json_array_append(some, json_object_get(x, "contains"));
+    }
+    return 0;
+}
+
+/* The schema of item i by the unevaluatedItems of u; NULL: none, or it failed. */
+static json_t *unevaluated_item(struct schema *s, const struct member *m, int n, const struct member *u, int64_t i)
+{
+    json_t *left = json_object_get(u->s, "unevaluatedItems"), *some = json_array(), *r = NULL;
+    if (!some)
+        schema_nomem(s);
+    else if (!is_item_evaluated(m, n, u, i, some)) {
+        json_array_append(some, left);
+        r = json_array_size(some) == 1 ? left : schema_keep(s, json_pack("{s:O}", "anyOf", some), left);
+    }
+    json_decref(some);
+    return r;
+}
+
 /* The schemas of item i (those of all later ones for i < 0), and `more`. */
 static uint32_t item(struct schema *s, const struct member *m, int n, int64_t i, json_t *const *more, int n_more)
 {
-    struct member *v = malloc((size_t)(n + n_more + 1) * sizeof *v);
+    struct member *v = calloc((size_t)(2 * n + n_more + 1), sizeof *v);
     int k = 0;
     if (!v)
         return schema_nomem(s);
     for (int j = 0; j < n; j++) {
-        json_t *items = json_object_get(m[j].s, "items"), *first = json_object_get(m[j].s, "prefixItems"), *sub = NULL;
+        json_t *items = json_object_get(m[j].s, "items"), *first = json_object_get(m[j].s, "prefixItems"), *left = json_object_get(m[j].s, "unevaluatedItems"), *sub = NULL;
         if (json_is_array(items)) {
             first = items;
             items = json_object_get(m[j].s, "additionalItems");
         }
-        if (!items)
-            items = json_object_get(m[j].s, "unevaluatedItems");
         if (i >= 0)
             sub = json_array_get(first, (size_t)i);
         if (!sub)
             sub = items;
         if (sub)
-            v[k++] = (struct member){ sub, 0 };
+            v[k++].s = sub;
+        if (left && !json_is_true(left) && !s->loose && (left = unevaluated_item(s, m, n, &m[j], i)))
+            v[k++].s = left;
     }
     for (int j = 0; j < n_more; j++)
-        v[k++] = (struct member){ more[j], 0 };
+        v[k++].s = more[j];
     uint32_t r = schema_compile(s, v, k);
     free(v);
     return r;
@@ -278,7 +308,7 @@ static uint32_t unique_items(struct schema *s, const struct member *m, int n, in
             return schema_refuse(s, at, "uniqueItems", "together with prefixItems or contains it cannot be enforced");
         for (int hop = 0; json_is_object(items) && hop < 16; hop++) {
             const char *ref = json_string_value(json_object_get(items, "$ref"));
-            sub[k++] = (struct member){ items, 0 };
+            sub[k++] = (struct member){ items, 0, NULL };
             if (!ref || k == 64)
                 break;
             items = schema_resolve(s, items, ref);
@@ -336,7 +366,7 @@ uint32_t schema_array(struct schema *s, const struct member *m, int n)
     struct array a = { .s = s, .m = m, .n = n, .max = EXPR_MANY, .n_states = 1 };
     int unique = 0;
     for (int i = 0; i < n && !s->failed; i++) {
-        json_t *items = json_object_get(m[i].s, "items"), *some = json_object_get(m[i].s, "contains"), *rest = json_object_get(m[i].s, "unevaluatedItems");
+        json_t *items = json_object_get(m[i].s, "items");
         int64_t most = schema_count(s, m[i].s, "maxItems");
         a.min = larger(a.min, schema_count(s, m[i].s, "minItems"));
         if (most >= 0 && (a.max == EXPR_MANY || most < a.max))
@@ -344,15 +374,13 @@ uint32_t schema_array(struct schema *s, const struct member *m, int n)
         uint32_t k = (uint32_t)json_array_size(json_is_array(items) ? items : json_object_get(m[i].s, "prefixItems"));
         a.n_first = k > a.n_first ? k : a.n_first;
         unique |= json_is_true(json_object_get(m[i].s, "uniqueItems"));
-        if (rest && !json_is_true(rest) && !(n == 1 && !some && !json_object_get(m[i].s, "$ref") && !json_object_get(m[i].s, "allOf") && !json_object_get(m[i].s, "anyOf")))
-            return schema_refuse(s, m[i].s, "unevaluatedItems", "it can be enforced where no other schema applies to the same array only; use items");
         add_counted(&a, &m[i]);
     }
     if (s->failed || (a.max != EXPR_MANY && a.min > a.max))
         return EXPR_NONE;
     if (a.n_first > MAX_COUNTED)
         return schema_limit(s, m[0].s, "prefixItems of more than 4096 items");
-    uint32_t r = unique && (a.max == EXPR_MANY || a.max > 1) ? unique_items(s, m, n, a.min, a.max) : counted_items(&a);
+    uint32_t r = unique && !s->loose && (a.max == EXPR_MANY || a.max > 1) ? unique_items(s, m, n, a.min, a.max) : counted_items(&a);
     /* [ space items space ], and [] without one */
     uint32_t open = expr_term(x, expr_concat(x, expr_byte(x, '[', '['), s->space)), close = expr_term(x, expr_concat(x, s->space, expr_byte(x, ']', ']')));
     return expr_seq(x, open, expr_seq(x, r, close));
@@ -368,6 +396,8 @@ struct object {
     struct property *p; int n_p, room;
     int32_t min, max;
     uint32_t extra;                     /* KEY : VALUE of further properties, without the first quotation mark; EXPR_NONE: none */
+    const json_t *some;                 /* SOME_PROPERTY, if a further property must be as it says */
+    uint32_t needed;                    /* KEY : VALUE of that property */
 };
 
 static int is_made(const struct member *m) { return json_object_get(m->s, MADE) != NULL; }
@@ -410,19 +440,38 @@ static int name_matches(struct schema *s, const struct member *m, const char *pa
     return r > 0;
 }
 
+/* Is a property evaluated by a member next to u or inside of it?  name: NULL for a further one, which matches the patterns that `matched` (an object) has as keys. */
+static int is_property_evaluated(struct object *o, const struct member *u, const char *name, const json_t *matched)
+{
+    const char *pattern;
+    json_t *v;
+    for (int j = 0; j < o->n; j++) {
+        const json_t *x = o->m[j].s;
+        if (!schema_evaluates(o->m, o->n, &o->m[j], u))
+            continue;
+        if (json_object_get(x, "additionalProperties") || (name && json_object_get(json_object_get(x, "properties"), name)) || (x != u->s && json_object_get(x, "unevaluatedProperties")))
+            return 1;
+        json_object_foreach(json_object_get(x, "patternProperties"), pattern, v)
+            if (name ? name_matches(o->s, &o->m[j], pattern, name) : json_object_get(matched, pattern) != NULL)
+                return 1;
+    }
+    return 0;
+}
+
 /* What applies to the value of a property of this name; EXPR_NONE: it must not be there. */
 static uint32_t value_of(struct object *o, const char *name)
 {
     struct schema *s = o->s;
     struct member *v = NULL;
-    int k = 0, room = 0, evaluated = 0, closed = 0;
+    int k = 0, room = 0;
     uint32_t r = EXPR_NONE;
     for (int i = 0; i < o->n; i++) {
         json_t *sub = json_object_get(json_object_get(o->m[i].s, "properties"), name), *x, *names = json_object_get(o->m[i].s, "propertyNames");
         json_t *patterns = json_object_get(o->m[i].s, "patternProperties"), *more = json_object_get(o->m[i].s, "additionalProperties");
+        json_t *left = json_object_get(o->m[i].s, "unevaluatedProperties");
         const char *pattern;
         int known = sub != NULL, n_patterns = (int)json_object_size(patterns);
-        if (k + n_patterns + 2 > room) {
+        if (k + n_patterns + 3 > room) {
             struct member *w = realloc(v, (size_t)(room = 2 * room + n_patterns + 8) * sizeof *w);
             if (!w) {
                 schema_nomem(s);
@@ -431,16 +480,16 @@ static uint32_t value_of(struct object *o, const char *name)
             v = w;
         }
         if (sub)
-            v[k++] = (struct member){ sub, 0 };
+            v[k++] = (struct member){ sub, 0, NULL };
         json_object_foreach(patterns, pattern, x)
             if (name_matches(s, &o->m[i], pattern, name)) {
                 known = 1;
-                v[k++] = (struct member){ x, 0 };
+                v[k++] = (struct member){ x, 0, NULL };
             }
         if (!known && more)
-            v[k++] = (struct member){ more, 0 };
-        evaluated |= known || more;
-        closed |= json_is_false(json_object_get(o->m[i].s, "unevaluatedProperties"));
+            v[k++] = (struct member){ more, 0, NULL };
+        if (left && !json_is_true(left) && !s->loose && !is_property_evaluated(o, &o->m[i], name, NULL))
+            v[k++] = (struct member){ left, 0, NULL };
         if (names) {
             json_t *text = json_string(name);
             int ok = schema_valid(s, names, text);
@@ -451,8 +500,7 @@ static uint32_t value_of(struct object *o, const char *name)
         if (s->failed)
             goto done;
     }
-    if (evaluated || !closed)
-        r = schema_compile(s, v, k);
+    r = schema_compile(s, v, k);
 done:
     free(v);
     return r;
@@ -497,83 +545,49 @@ static uint32_t without_texts(struct exprs *x, uint32_t e, const struct text *t,
     return expr_arms(x, arms, n_arms);
 }
 
-/* Keys (to the closing quotation mark) that are none of the declared properties and satisfy propertyNames. */
-static uint32_t other_keys(struct object *o)
+/* A name as put_string in schema_value.c writes it, with the closing quotation mark; the end of it. */
+static char *write_key(char *at, const char *name)
 {
-    struct schema *s = o->s;
-    struct exprs *x = &s->g->x;
-    struct member names[64];
-    int k = 0;
-    uint32_t quote = expr_byte(x, '"', '"'), e = EXPR_NONE;
-    for (int i = 0; i < o->n; i++) {
-        json_t *v = json_object_get(o->m[i].s, "propertyNames");
-        if (json_is_false(v))
-            return EXPR_NONE;
-        for (int hop = 0; json_is_object(v) && hop < 16; hop++) {
-            static const char *const cannot[] = { "anyOf", "oneOf", "allOf", "not", "if" };
-            const char *ref = json_string_value(json_object_get(v, "$ref"));
-            for (int c = 0; c < 5; c++)
-                if (json_object_get(v, cannot[c]))
-                    return schema_refuse(s, o->m[i].s, "propertyNames", "of it type, enum, const, pattern, format, minLength, maxLength and $ref are enforced");
-            if (k == 64)
-                return schema_limit(s, o->m[i].s, "too many propertyNames");
-            names[k++] = (struct member){ v, 0 };
-            v = ref ? schema_resolve(s, v, ref) : NULL;
+    static const char hex[] = "0123456789abcdef", esc[] = "btn?fr";
+    for (const unsigned char *c = (const unsigned char *)name; *c; c++) {
+        if (*c == '"' || *c == '\\') {
+            *at++ = '\\';
+            *at++ = (char)*c;
+        } else if (*c >= 8 && *c <= 13 && *c != 11) {
+            *at++ = '\\';
+            *at++ = esc[*c - 8];
+        } else if (*c < 0x20) {
+            memcpy(at, "\\u00", 4);
+            at[4] = hex[*c >> 4];
+            at[5] = hex[*c & 15];
+            at += 6;
+        } else {
+            *at++ = (char)*c;
         }
     }
-    unsigned types = TYPE_ALL;
-    for (int i = 0; i < k; i++)
-        types &= schema_types(s, names[i].s);
-    if (!(types & TYPE_STRING) || s->failed)
-        return EXPR_NONE;
-    json_t *values = schema_enumerated(s, names, k);
-    if (values) {
-        json_t **v = malloc((json_array_size(values) + 1) * sizeof *v), *one;
-        size_t i, n = 0;
-        if (v) {
-            json_array_foreach(values, i, one)
-                if (json_is_string(one))
-                    v[n++] = one;
-            e = n ? expr_step(x, schema_values(s, v, n), '"') : (uint32_t)EXPR_NONE;
-        }
-        free(v);
-        json_decref(values);
-    } else {
-        e = expr_concat(x, schema_string(s, names, k, 1), quote);
-    }
-    struct text *t = malloc((size_t)(o->n_p + 1) * sizeof *t);
-    char *copy;
-    size_t n = 0, total = 0;
-    for (int i = 0; i < o->n_p; i++)
-        total += 6 * strlen(o->p[i].name) + 2;
-    copy = malloc(total + 1);
+    *at++ = '"';
+    return at;
+}
+
+/* The keys (to the closing quotation mark) of e without the declared properties and the names of the list. */
+static uint32_t without_names(struct object *o, uint32_t e, const json_t *list)
+{
+    struct exprs *x = &o->s->g->x;
+    const size_t n_all = (size_t)o->n_p + json_array_size(list);
+    struct text *t = malloc((n_all + 1) * sizeof *t);
+    size_t n = 0, total = 1;
+    for (size_t i = 0; i < n_all; i++)
+        total += 6 * strlen(i < (size_t)o->n_p ? o->p[i].name : json_string_value(json_array_get(list, i - (size_t)o->n_p))) + 2;
+    char *copy = malloc(total), *at = copy;
     if (!t || !copy) {
         free(t);
         free(copy);
-        return schema_nomem(s);
+        return schema_nomem(o->s);
     }
-    char *at = copy;
-    for (int i = 0; i < o->n_p; i++) {          /* as put_string in schema_value.c writes them */
-        char *start = at;
-        for (const unsigned char *c = (const unsigned char *)o->p[i].name; *c; c++) {
-            static const char hex[] = "0123456789abcdef", esc[] = "btn?fr";
-            if (*c == '"' || *c == '\\') {
-                *at++ = '\\';
-                *at++ = (char)*c;
-            } else if (*c >= 8 && *c <= 13 && *c != 11) {
-                *at++ = '\\';
-                *at++ = esc[*c - 8];
-            } else if (*c < 0x20) {
-                memcpy(at, "\\u00", 4);
-                at[4] = hex[*c >> 4];
-                at[5] = hex[*c & 15];
-                at += 6;
-            } else {
-                *at++ = (char)*c;
-            }
-        }
-        *at++ = '"';
-        t[n++] = (struct text){ start, (size_t)(at - start) };
+    for (size_t i = 0; i < n_all; i++) {
+        char *end = write_key(at, i < (size_t)o->n_p ? o->p[i].name : json_string_value(json_array_get(list, i - (size_t)o->n_p)));
+        t[n++] = (struct text){ at, (size_t)(end - at) };
+        at = end;
     }
     qsort(t, n, sizeof *t, text_compare);
     uint32_t r = without_texts(x, exprs_settle(x, e, 1 << 14), t, n, 0);
@@ -582,80 +596,154 @@ static uint32_t other_keys(struct object *o)
     return r;
 }
 
-/* Further properties: for each way in which the patterns may match the key, its keys and what applies to the value. */
-static uint32_t further(struct object *o)
+/* Keys (to the closing quotation mark) that are none of the declared properties and satisfy propertyNames; some: the SOME_PROPERTY that they are for, or NULL. */
+static uint32_t other_keys(struct object *o, const json_t *some)
 {
     struct schema *s = o->s;
     struct exprs *x = &s->g->x;
-    struct { const char *text; uint32_t e; } pattern[MAX_KEY_PATTERNS];
-    int n = 0, declared = 0, open = 0, closed = 0;
-    uint32_t ways[1 << MAX_KEY_PATTERNS], n_ways = 0;
+    uint32_t e = expr_repeat(x, s->plain_char, 0, EXPR_MANY);
+    json_t *v;
+    size_t k;
+    for (int i = 0; i < o->n && !s->failed; i++)
+        if ((v = json_object_get(o->m[i].s, "propertyNames")))
+            e = expr_both(x, e, schema_strings(s, v, 0, 0));
+    if ((v = json_object_get(some, "names")))
+        e = expr_both(x, e, expr_not(x, schema_strings(s, v, 1, 0)));
+    if ((v = json_object_get(some, "pattern")))
+        e = expr_both(x, e, schema_pattern(s, some, NULL, json_string_value(v), json_string_length(v), NULL, NULL));
+    json_array_foreach(json_object_get(some, "not"), k, v)
+        e = expr_both(x, e, expr_not(x, schema_pattern(s, some, NULL, json_string_value(v), json_string_length(v), NULL, NULL)));
+    return s->failed ? (uint32_t)EXPR_NONE : without_names(o, expr_concat(x, e, expr_byte(x, '"', '"')), json_object_get(some, "except"));
+}
+
+struct key_pattern { const char *text; uint32_t e; };
+
+/* The distinct patternProperties of all members; -1: too many, or one that cannot be. */
+static int key_patterns(struct object *o, struct key_pattern *to)
+{
+    int n = 0;
     for (int i = 0; i < o->n; i++) {
-        const json_t *m = o->m[i].s, *more = json_object_get(m, "additionalProperties"), *left = json_object_get(m, "unevaluatedProperties");
-        json_t *patterns = json_object_get(m, "patternProperties"), *v;
+        const json_t *m = o->m[i].s;
         const char *text;
-        if (left && !json_is_true(left)) {
-            int ok = o->m[i].done & MEMBER_ALONE && json_is_false(left);
-            for (int k = 0; k < o->n; k++)
-                ok &= !is_made(&o->m[k]);
-            if (!ok)
-                return schema_refuse(s, m, "unevaluatedProperties", "it can be enforced as false, at the top of the schema of an object, without not, if and overlapping oneOf next to it");
-            closed = 1;
-        }
-        if (is_made(&o->m[i]))
-            continue;
-        declared |= json_object_size(json_object_get(m, "properties")) > 0;
-        open |= (more && !json_is_false(more)) || json_object_size(patterns) > 0;
-        closed |= json_is_false(more) && json_object_size(patterns) == 0;
-        json_object_foreach(patterns, text, v) {
+        json_t *v;
+        json_object_foreach(json_object_get(m, "patternProperties"), text, v) {
             int k = 0;
-            while (k < n && strcmp(pattern[k].text, text) != 0)
+            while (k < n && strcmp(to[k].text, text) != 0)
                 k++;
             if (k < n)
                 continue;
-            if (n == MAX_KEY_PATTERNS)
-                return schema_limit(s, m, "more than 5 patternProperties for one object");
-            pattern[n].text = text;
-            pattern[n++].e = schema_pattern(s, m, "patternProperties", text, strlen(text), NULL, NULL);
+            if (n == MAX_KEY_PATTERNS) {
+                schema_limit(o->s, m, "more patternProperties than can be enforced for one object (10)");
+                return -1;
+            }
+            to[n].text = text;
+            to[n++].e = schema_pattern(o->s, m, "patternProperties", text, strlen(text), NULL, NULL);
         }
     }
-    if (s->failed || closed || (declared && !open))
+    return o->s->failed ? -1 : n;
+}
+
+/* The schemas of a further property that matches those patterns (keys of `matched`): their number in v, -1: there must be none. */
+static int further_schemas(struct object *o, const json_t *matched, const json_t *some, struct member *v, int room)
+{
+    int k = 0;
+    if (some)
+        v[k++] = (struct member){ json_object_get(some, "value"), 0, NULL };
+    for (int i = 0; i < o->n; i++) {
+        const json_t *m = o->m[i].s;
+        json_t *patterns = json_object_get(m, "patternProperties"), *more = json_object_get(m, "additionalProperties"), *left = json_object_get(m, "unevaluatedProperties"), *sub;
+        const char *text;
+        int known = 0;
+        json_object_foreach(patterns, text, sub) {
+            if (!json_object_get(matched, text))
+                continue;
+            known = 1;
+            if (json_is_false(sub) || k == room)
+                return -1;
+            v[k++] = (struct member){ sub, 0, NULL };
+        }
+        if (known || !more)
+            more = NULL;
+        if (!left || json_is_true(left) || o->s->loose || is_property_evaluated(o, &o->m[i], NULL, matched))
+            left = NULL;
+        if (json_is_false(more) || json_is_false(left) || k + 2 > room)
+            return -1;
+        if (more)
+            v[k++] = (struct member){ more, 0, NULL };
+        if (left)
+            v[k++] = (struct member){ left, 0, NULL };
+    }
+    return k;
+}
+
+/* May there be further properties at all? */
+static int may_have_further(const struct object *o)
+{
+    int declared = 0, open = 0;
+    for (int i = 0; i < o->n; i++) {
+        const json_t *m = o->m[i].s, *more = json_object_get(m, "additionalProperties"), *left = json_object_get(m, "unevaluatedProperties");
+        json_t *patterns = json_object_get(m, "patternProperties");
+        if (is_made(&o->m[i]))
+            continue;
+        if (json_is_false(more) && json_object_size(patterns) == 0)
+            return 0;
+        declared |= json_object_size(json_object_get(m, "properties")) > 0;
+        open |= (more && !json_is_false(more)) || (left && !json_is_false(left)) || json_object_size(patterns) > 0;
+    }
+    return open || !declared || o->s->loose;
+}
+
+/* Further properties, those that SOME_PROPERTY (or NULL) asks for: for each way in which the patterns may match the key, its keys and what applies to the value. */
+static uint32_t further(struct object *o, const json_t *some)
+{
+    struct schema *s = o->s;
+    struct exprs *x = &s->g->x;
+    struct key_pattern pattern[MAX_KEY_PATTERNS];
+    uint32_t ways[1 << MAX_KEY_PATTERNS], n_ways = 0;
+    if (!may_have_further(o))
         return EXPR_NONE;
-    uint32_t keys = other_keys(o), quote = expr_byte(x, '"', '"');
+    const int n = key_patterns(o, pattern);
+    if (n < 0)
+        return EXPR_NONE;
+    uint32_t keys = other_keys(o, some), quote = expr_byte(x, '"', '"');
     for (uint32_t which = 0; which < 1u << n && !s->failed && keys != EXPR_NONE; which++) {
         struct member v[256];
-        int k = 0, possible = 1;
+        json_t *matched = json_object();
         uint32_t e = keys;
-        for (int i = 0; i < o->n && possible; i++) {
-            const json_t *m = o->m[i].s;
-            json_t *patterns = json_object_get(m, "patternProperties"), *more = json_object_get(m, "additionalProperties");
-            int known = 0;
-            for (int p = 0; p < n; p++) {
-                json_t *sub = json_object_get(patterns, pattern[p].text);
-                if (!(which >> p & 1) || !sub)
-                    continue;
-                known = 1;
-                possible &= !json_is_false(sub) && k < 250;
-                if (possible)
-                    v[k++] = (struct member){ sub, 0 };
-            }
-            if (!known && more) {
-                possible &= !json_is_false(more) && k < 250;
-                if (possible)
-                    v[k++] = (struct member){ more, 0 };
-            }
-        }
-        if (!possible)
-            continue;
         for (int p = 0; p < n; p++) {
             uint32_t q = expr_concat(x, pattern[p].e, quote);
             e = expr_both(x, e, which >> p & 1 ? q : expr_not(x, q));
+            if (which >> p & 1)
+                json_object_set_new(matched, pattern[p].text, json_true());
         }
+        const int k = further_schemas(o, matched, some, v, 256);
+        json_decref(matched);
+        if (k < 0)
+            continue;
         e = exprs_settle(x, e, 1 << 14);
         if (e != EXPR_NONE)
             ways[n_ways++] = expr_seq(x, grammar_term(s->g, expr_concat(x, e, s->colon)), schema_compile(s, v, k));
     }
     return s->failed ? (uint32_t)EXPR_NONE : expr_any_of(x, ways, n_ways);
+}
+
+/* After all declared properties: key[c] is what follows a quotation mark with c properties so far, done[c] what follows a value.  A needed property comes last, as of equal
+ * names the last one counts. */
+static void further_rows(const struct object *o, int32_t cap, uint32_t comma, uint32_t end, uint32_t *key, uint32_t *done)
+{
+    struct exprs *x = &o->s->g->x;
+    const uint32_t again = expr_seq(x, comma, o->extra), before = expr_seq(x, o->extra, comma);
+    for (int32_t c = cap; c >= 0; c--) {
+        const int32_t room = o->max == EXPR_MANY ? EXPR_MANY : o->max - c;
+        key[c] = EXPR_NONE;
+        if (room == 0 || c + 1 < o->min)
+            ;
+        else if (o->some)
+            key[c] = expr_seq(x, expr_times(x, before, 0, room == EXPR_MANY ? room : room - 1), expr_seq(x, o->needed, end));
+        else
+            key[c] = expr_seq(x, o->extra, expr_seq(x, expr_times(x, again, 0, room == EXPR_MANY ? room : room - 1), end));
+        done[c] = expr_any_of(x, (uint32_t[]){ c >= o->min && !o->some ? end : (uint32_t)EXPR_NONE, expr_seq(x, comma, key[c]) }, 2);
+    }
 }
 
 /* From property i on; at least one has been written.  next: the part after it, without the comma. */
@@ -674,22 +762,7 @@ static uint32_t sequence(struct object *o)
     if (!rows)
         return schema_nomem(s);
     int needed = 0;                     /* required ones from here on */
-    /* after all declared ones: key[c] is what follows a quotation mark with c properties so far, done[c] what follows a value */
-    if (o->max == EXPR_MANY) {
-        uint32_t more = EXPR_NONE;
-        if (o->extra != EXPR_NONE)
-            more = expr_seq(x, o->extra, expr_seq(x, expr_times(x, expr_seq(x, comma, o->extra), 0, EXPR_MANY), end));
-        for (int32_t c = 0; c <= cap; c++) {
-            key[c] = c + 1 >= o->min ? more : (uint32_t)EXPR_NONE;
-            done[c] = expr_any_of(x, (uint32_t[]){ c >= o->min ? end : (uint32_t)EXPR_NONE, expr_seq(x, comma, key[c]) }, 2);
-        }
-    } else {
-        for (int32_t c = cap; c >= 0; c--) {
-            int32_t room = o->max - c;
-            key[c] = room > 0 && c + 1 >= o->min ? expr_seq(x, o->extra, expr_seq(x, expr_times(x, expr_seq(x, comma, o->extra), 0, room - 1), end)) : (uint32_t)EXPR_NONE;
-            done[c] = expr_any_of(x, (uint32_t[]){ c >= o->min ? end : (uint32_t)EXPR_NONE, expr_seq(x, comma, key[c]) }, 2);
-        }
-    }
+    further_rows(o, cap, comma, end, key, done);
     for (int i = o->n_p - 1; i >= 0; i--) {
         const struct property *p = &o->p[i];
         for (int32_t c = 0; c <= cap; c++) {
@@ -699,7 +772,7 @@ static uint32_t sequence(struct object *o)
         }
         needed += p->required;
         for (int32_t c = 0; c <= cap; c++)
-            done2[c] = expr_any_of(x, (uint32_t[]){ !needed && c >= o->min ? end : (uint32_t)EXPR_NONE, expr_seq(x, comma, key2[c]) }, 2);
+            done2[c] = expr_any_of(x, (uint32_t[]){ !needed && !o->some && c >= o->min ? end : (uint32_t)EXPR_NONE, expr_seq(x, comma, key2[c]) }, 2);
         uint32_t *t = key;
         key = key2;
         key2 = t;
@@ -707,7 +780,7 @@ static uint32_t sequence(struct object *o)
         done = done2;
         done2 = t;
     }
-    uint32_t r = expr_any_of(x, (uint32_t[]){ !needed && o->min == 0 ? end : (uint32_t)EXPR_NONE, expr_seq(x, quote, key[0]) }, 2);
+    uint32_t r = expr_any_of(x, (uint32_t[]){ !needed && !o->some && o->min == 0 ? end : (uint32_t)EXPR_NONE, expr_seq(x, quote, key[0]) }, 2);
     free(rows);
     return expr_seq(x, expr_term(x, expr_byte(x, '{', '{')), r);
 }
@@ -765,7 +838,19 @@ uint32_t schema_object(struct schema *s, const struct member *m, int n)
     }
     if (s->failed)
         goto done;
-    o.extra = further(&o);
+    o.extra = further(&o, NULL);
+    for (int k = 0; k < n && !s->failed; k++) {
+        json_t *some = json_object_get(m[k].s, SOME_PROPERTY);
+        if (!some)
+            continue;
+        if (o.some) {                   /* two at once are left out */
+            if (!s->n_partial++)
+                s->partial_at = m[k].s;
+            goto done;
+        }
+        o.some = some;
+        o.needed = further(&o, some);
+    }
     if (!s->failed && o.min > n_possible + 1 && o.extra != EXPR_NONE) {
         for (int k = 0; k < n; k++)
             if (json_object_get(m[k].s, "minProperties"))

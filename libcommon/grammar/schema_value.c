@@ -226,6 +226,55 @@ static int matches(struct schema *s, const json_t *at, const char *keyword, cons
 
 static int valid(struct schema *s, const json_t *schema, const json_t *v, int depth);
 
+/* Is this the name of a property that SOME_PROPERTY asks for? */
+static int is_some_name(struct schema *s, const json_t *some, const char *name, int depth)
+{
+    const json_t *pattern = json_object_get(some, "pattern"), *names = json_object_get(some, "names");
+    json_t *x;
+    size_t i;
+    int rc;
+    json_array_foreach(json_object_get(some, "except"), i, x)
+        if (!strcmp(json_string_value(x), name))
+            return 0;
+    json_array_foreach(json_object_get(some, "not"), i, x)
+        if ((rc = matches(s, some, NULL, json_string_value(x), json_string_length(x), name, strlen(name))) != 0)
+            return rc < 0 ? -1 : 0;
+    if (pattern && (rc = matches(s, some, NULL, json_string_value(pattern), json_string_length(pattern), name, strlen(name))) != 1)
+        return rc;
+    if (names) {
+        json_t *text = json_string(name);
+        rc = valid(s, names, text, depth + 1);
+        json_decref(text);
+        return rc < 0 ? -1 : !rc;
+    }
+    return 1;
+}
+
+static int has_some_property(struct schema *s, const json_t *some, const json_t *v, int depth)
+{
+    const char *key;
+    json_t *x;
+    int rc;
+    json_object_foreach((json_t *)(uintptr_t)v, key, x) {
+        if ((rc = is_some_name(s, some, key, depth)) == 1)
+            rc = valid(s, json_object_get(some, "value"), x, depth + 1);
+        if (rc)
+            return rc;
+    }
+    return 0;
+}
+
+json_t *schema_some_declared(struct schema *s, const struct member *m, int n, json_t *some)
+{
+    json_t *to = json_array(), *v;
+    const char *name;
+    for (int i = 0; i < n; i++)
+        json_object_foreach(json_object_get(m[i].s, "properties"), name, v)
+            if (!s->failed && is_some_name(s, some, name, 0) == 1)
+                json_array_append_new(to, json_pack("{s:s, s:[s], s:{s:O}, s:b}", "type", "object", "required", name, "properties", name, json_object_get(some, "value"), MADE, 1));
+    return schema_keep(s, to, some);
+}
+
 static int valid_object(struct schema *s, const json_t *schema, const json_t *v, int depth)
 {
     const json_t *properties = json_object_get(schema, "properties"), *patterns = json_object_get(schema, "patternProperties");
@@ -236,6 +285,8 @@ static int valid_object(struct schema *s, const json_t *schema, const json_t *v,
     size_t i;
     int64_t count;
     int rc;
+    if ((x = json_object_get(schema, SOME_PROPERTY)) && (rc = has_some_property(s, x, v, depth)) != 1)
+        return rc;
     if ((count = schema_count(s, schema, "minProperties")) >= 0 && json_object_size(v) < (size_t)count)
         return 0;
     if ((count = schema_count(s, schema, "maxProperties")) >= 0 && json_object_size(v) > (size_t)count)
@@ -428,6 +479,9 @@ int schema_valid(struct schema *s, const json_t *schema, const json_t *v) { retu
 
 /* ---- the opposite ---- */
 
+/* The regular expression of a format that matches all of its strings, so that the opposite can be said. */
+static const char *exact_format(const char *name);
+
 static void add(json_t *to, json_t *made)
 {
     if (made && json_is_object(made))
@@ -532,27 +586,171 @@ static int negate_any_of(struct schema *s, json_t *to, json_t *list, int depth)
     return 0;
 }
 
-/* Keywords that hold schemas. 1: it is none of them, or one in a form whose opposite is no schema. */
+/* None of the alternatives, or two of them. */
+static int negate_one_of(struct schema *s, json_t *to, json_t *list, int depth)
+{
+    enum { MAX_PAIRS = 28 };
+    size_t n = json_array_size(list);
+    if (negate_any_of(s, to, list, depth) != 0)
+        return -1;
+    if (n * (n - 1) / 2 > MAX_PAIRS)
+        return 1;
+    for (size_t i = 0; i < n; i++)
+        for (size_t k = i + 1; k < n; k++)
+            add(to, json_pack("{s:[O, O]}", "allOf", json_array_get(list, i), json_array_get(list, k)));
+    return 0;
+}
+
+/* The condition and the opposite of what it asks for, or the other way. */
+static int negate_if(struct schema *s, json_t *to, json_t *schema, int depth)
+{
+    json_t *test = json_object_get(schema, "if"), *yes = json_object_get(schema, "then"), *no = json_object_get(schema, "else");
+    json_t *not_yes = yes ? negated(s, yes, depth + 1) : json_array(), *not_no = no ? negated(s, no, depth + 1) : json_array(), *not_test = NULL;
+    int rc = not_yes && not_no ? 0 : -1;
+    if (rc == 0 && json_array_size(not_yes))
+        add(to, json_pack("{s:[O, {s:O}]}", "allOf", test, "anyOf", not_yes));
+    if (rc == 0 && json_array_size(not_no)) {
+        if ((not_test = negated(s, test, depth + 1)))
+            add(to, json_pack("{s:[{s:O}, {s:O}]}", "allOf", "anyOf", not_test, "anyOf", not_no));
+        else
+            rc = -1;
+    }
+    json_decref(not_yes);
+    json_decref(not_no);
+    json_decref(not_test);
+    return rc;
+}
+
+/* The property is there, and what it asks for is not so. */
+static int negate_dependencies(struct schema *s, json_t *to, json_t *v, int depth)
+{
+    const char *name;
+    json_t *x, *one;
+    size_t i;
+    json_object_foreach(v, name, x) {
+        json_array_foreach(x, i, one)
+            if (json_is_string(one) && strcmp(json_string_value(one), name) != 0)
+                add(to, json_pack("{s:s, s:[s], s:{s:b}}", "type", "object", "required", name, "properties", json_string_value(one), 0));
+        if (json_is_array(x))
+            continue;
+        json_t *alternatives = negated(s, x, depth + 1);
+        if (!alternatives)
+            return -1;
+        add(to, json_pack("{s:s, s:[s], s:{s:{}}, s:o}", "type", "object", "required", name, "properties", name, "anyOf", alternatives));
+    }
+    return 0;
+}
+
+/* One of the first items does not satisfy its schema. */
+static int negate_first_items(struct schema *s, json_t *to, json_t *list, int depth)
+{
+    json_t *x;
+    size_t i;
+    json_array_foreach(list, i, x) {
+        json_t *alternatives = negated(s, x, depth + 1), *first = json_array();
+        if (!alternatives || !first) {
+            json_decref(alternatives);
+            json_decref(first);
+            return -1;
+        }
+        for (size_t k = 0; k < i; k++)
+            json_array_append_new(first, json_true());
+        json_array_append_new(first, json_pack("{s:o}", "anyOf", alternatives));
+        add(to, json_pack("{s:s, s:I, s:o}", "type", "array", "minItems", (json_int_t)i + 1, "prefixItems", first));
+    }
+    return 0;
+}
+
+/* Fewer of the items than minContains, or more than maxContains. */
+static int negate_contains(struct schema *s, json_t *to, const json_t *schema, json_t *v, int depth)
+{
+    const int64_t least = schema_count(s, schema, "minContains"), most = schema_count(s, schema, "maxContains");
+    if (least < 0 || least == 1) {
+        if (negate_elements(s, to, "items", v, depth) != 0)
+            return -1;
+    } else if (least > 1) {
+        add(to, json_pack("{s:s, s:O, s:i, s:I}", "type", "array", "contains", v, "minContains", 0, "maxContains", (json_int_t)least - 1));
+    }
+    if (most >= 0)
+        add(to, json_pack("{s:s, s:O, s:I}", "type", "array", "contains", v, "minContains", (json_int_t)most + 1));
+    return s->failed ? -1 : 0;
+}
+
+static json_t *keys_of(const json_t *object)
+{
+    json_t *to = json_array(), *v;
+    const char *key;
+    json_object_foreach((json_t *)(uintptr_t)object, key, v)
+        json_array_append_new(to, json_string(key));
+    return to;
+}
+
+/* Some property is not as additionalProperties, patternProperties or propertyNames ask. */
+static int negate_some(struct schema *s, json_t *to, const json_t *schema, const char *key, json_t *v, int depth)
+{
+    const char *pattern;
+    json_t *x;
+    if (!strcmp(key, "propertyNames")) {
+        add(to, json_pack("{s:s, s:{s:O, s:b}}", "type", "object", SOME_PROPERTY, "names", v, "value", 1));
+    } else if (!strcmp(key, "additionalProperties")) {
+        json_t *alternatives = negated(s, v, depth + 1);
+        if (!alternatives)
+            return -1;
+        add(to, json_pack("{s:s, s:{s:o, s:o, s:{s:o}}}", "type", "object", SOME_PROPERTY, "except", keys_of(json_object_get(schema, "properties")), "not",
+                          keys_of(json_object_get(schema, "patternProperties")), "value", "anyOf", alternatives));
+    } else {
+        json_object_foreach(v, pattern, x) {
+            json_t *alternatives = negated(s, x, depth + 1);
+            if (!alternatives)
+                return -1;
+            add(to, json_pack("{s:s, s:{s:s, s:{s:o}}}", "type", "object", SOME_PROPERTY, "pattern", pattern, "value", "anyOf", alternatives));
+        }
+    }
+    return 0;
+}
+
+/* Items behind those with a schema of their own: at least one more, if there may be none. */
+static int negate_later_items(json_t *to, const json_t *first, const json_t *v)
+{
+    if (!json_is_false(v))
+        return json_is_true(v) ? 0 : 1;
+    add(to, json_pack("{s:s, s:I}", "type", "array", "minItems", (json_int_t)json_array_size(first) + 1));
+    return 0;
+}
+
+/* Keywords that hold schemas. 1: it is none of them, or a part of its opposite is no schema. */
 static int negate_nested(struct schema *s, json_t *to, json_t *schema, const char *key, json_t *v, int depth)
 {
     const char *name;
-    json_t *x;
+    json_t *x, *items = json_object_get(schema, "items"), *first = json_is_array(items) ? items : json_object_get(schema, "prefixItems");
     size_t i;
     int rc = 0;
     if (!strcmp(key, "properties")) {
         json_object_foreach(v, name, x)
             if (rc == 0)
                 rc = negate_property(s, to, name, x, depth);
-    } else if (!strcmp(key, "items") && (json_is_object(v) || json_is_false(v)) && !json_object_get(schema, "prefixItems")) {
-        rc = negate_elements(s, to, "contains", v, depth);
-    } else if (!strcmp(key, "contains") && !json_object_get(schema, "minContains") && !json_object_get(schema, "maxContains")) {
-        rc = negate_elements(s, to, "items", v, depth);
+    } else if (v == first) {
+        rc = negate_first_items(s, to, v, depth);
+    } else if (!strcmp(key, "items") || !strcmp(key, "additionalItems")) {
+        if (!strcmp(key, "additionalItems") && !json_is_array(items))
+            return 0;
+        rc = first ? negate_later_items(to, first, v) : negate_elements(s, to, "contains", v, depth);
+    } else if (!strcmp(key, "contains")) {
+        rc = negate_contains(s, to, schema, v, depth);
     } else if (!strcmp(key, "allOf")) {
         json_array_foreach(v, i, x)
             if (rc == 0)
                 rc = extend_by(s, to, x, depth);
     } else if (!strcmp(key, "anyOf")) {
         rc = negate_any_of(s, to, v, depth);
+    } else if (!strcmp(key, "oneOf")) {
+        rc = negate_one_of(s, to, v, depth);
+    } else if (!strcmp(key, "if")) {
+        rc = negate_if(s, to, schema, depth);
+    } else if (!strcmp(key, "dependentRequired") || !strcmp(key, "dependentSchemas") || !strcmp(key, "dependencies")) {
+        rc = negate_dependencies(s, to, v, depth);
+    } else if (!strcmp(key, "additionalProperties") || !strcmp(key, "patternProperties") || !strcmp(key, "propertyNames")) {
+        rc = negate_some(s, to, schema, key, v, depth);
     } else if (!strcmp(key, "not")) {
         add(to, json_pack("{s:[O]}", "allOf", v));
     } else if (!strcmp(key, "$ref") && json_is_string(v)) {
@@ -565,6 +763,20 @@ static int negate_nested(struct schema *s, json_t *to, json_t *schema, const cha
     return rc;
 }
 
+/* Not these values.  Empty arrays and objects are excluded by their size, as single ones cannot be. */
+static void negate_values(json_t *to, json_t *values)
+{
+    json_t *made = json_pack("{s:[]}", NOT_VALUES), *v;
+    size_t i;
+    json_array_foreach(values, i, v) {
+        if ((json_is_array(v) && !json_array_size(v)) || (json_is_object(v) && !json_object_size(v)))
+            json_object_set_new(made, json_is_array(v) ? "minItems" : "minProperties", json_integer(1));
+        else
+            json_array_append(json_object_get(made, NOT_VALUES), v);
+    }
+    add(to, made);
+}
+
 /* Keywords that hold values. 1: it is none of them. */
 static int negate_plain(struct schema *s, json_t *to, const json_t *schema, const char *key, json_t *v)
 {
@@ -572,11 +784,18 @@ static int negate_plain(struct schema *s, json_t *to, const json_t *schema, cons
     size_t i;
     if (!strcmp(key, "type"))
         return negate_type(s, to, schema);
-    if (!strcmp(key, "const"))
-        add(to, json_pack("{s:[O]}", NOT_VALUES, v));
-    else if (!strcmp(key, "enum"))
-        add(to, json_pack("{s:O}", NOT_VALUES, v));
-    else if (!strcmp(key, NOT_VALUES))
+    if (!strcmp(key, "const")) {
+        json_t *values = json_pack("[O]", v);
+        negate_values(to, values);
+        json_decref(values);
+    } else if (!strcmp(key, "enum")) {
+        negate_values(to, v);
+    } else if (!strcmp(key, "format")) {
+        const char *format = exact_format(json_string_value(v));
+        if (!format)
+            return 1;
+        add(to, json_pack("{s:s, s:[o]}", "type", "string", NOT_PATTERN, json_sprintf("^(?:%s)$", format)));
+    } else if (!strcmp(key, NOT_VALUES))
         add(to, json_pack("{s:O}", "enum", v));
     else if (!strcmp(key, "pattern"))
         add(to, json_pack("{s:s, s:[O]}", "type", "string", NOT_PATTERN, v));
@@ -597,11 +816,10 @@ static json_t *negated(struct schema *s, json_t *schema, int depth)
 {
     static const char *const silent[] = { "$schema", "$id", "$anchor", "$comment", "$defs", "definitions", "title", "description", "default", "examples", "deprecated", "readOnly",
                                           "writeOnly", "then", "else", "minContains", "maxContains", "contentMediaType", "contentEncoding", "contentSchema", "nullable", MADE, NULL };
-    static const char *const hard[] = { "multipleOf", "format", "oneOf", "if", "additionalProperties", "patternProperties", "propertyNames", "dependentRequired", "dependentSchemas",
-                                        "dependencies", "items", "prefixItems", "contains", "uniqueItems", "unevaluatedProperties", "unevaluatedItems", "additionalItems", "$dynamicRef",
+    static const char *const hard[] = { "multipleOf", "format", "oneOf", "uniqueItems", "unevaluatedProperties", "unevaluatedItems", "items", "additionalItems", "$recursiveRef",
                                         "exclusiveMinimum", "exclusiveMaximum", "minimum", "maximum", NULL };
     json_t *to = json_array(), *v;
-    const char *key;
+    const char *key, *left_out = NULL;
     if (json_is_boolean(schema)) {
         if (json_is_false(schema))
             add(to, json_object());
@@ -617,18 +835,26 @@ static json_t *negated(struct schema *s, json_t *schema, int depth)
         return to;
     }
     json_object_foreach(schema, key, v) {
-        if (is_one_of(key, silent) || (!strcmp(key, "additionalProperties") && json_is_true(v)) ||
-            (!strcmp(key, "format") && !schema_format(json_string_value(v) ? json_string_value(v) : "")))
+        if (is_one_of(key, silent) || (!strcmp(key, "additionalProperties") && json_is_true(v)) || (!strcmp(key, "uniqueItems") && !json_is_true(v)) ||
+            (!strncmp(key, "unevaluated", 11) && json_is_true(v)) || (!strcmp(key, "format") && !schema_format(json_string_value(v) ? json_string_value(v) : "")))
             continue;
         int rc = negate_plain(s, to, schema, key, v);
         if (rc == 1)
             rc = negate_nested(s, to, schema, key, v, depth);
-        if (rc == 1 && is_one_of(key, hard)) {
-            schema_refuse(s, schema, key, "its opposite (of not, if or overlapping oneOf) cannot be enforced");
-            rc = -1;
-        }
+        if (rc == 1 && is_one_of(key, hard))
+            left_out = key;
         if (rc < 0)
             goto fail;
+    }
+    if (left_out) {                     /* what can be said is enough for what uses it to be sound */
+        if (!json_array_size(to)) {
+            schema_refuse(s, schema, left_out, OPPOSITE);
+            goto fail;
+        }
+        if (!s->n_partial++) {
+            s->partial_at = schema;
+            s->partial_key = left_out;
+        }
     }
     return to;
 fail:
@@ -640,6 +866,96 @@ json_t *schema_negate(struct schema *s, json_t *schema, int depth)
 {
     json_t *to = negated(s, schema, depth);
     return to ? schema_keep(s, to, schema) : NULL;
+}
+
+/* ---- sets of strings ---- */
+
+/* One of the lists of a schema: union for anyOf, intersection for allOf, exactly one for oneOf. */
+static uint32_t combined_strings(struct schema *s, const json_t *list, char kind, int exact, int depth)
+{
+    struct exprs *x = &s->g->x;
+    uint32_t once = EXPR_NONE, twice = EXPR_NONE, every = EXPR_ALL;
+    json_t *v;
+    size_t i;
+    json_array_foreach(list, i, v) {
+        uint32_t e = schema_strings(s, v, exact || kind == 'o', depth + 1);
+        every = expr_both(x, every, e);
+        if (kind == 'o')
+            twice = expr_either(x, twice, expr_both(x, once, e));
+        once = expr_either(x, once, e);
+    }
+    return kind == 'a' ? every : kind == 'y' ? once : expr_both(x, once, expr_not(x, twice));
+}
+
+/* What the keywords for values say. */
+static uint32_t plain_strings(struct schema *s, json_t *schema, int exact)
+{
+    struct exprs *x = &s->g->x;
+    const int64_t least = schema_count(s, schema, "minLength"), most = schema_count(s, schema, "maxLength");
+    const json_t *pattern = json_object_get(schema, "pattern"), *format = json_object_get(schema, "format"), *one = json_object_get(schema, "const");
+    json_t *values = one ? json_pack("[O]", one) : json_incref(json_object_get(schema, "enum")), *v;
+    uint32_t r = expr_repeat(x, s->plain_char, 0, EXPR_MANY);
+    size_t i;
+    if (least > 0 || most >= 0)
+        r = most >= 0 && least > most ? (uint32_t)EXPR_NONE : expr_repeat(x, s->plain_char, least > 0 ? (int32_t)least : 0, most < 0 ? EXPR_MANY : (int32_t)most);
+    if (pattern)
+        r = expr_both(x, r, schema_pattern(s, schema, "pattern", json_string_value(pattern), json_string_length(pattern), NULL, NULL));
+    if (format && schema_format(json_string_value(format))) {
+        const char *text = exact ? exact_format(json_string_value(format)) : schema_format(json_string_value(format));
+        r = text ? expr_both(x, r, schema_regex(s, text, 1)) : schema_refuse(s, schema, "format", OPPOSITE);
+    }
+    if (values) {
+        uint32_t any = EXPR_NONE;
+        json_array_foreach(values, i, v)
+            if (json_is_string(v)) {
+                struct buffer b = { 0 };
+                put_string(&b, json_string_value(v), json_string_length(v));
+                any = expr_either(x, any, b.failed ? schema_nomem(s) : expr_text(x, b.p, b.n));
+                free(b.p);
+            }
+        r = expr_both(x, r, any);
+        json_decref(values);
+    }
+    return r;
+}
+
+uint32_t schema_strings(struct schema *s, json_t *schema, int exact, int depth)
+{
+    struct exprs *x = &s->g->x;
+    json_t *v;
+    if (json_is_boolean(schema))
+        return json_is_true(schema) ? expr_repeat(x, s->plain_char, 0, EXPR_MANY) : (uint32_t)EXPR_NONE;
+    if (depth > MAX_VALUE_DEPTH)
+        return schema_limit(s, schema, "nested too deep");
+    if (s->failed)
+        return EXPR_NONE;
+    s->g->x.meter.work += 10;
+    if (schema_ref_alone(s, schema))
+        return (v = schema_resolve(s, schema, json_string_value(json_object_get(schema, "$ref")))) ? schema_strings(s, v, exact, depth + 1) : (uint32_t)EXPR_NONE;
+    if (!(schema_types(s, schema) & TYPE_STRING))
+        return EXPR_NONE;
+    uint32_t r = plain_strings(s, schema, exact);
+    if ((v = json_object_get(schema, "$ref")))
+        r = (v = schema_resolve(s, schema, json_string_value(v))) ? expr_both(x, r, schema_strings(s, v, exact, depth + 1)) : (uint32_t)EXPR_NONE;
+    if ((v = json_object_get(schema, "$dynamicRef")))
+        r = (v = schema_resolve_dynamic(s, schema, json_string_value(v))) ? expr_both(x, r, schema_strings(s, v, exact, depth + 1)) : (uint32_t)EXPR_NONE;
+    if ((v = json_object_get(schema, "allOf")))
+        r = expr_both(x, r, combined_strings(s, v, 'a', exact, depth));
+    if ((v = json_object_get(schema, "anyOf")))
+        r = expr_both(x, r, combined_strings(s, v, 'y', exact, depth));
+    if ((v = json_object_get(schema, "oneOf")))
+        r = expr_both(x, r, combined_strings(s, v, 'o', exact, depth));
+    if ((v = json_object_get(schema, "not")))
+        r = expr_both(x, r, expr_not(x, schema_strings(s, v, 1, depth + 1)));
+    if ((v = json_object_get(schema, "if"))) {
+        json_t *yes = json_object_get(schema, "then"), *no = json_object_get(schema, "else");
+        uint32_t test = schema_strings(s, v, 1, depth + 1);
+        if (yes)
+            r = expr_both(x, r, expr_either(x, expr_not(x, test), schema_strings(s, yes, exact, depth + 1)));
+        if (no)
+            r = expr_both(x, r, expr_either(x, test, schema_strings(s, no, exact, depth + 1)));
+    }
+    return s->failed ? (uint32_t)EXPR_NONE : r;
 }
 
 /* ---- formats ---- */
@@ -673,6 +989,12 @@ json_t *schema_negate(struct schema *s, json_t *schema, int depth)
 #define URI(u) "[A-Za-z][A-Za-z0-9+.-]*:(?:" ROOTED(u) "|" PCHAR(u) "+" SEGMENTS(u) ")" TAIL(u)
 #define RELATIVE(u) "(?:" ROOTED(u) "|" NO_COLON(u) "+" SEGMENTS(u) "|)" TAIL(u)
 #define VARIABLE "(?:[A-Za-z0-9_]|" PERCENT ")(?:\\.?(?:[A-Za-z0-9_]|" PERCENT "))*(?::[1-9][0-9]{0,3}|\\*)?"
+
+static const char *exact_format(const char *name)
+{
+    static const char *const exact[] = { "date", "ipv4", "uuid", "json-pointer", NULL };
+    return name && is_one_of(name, exact) ? schema_format(name) : NULL;
+}
 
 /* Each is what the RFC says, or a part of it: RFC 3339 (date, time, date-time, duration), RFC 5321 without quoted names and address literals
  * (email), RFC 1123 (hostname), RFC 2673 (ipv4), RFC 4291 without embedded IPv4 (ipv6), RFC 3986 and 3987 with a host of letters, digits,
