@@ -1,6 +1,8 @@
-/* kernels.c - how near the kernels are to this machine's limits: one thread, shares of a plain read loop (few tokens) or of the
- * multiply-add peak (many).  Everything is cut into slices of about a millisecond, and the best slice counts: the machine may be shared.
- *     build/tests/bench/kernels [SET [TYPE ... N ...]]    (TYPE of weights, or attention; none: all; N: numbers of tokens) */
+/* kernels.c - speed of the kernels beside this machine's limits, one thread: shares of a plain read loop (few tokens) and of the
+ * multiply-add peak (many).  Work is timed in slices of about a millisecond and the best slice counts: the machine may be shared.
+ *     build/tests/bench/kernels [SET [TYPE ... N ... ROWSxCOLS]]
+ * TYPE: of weights, or attention (default: all).  N: numbers of tokens.  ROWSxCOLS: 8960x1536 by default; a matrix below a
+ * megabyte is not copied to fresh memory, so it stays in the L2 cache (256x512) and shows the arithmetic alone. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +12,8 @@
 #include "libcommon/base/rng.h"
 #include "libcommon/kernels/kernels.h"
 
-enum { PEAK_LOOPS = 20000, ROWS = 8960, COLS = 1536, FOOTPRINT = 160 << 20 };
+enum { PEAK_LOOPS = 20000, FOOTPRINT = 160 << 20, CACHED = 1 << 20, SLICE_BYTES = 6 << 20 };
+static int rows = 8960, cols = 1536;
 
 static void *big(size_t n)
 {
@@ -22,24 +25,42 @@ static void *big(size_t n)
     return memset(p, 1, n);
 }
 
-/* Vectors of 64 bytes whatever the set: the compiler splits them. */
-typedef uint64_t v8 __attribute__((vector_size(64)));
-__attribute__((target("avx512f"), noinline)) static double read_512(const uint8_t *p, size_t n)
-{
-    v8 a = { 0 }, b = { 0 };
-    uint64_t t = clock_ns();
-    for (size_t i = 0; i < n; i += 128) {
-        __builtin_prefetch(p + i + 6144), __builtin_prefetch(p + i + 6208);
-        a ^= *(const v8 *)(p + i), b ^= *(const v8 *)(p + i + 64);
+/* The read loop and the peaks use the widest vectors of the machine, whatever the set that is measured. */
+static int wide, wide_dot;
+
+/* BYTES: of a vector. */
+#define READ(vec, bytes, isa) \
+    typedef uint64_t vec __attribute__((vector_size(bytes))); \
+    __attribute__((target(isa), noinline)) static void read_##vec(const uint8_t *p, size_t n, size_t ahead) \
+    { \
+        vec a = { 0 }, b = { 0 }; \
+        for (size_t i = 0; i < n; i += 128) { \
+            if (ahead) \
+                __builtin_prefetch(p + i + ahead), __builtin_prefetch(p + i + ahead + 64); \
+            for (size_t j = 0; j < 128; j += 2 * bytes) \
+                a ^= *(const vec *)(p + i + j), b ^= *(const vec *)(p + i + j + bytes); \
+        } \
+        volatile vec sink = a ^ b; \
+        (void)sink; \
     }
-    t = clock_ns() - t;
-    volatile v8 sink = a ^ b;
-    (void)sink;
-    return (double)n / (double)t;
+READ(v512, 64, "avx512f") READ(v256, 32, "avx2")
+
+/* Bytes per ns of reading n bytes at p: the first half without prefetching, the rest with it, and the faster of the two. */
+static double read_speed(const uint8_t *p, size_t n)
+{
+    const size_t half = n / 256 * 128;
+    double best = 0;
+    for (size_t ahead = 0; ahead <= 6144; ahead += 6144, p += half) {
+        uint64_t t = clock_ns();
+        (wide ? read_v512 : read_v256)(p, half, ahead);
+        const double speed = (double)half / (double)(clock_ns() - t);
+        best = speed > best ? speed : best;
+    }
+    return best;
 }
 
-/* Multiply-adds per ns of vpdpbusd on 64 bytes. */
-__attribute__((target("avx512f,avx512vnni"), noinline)) static double dot_peak(void)
+/* Multiply-adds per ns of int8: vpdpbusd on 64 bytes, or vpmaddubsw, vpmaddwd and vpaddd on 32. */
+__attribute__((target("avx512f,avx512vnni"), noinline)) static double dot_peak_512(void)
 {
     long n = PEAK_LOOPS;
     uint64_t t = clock_ns();
@@ -49,7 +70,19 @@ __attribute__((target("avx512f,avx512vnni"), noinline)) static double dot_peak(v
                      "zmm22", "zmm23", "cc");
     return 64.0 * 16 * PEAK_LOOPS / (double)(clock_ns() - t);
 }
-__attribute__((target("avx512f"), noinline)) static double fma_peak(void)
+#define TEN(f) f(2) f(3) f(4) f(5) f(6) f(7) f(8) f(9) f(10) f(11)
+#define CLOBBERED "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "cc"
+__attribute__((target("avx2"), noinline)) static double dot_peak_256(void)
+{
+    long n = PEAK_LOOPS;
+    uint64_t t = clock_ns();
+#define P(i) "vpmaddubsw %%ymm0, %%ymm1, %%ymm12\nvpmaddwd %%ymm12, %%ymm1, %%ymm12\nvpaddd %%ymm12, %%ymm" #i ", %%ymm" #i "\n"
+    __asm__ volatile("vpxor %%ymm0, %%ymm0, %%ymm0\nvpxor %%ymm1, %%ymm1, %%ymm1\n.p2align 6\n1:\n" TEN(P) "dec %0\njnz 1b\n" : "+r"(n) : : CLOBBERED);
+    return 32.0 * 10 * PEAK_LOOPS / (double)(clock_ns() - t);
+}
+static double dot_peak(void) { return wide_dot ? dot_peak_512() : dot_peak_256(); }
+
+__attribute__((target("avx512f"), noinline)) static double fma_peak_512(void)
 {
     long n = PEAK_LOOPS;
     uint64_t t = clock_ns();
@@ -59,6 +92,15 @@ __attribute__((target("avx512f"), noinline)) static double fma_peak(void)
                      "zmm18", "zmm19", "zmm20", "zmm21", "zmm22", "zmm23", "cc");
     return 16.0 * 16 * PEAK_LOOPS / (double)(clock_ns() - t);
 }
+__attribute__((target("avx2,fma"), noinline)) static double fma_peak_256(void)
+{
+    long n = PEAK_LOOPS;
+    uint64_t t = clock_ns();
+#define G(i) "vfmadd231ps %%ymm0, %%ymm1, %%ymm" #i "\n"
+    __asm__ volatile("vpxor %%ymm0, %%ymm0, %%ymm0\nvpxor %%ymm1, %%ymm1, %%ymm1\n.p2align 6\n1:\n" TEN(G) "dec %0\njnz 1b\n" : "+r"(n) : : CLOBBERED);
+    return 8.0 * 10 * PEAK_LOOPS / (double)(clock_ns() - t);
+}
+static double fma_peak(void) { return wide ? fma_peak_512() : fma_peak_256(); }
 
 static uint8_t *memory;
 
@@ -67,9 +109,10 @@ static void bench_type(const struct kernels *k, enum qtype type, int group, int 
     struct mat m;
     struct err e;
     struct rng r = { 1 };
-    if (mat_init(&m, type, group, act_group, ROWS, COLS, &e))
+    if (mat_init(&m, type, group, act_group, rows, cols, &e))
         exit(1);
-    int copies = (int)(FOOTPRINT / m.size);
+    const int copies = m.size < CACHED ? 1 : (int)(FOOTPRINT / m.size);
+    const size_t readable = m.size / 128 * 128;
     for (size_t i = 0; i < m.size * (size_t)copies; i += 8) {
         uint64_t v = rng_u64(&r);
         if (qtype_info(type)->is_float)                 /* no denormals: they take a hundred times as long */
@@ -83,36 +126,38 @@ static void bench_type(const struct kernels *k, enum qtype type, int group, int 
     double one = 0;
     for (; *tokens; tokens++) {
         const int n = *tokens, exact = act_group == 0;
-        float *x = big((size_t)n * COLS * 4), *out = big((size_t)n * ROWS * 4);
+        float *x = big((size_t)n * (size_t)cols * 4), *out = big((size_t)n * (size_t)rows * 4);
         void *act = exact ? NULL : big(k->act_bytes(n, m.cols_padded, act_group)), *scratch = big(k->scratch_bytes(n, m.cols_padded));
-        for (int i = 0; i < n * COLS; i++)
+        for (int i = 0; i < n * cols; i++)
             x[i] = (float)rng_double(&r) - 0.5f;
         double best = 1e30, packing = 1e30, bandwidth = 0, peak = 0;
-        const int slice = n <= 8 ? m.n_tiles : n <= 64 ? 32 : 4, total = m.n_tiles * copies;
+        const int slice = n <= 8 || copies == 1 ? m.n_tiles : n <= 64 ? 32 : 4, total = m.n_tiles * copies;
+        const int repeats = copies > 1 ? 1 : (int)(SLICE_BYTES / m.size) / n + 1;
         for (int i = 0; i < 60; i++) {
-            double v = exact ? fma_peak() : dot_peak(), b = read_512(memory + (size_t)((i + copies / 2) % copies) * m.size, m.size);
+            double v = exact ? fma_peak() : dot_peak(), b = read_speed(memory + (size_t)((i + copies / 2) % copies) * m.size, readable);
             peak = v > peak ? v : peak, bandwidth = b > bandwidth ? b : bandwidth;
             uint64_t t = clock_ns();
             if (!exact && i < 10)
                 for (int p = 0; p < k->act_parts(n); p++)
-                    k->act_pack(act, x, COLS, n, COLS, m.cols_padded, act_group, p);
+                    k->act_pack(act, x, (size_t)cols, n, cols, m.cols_padded, act_group, p);
             uint64_t t1 = clock_ns();
             int c = (int)((int64_t)i * slice % total);
             m.data = memory + m.size * (size_t)(c / m.n_tiles);
             int t0 = c % m.n_tiles / slice * slice;
             if (t0 + slice > m.n_tiles)
                 t0 = 0;
-            if (exact)
-                k->matmul_f32(out, ROWS, &m, t0, t0 + slice, x, COLS, n, scratch);
-            else
-                k->matmul(out, ROWS, &m, t0, t0 + slice, act, n, scratch);
-            double d = (double)(clock_ns() - t1) * m.n_tiles / slice;
+            for (int j = 0; j < repeats; j++)
+                if (exact)
+                    k->matmul_f32(out, (size_t)rows, &m, t0, t0 + slice, x, (size_t)cols, n, scratch);
+                else
+                    k->matmul(out, (size_t)rows, &m, t0, t0 + slice, act, n, scratch);
+            double d = (double)(clock_ns() - t1) * m.n_tiles / slice / repeats;
             best = d < best ? d : best;
             packing = i < 10 && (double)(t1 - t) < packing ? (double)(t1 - t) : packing;
         }
         one = n == 1 ? best : one;
         printf("%-7s %-5s g%-3d a%-3d n %-4d %8.3f ms  %5.1f GB/s = %.2f of reading  %6.0f Gop/s = %.2f of peak  %5.2f x one  (pack %.3f ms)\n", k->name, qtype_info(type)->name, group,
-               act_group, n, best / 1e6, (double)m.size / best, (double)m.size / best / bandwidth, 2.0 * ROWS * COLS * n / best, (double)ROWS * COLS * n / best / peak,
+               act_group, n, best / 1e6, (double)m.size / best, (double)m.size / best / bandwidth, 2.0 * rows * cols * n / best, (double)rows * cols * n / best / peak,
                one > 0 ? best / one : 0, packing / 1e6);
         fflush(stdout);
         free(x), free(out), free(act), free(scratch);
@@ -145,7 +190,7 @@ static void bench_attention(const struct kernels *k, enum kv_type type, int head
     for (int i = 0; i < n; i++)
         pairs += len - n + i + 1;
     for (int i = 0; i < 40; i++) {
-        double v = fma_peak(), b = read_512(memory + (size_t)(i % 8) * (FOOTPRINT / 8), 4 << 20);
+        double v = fma_peak(), b = read_speed(memory + (size_t)(i % 8) * (FOOTPRINT / 8), 4 << 20);
         peak = v > peak ? v : peak, bandwidth = b > bandwidth ? b : bandwidth;
         a.base = memory + blocks * block * 2 * (size_t)(i % copies);
         uint64_t t = clock_ns();
@@ -169,12 +214,17 @@ int main(int argc, char **argv)
     if (!k)
         return fprintf(stderr, "%s\n", e.msg), 1;
     memory = big((size_t)FOOTPRINT + 65536);
-    int chosen[32] = { 0 };
+    wide = __builtin_cpu_supports("avx512f"), wide_dot = wide && __builtin_cpu_supports("avx512vnni");
+    int chosen[32] = { 0 }, size_given = 0;
     for (int j = 2, n = 0; j < argc && n < 31; j++)
-        if (atoi(argv[j]) > 0)
+        if (strchr(argv[j], 'x') && sscanf(argv[j], "%dx%d", &rows, &cols) == 2)
+            size_given = 1;
+        else if (atoi(argv[j]) > 0)
             chosen[n++] = atoi(argv[j]);
+    if (rows < 1 || cols < 1 || (double)rows * cols * 4 > FOOTPRINT)
+        return fprintf(stderr, "ROWSxCOLS is %dx%d: at least 1x1, at most %d bytes of f32\n", rows, cols, FOOTPRINT), 1;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        int wanted = argc <= 2;
+        int wanted = argc <= 2 + size_given;
         for (int j = 2; j < argc; j++)
             wanted |= strcmp(argv[j], qtype_info(cases[i].type)->name) == 0;
         if (wanted)
