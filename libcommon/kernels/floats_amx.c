@@ -125,7 +125,7 @@ static void multiply_block(const struct mat *m, int tile0, int n, int k0, int n_
             const uint8_t *w = m->data + (size_t)(tile0 + i) * m->tile_bytes + (size_t)k0 * TILE_ROWS * 2, *a = parts + (size_t)(p * T) * BF16_K * 3 * 2;
             float *to = c + ((size_t)i * all + (size_t)(p * T)) * TILE_ROWS;
             const int t0 = p * T, more = n_tokens - t0 < 2 * T ? n_tokens - t0 : 2 * T;
-            const struct asking asks = panels == 1 ? asking() : (struct asking){ p == 0 ? BF16_K * TILE_ROWS * 2 : 0, 0 };
+            const struct asking asks = panels == 1 ? asking(0) : (struct asking){ p == 0 ? BF16_K * TILE_ROWS * 2 : 0, 0 };
             if (last)
                 expect_rows(&rows[i], t0, more);
             if (panels - p > 1)

@@ -1,11 +1,12 @@
 /* kernels_avx2.c - AVX2, FMA and F16C.  The Makefile compiles *_avx2.c, and only them, with these instructions; nothing here runs
  * before supported() said yes.
  *
- * vpmaddubsw multiplies unsigned by signed bytes, adds pairs and saturates at 16 bits.  Many tokens use it on weights of 4 bits: pairs reach
- * 2 * 15 * 127, and 16 bits hold the sum of 32 k.  Linear codes of 4 bits are such weights; of others weight + 128 is cut into two halves, which takes
- * four instructions for 32 products, as many as int16 and vpmaddwd, with half the loads.  The sums begin at -8 * sum of activations (for linear
- * codes - 8, and for the upper half): the end fits into 16 bits then, and it does not matter that on the way they wrap.
- * Few tokens use codes that are not linear as |weight| and activation * sign of weight, where a pair reaches 2 * 127 * 127 at most. */
+ * vpmaddubsw multiplies unsigned by signed bytes, adds pairs and saturates at 16 bits.
+ * Values of up to 16 (linear 4-bit codes, m5, mxfp4, ternary) are used as value + 8 (12, 16, 1): 16 bits hold the sum of 32 k, which begins at -8 (..) * the
+ * sum of activations; it does not matter that on the way it wraps.  m6 is used as value + 32: two pairs fit.
+ * Values of up to 127: |x| * (y * sign of x) is at most 127 * 127, so a pair fits and vpmaddwd widens each; x is the weight or the activation.
+ * Many tokens use such weights as value + 128 in two halves of 4 bits, each as above.
+ * 8-bit scales are the multiplier of vpmaddwd: products of 8-bit scales and sums of an act group cost nothing extra. */
 #include "libcommon/kernels/kernels.h"
 
 #include <cpuid.h>
@@ -41,7 +42,7 @@ enum { NO_HALVES = 8, HALVES = 128 };                   /* of bias_of, for many 
 static int bias_of(const struct qtype_info *t, int few)
 {
     const int linear_4 = t->bits == 4 && t->value8[1] == t->value8[0] + 1 && t->value8[15] == t->value8[0] + 15;
-    return linear_4 ? (t->value8[0] ? NO_HALVES : 0) : few ? 0 : HALVES;
+    return linear_4 ? (t->value8[0] ? NO_HALVES : 0) : !few ? HALVES : t->type == QT_MXFP4 ? 12 : 0;
 }
 
 /* Weights + 128 to their halves: upper ones to lines, lower ones to more. */
@@ -139,61 +140,70 @@ INLINE int dot_other(const int T, const struct weights *w, const struct scratch 
     return 1;
 }
 
-/* 8 k, of which a group has 4 times as many: at. */
-INLINE void few_8(const int T, const int codes, __m256i sum[2][STREAM_MAX], __m256i sum16[2][STREAM_MAX], __m256i table, const uint8_t *p, const uint8_t *high, const int at, const int8_t *c)
+#define OCTETS(T) ((T) == 1 ? 4 : (T) == 2 ? 2 : 1)
+
+/* int16, twice. */
+INLINE __m256i octet_scale(const struct qtype_info *type, __m256i x)
 {
-    const __m256i one = _mm256_set1_epi16(1), nibble = _mm256_set1_epi8(15);
-    const int octets = OCTETS(T);
-    __m256i pairs[2][STREAM_MAX];                       /* of m6, whose products of 8 k are what 16 bits can hold */
-    UNROLL for (int i = 0; i < 2; i++, c += 4 * T)
-        EACH_SUM(m, t) {
-            __m256i v = few_codes(codes, p, high, m, 2 * at + i, nibble), b = four(c + 4 * t);
-            if (codes == TABLE)
-                v = _mm256_shuffle_epi8(table, v);
-            if (codes == PLUS_2)
-                pairs[m][t] = i ? _mm256_add_epi16(pairs[m][t], _mm256_maddubs_epi16(v, b)) : _mm256_maddubs_epi16(v, b);
-            else if (codes == LINEAR || codes == FROM_0 || codes == PLUS_1)
-                sum16[m][t] = _mm256_add_epi16(sum16[m][t], _mm256_maddubs_epi16(v, b));
-            else
-                sum[m][t] = _mm256_add_epi32(sum[m][t], _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_abs_epi8(v), _mm256_sign_epi8(b, v)), one));
-        }
-    if (codes == PLUS_2)
-        EACH_SUM(m, t)
-            sum[m][t] = _mm256_add_epi32(sum[m][t], _mm256_madd_epi16(pairs[m][t], one));
+    return type->scale == SCALE_S8 ? _mm256_srai_epi16(x, 8) : _mm256_srli_epi16(x, 8);
 }
 
-INLINE void dot_few(const int T, const int codes, const struct weights *w, __m256i table, const uint8_t *line, struct act_panel *a, vi d[][2])
+/* Sums of pairs of products |x| * (y * sign of x), for values of any size.  x is shared: the activations by the octets of
+ * one token (vpsignb has no 128, so these weights are from a table), the weights by several tokens. */
+INLINE __m256i wide_pairs(const int T, const int codes, __m256i v, __m256i b)
 {
-    const __m256i one = _mm256_set1_epi16(1);
-    const int linear = codes == LINEAR || codes == FROM_0 || codes == PLUS_1, more = PLUS(codes), octets = OCTETS(T);
-    for (int o = 0; o < 4; o += octets) {
-        __m256i sum[2][STREAM_MAX], sum16[2][STREAM_MAX];
-        EACH_SUM(i, t)
-            sum[i][t] = _mm256_setzero_si256();
-        const uint8_t *p = line + 32 * o, *high = line + 512 + 32 * o;
-        const int8_t *c = a->code;
-        for (int k = 0; k < (more ? 32 : w->step); k += 32) {
-            EACH_SUM(i, t) {            /* seeds are for value + 8; codes of m5 and m6 are value + 16 and value + 32 */
-                const __m256i seed = _mm256_set1_epi32(codes == LINEAR || more ? a->seed[k / 32 * T + t] : 0);
-                sum16[i][t] = codes == PLUS_1 ? _mm256_slli_epi16(seed, 1) : seed;
-                if (codes == PLUS_2)
-                    sum[i][t] = _mm256_madd_epi16(seed, _mm256_set1_epi16(4));
-            }
-            if (more)
-                UNROLL for (int at = 0; at < 4; at++)
-                    few_8(T, codes, sum, sum16, table, p + 128 * at, high, at, c + 8 * at * T);
-            else
-                for (int j = 0; j < 32; j += 8, p += codes < BYTES ? 128 : 256, c += 8 * T)
-                    few_8(T, codes, sum, sum16, table, p, high, 0, c);
-            if (linear)
-                EACH_SUM(i, t)
-                    sum[i][t] = _mm256_add_epi32(sum[i][t], _mm256_madd_epi16(sum16[i][t], one));
-        }
-        EACH_SUM(i, t)
-            vi_store_half(&d[t][(o + i) / 2], (o + i) % 2, sum[i][t]);
+    if (T == 1 && codes <= TABLE_3)
+        return _mm256_maddubs_epi16(_mm256_abs_epi8(b), _mm256_sign_epi8(v, b));
+    return _mm256_maddubs_epi16(_mm256_abs_epi8(v), _mm256_sign_epi8(b, v));
+}
+
+/* Where the 16-bit sums of 32 k begin, of the seed for values + 8. */
+INLINE __m256i narrow_seed(const int codes, int32_t seed)
+{
+    const __m256i s = _mm256_set1_epi32(seed);
+    switch (codes) {
+    case FROM_0: return _mm256_setzero_si256();
+    case FROM_M1: return _mm256_srai_epi16(s, 3);
+    case SMALL: return _mm256_add_epi16(s, _mm256_srai_epi16(s, 1));
+    case PLUS_1: return _mm256_slli_epi16(s, 1);
+    default: return s;
     }
-    a->code += w->step * T;
-    a->seed += w->step / 32 * T;
+}
+
+INLINE void step_sums(const int T, const int O, const int codes, const struct qtype_info *type, const int n_k,
+                      const struct weights *w, __m256i table, const uint8_t *line, const int8_t *code,
+                      const int32_t *seed, const __m256i scale[4], __m256i sum[][4], uintptr_t *next)
+{
+    const int wide = codes <= TABLE_3 || codes >= BYTES;
+    const __m256i one = _mm256_set1_epi16(1);
+    for (int k = 0; k < n_k; k += 32, line += CODE_BYTES_32(codes), seed += T) {
+        ask_more(w, codes, next, line);
+        __m256i pairs[STREAM_MAX][4], times[4], four_times[4];
+        UNROLL for (int r = 0; r < O; r++) {
+            times[r] = has_int_scale(type) ? scale[r] : one;
+            four_times[r] = _mm256_slli_epi16(times[r], 2);
+        }
+        EACH_SUM(t, r) {
+            if (codes == PLUS_2)
+                sum[t][r] = _mm256_add_epi32(sum[t][r], _mm256_madd_epi16(_mm256_set1_epi32(seed[t]), four_times[r]));
+            else if (!wide)
+                pairs[t][r] = narrow_seed(codes, seed[t]);
+        }
+        UNROLL for (int i = 0; i < 8; i++, code += 4 * T)
+            UNROLL for (int r = 0; r < O; r++) {
+                const __m256i found = few_codes(codes, line + 32 * r, i);
+                const __m256i v = LOOKED_UP_16(codes) ? _mm256_shuffle_epi8(table, found) : found;
+                UNROLL for (int t = 0; t < T; t++) {
+                    const __m256i b = four(code + 4 * t);
+                    const __m256i p = wide ? wide_pairs(T, codes, v, b) : _mm256_maddubs_epi16(v, b);
+                    const int first = wide || (codes == PLUS_2 && i % 2 == 0);
+                    const int last = wide || (codes == PLUS_2 && i % 2) || i == 7;
+                    pairs[t][r] = first ? p : in_order(_mm256_add_epi16(pairs[t][r], p));
+                    if (last)
+                        sum[t][r] = in_order(_mm256_add_epi32(sum[t][r], _mm256_madd_epi16(pairs[t][r], times[r])));
+                }
+            }
+    }
 }
 
 #define TRITS_DOT 0

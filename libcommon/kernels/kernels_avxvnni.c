@@ -16,7 +16,7 @@ static int supported(void)
     return kernels_avx2.supported() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && a >> 4 & 1;
 }
 
-enum { BLOCK_K = 512, PANEL_MAX = 6, STREAM_MAX = 8, SEED_PER_STEP = 1, MORE_BYTES = 256 * TILE_ROWS, BIAS = 128 };
+enum { BLOCK_K = 512, PANEL_MAX = 6, STREAM_MAX = 8, SEED_PER_STEP = 1, MORE_BYTES = 512 * TILE_ROWS, BIAS = 128 };
 #define SEED(codes, sum) (-BIAS * (sum))
 #define FLOATS_SCRATCH avx2_floats_scratch
 
@@ -55,43 +55,47 @@ INLINE int dot_other(const int T, const struct weights *w, const struct scratch 
     return 0;
 }
 
-/* 8 k, of which a group has 4 times as many: at. */
-INLINE void few_8(const int T, const int codes, __m256i sum[2][STREAM_MAX][2], __m256i table, const uint8_t *p, const uint8_t *high, const int at, const int8_t *c)
+#define OCTETS(T) ((T) == 1 ? 4 : (T) == 2 ? 2 : 1)
+
+/* S8: what add_scaled() wants, the scale and 256 times the scale.  U8: int32. */
+INLINE __m256i octet_scale(const struct qtype_info *type, __m256i x)
 {
-    const __m256i nibble = _mm256_set1_epi8(15), flip = _mm256_set1_epi8((char)0x80);
-    const int octets = OCTETS(T), both = T <= 4;                /* two sums each, or the chain of dot products would be too long */
-    UNROLL for (int i = 0; i < 2; i++, c += 4 * T)
-        EACH_SUM(j, t) {
-            __m256i v = few_codes(codes, p, high, j, 2 * at + i, nibble);
-            if (codes == BYTES)
-                v = _mm256_xor_si256(v, flip);
-            else if (codes < BYTES && !PLUS(codes))
-                v = _mm256_shuffle_epi8(table, v);
-            __m256i *to = &sum[j][t][both && i];
-            *to = _mm256_dpbusd_avx_epi32(*to, v, four(c + 4 * t));
-        }
+    if (type->scale == SCALE_S8)
+        return _mm256_blend_epi16(_mm256_srai_epi16(x, 8), _mm256_slli_epi16(x, 8), 0xaa);
+    return _mm256_srli_epi32(x, 24);
 }
 
-INLINE void dot_few(const int T, const int codes, const struct weights *w, __m256i table, const uint8_t *line, struct act_panel *a, vi d[][2])
+/* Where the sums begin, of the seed for values + 128; codes that are not looked up are the value plus less than that. */
+INLINE __m256i few_seed(const int codes, int32_t seed)
 {
-    const int octets = OCTETS(T), both = T <= 4, more = PLUS(codes);
-    for (int o = 0; o < 4; o += octets) {
-        __m256i sum[2][STREAM_MAX][2];
-        EACH_SUM(i, t)          /* codes of m5 and m6 are value + 16 and value + 32 */
-            sum[i][t][0] = _mm256_set1_epi32(a->seed[t] / (more ? BIAS / (8 << more) : 1)), sum[i][t][1] = _mm256_setzero_si256();
-        const uint8_t *p = line + 32 * o, *high = line + 512 + 32 * o;
-        const int8_t *c = a->code;
-        if (more)
-            UNROLL for (int at = 0; at < 4; at++)
-                few_8(T, codes, sum, table, p + 128 * at, high, at, c + 8 * at * T);
-        else
-            for (int k = 0; k < w->step; k += 8, p += codes < BYTES ? 128 : 256, c += 8 * T)
-                few_8(T, codes, sum, table, p, high, 0, c);
-        EACH_SUM(i, t)
-            vi_store_half(&d[t][(o + i) / 2], (o + i) % 2, both ? _mm256_add_epi32(sum[i][t][0], sum[i][t][1]) : sum[i][t][0]);
+    const int less = codes == LINEAR ? 16 : codes == FROM_M1 ? 128 : codes == PLUS_1 ? 8 : codes == PLUS_2 ? 4 : 1;
+    return _mm256_set1_epi32(codes == FROM_0 ? 0 : seed / less);
+}
+
+INLINE void step_sums(const int T, const int O, const int codes, const struct qtype_info *type, const int n_k,
+                      const struct weights *w, __m256i table, const uint8_t *line, const int8_t *code,
+                      const int32_t *seed, const __m256i scale[4], __m256i sum[][4], uintptr_t *next)
+{
+    const __m256i flip = _mm256_set1_epi8((char)0x80);
+    __m256i d[STREAM_MAX][4];
+    EACH_SUM(t, r)
+        d[t][r] = few_seed(codes, seed[t]);
+    for (int k = 0; k < n_k; k += 32, line += CODE_BYTES_32(codes)) {
+        ask_more(w, codes, next, line);
+        UNROLL for (int i = 0; i < 8; i++, code += 4 * T)
+            UNROLL for (int r = 0; r < O; r++) {
+                const __m256i found = few_codes(codes, line + 32 * r, i);
+                const __m256i v = LOOKED_UP_16(codes) ? _mm256_shuffle_epi8(table, found)
+                                : codes == BYTES ? _mm256_xor_si256(found, flip) : found;
+                UNROLL for (int t = 0; t < T; t++)
+                    d[t][r] = _mm256_dpbusd_avx_epi32(d[t][r], v, four(code + 4 * t));
+            }
     }
-    a->code += w->step * T;
-    a->seed += T;
+    EACH_SUM(t, r)
+        if (type->scale == SCALE_S8)
+            sum[t][r] = add_scaled(sum[t][r], d[t][r], scale[r]);
+        else
+            sum[t][r] = _mm256_add_epi32(sum[t][r], type->scale == SCALE_U8 ? _mm256_mullo_epi32(d[t][r], scale[r]) : d[t][r]);
 }
 
 #define TRITS_DOT 1
