@@ -80,7 +80,7 @@ char *download_url(const char *endpoint, const char *repo, const char *revision,
 
 /* ---- what the hub says about each file ---- */
 
-static int is_sha256(const char *etag) { return strlen(etag) == 64 && strspn(etag, "0123456789abcdef") == 64; }
+static int is_hex(const char *etag, size_t n) { return strlen(etag) == n && strspn(etag, "0123456789abcdef") == n; }
 
 static int head_done(struct web_job *j, struct err *e)
 {
@@ -88,7 +88,8 @@ static int head_done(struct web_job *j, struct err *e)
     const struct web_answer *a = &j->answer;
     snprintf(f->etag, sizeof f->etag, "%s", *a->linked_etag ? a->linked_etag : a->etag);
     f->size = *a->linked_etag && a->linked_size >= 0 ? a->linked_size : a->status / 100 == 2 ? a->length : -1;
-    f->has_sha256 = is_sha256(f->etag);
+    f->has_sha256 = is_hex(f->etag, 64);
+    f->has_git_sha1 = is_hex(f->etag, 40);
     if (f->size > most_bytes)
         return err_set(e, ERR_FORMAT, "%s: the hub says it has %" PRId64 " bytes, expected %" PRId64 " at most", f->name, f->size, most_bytes);
     if (!cache_etag_ok(f->etag))
@@ -298,12 +299,17 @@ static int remember_direct(struct download_file *f, const struct web_job *j)
 static int digest_start(struct download_file *f, struct err *e)
 {
     struct net_digest *n = &f->in->net;
+    char head[40];
     f->hashed = 0;
-    if (!f->has_sha256)
+    if (!f->has_sha256 && !f->has_git_sha1)
         return 0;
     if (!f->digest && !(f->digest = n->ctx_new()))
         return err_nomem(e, "checksum");
-    return n->init(f->digest, n->sha256(), NULL) == 1 ? 0 : err_set(e, ERR_UNSUPPORTED, "libcrypto has no SHA-256");
+    if (n->init(f->digest, f->has_sha256 ? n->sha256() : n->sha1(), NULL) != 1)
+        return err_set(e, ERR_UNSUPPORTED, "libcrypto has no %s", f->has_sha256 ? "SHA-256" : "SHA-1");
+    if (f->has_git_sha1)
+        n->update(f->digest, head, (size_t)snprintf(head, sizeof head, "blob %" PRId64, f->size) + 1);
+    return 0;
 }
 
 /* What came is of no use. */
@@ -375,7 +381,7 @@ static int hash_more(struct download_file *f, uint64_t most, struct err *e)
 {
     static const size_t step = HASH_STEP;
     uint64_t end = f->done.n && f->done.v[0].from == 0 ? f->done.v[0].to : 0;
-    if (!f->has_sha256 || f->hashed >= end)
+    if (!f->digest || f->hashed >= end)
         return 0;
     char *buf = malloc(step);
     if (!buf)
@@ -467,21 +473,24 @@ static int finish_file(struct download_file *f, struct err *e)
     struct download *d = f->in;
     unsigned char sum[EVP_MAX_MD_SIZE];
     char hex[2 * EVP_MAX_MD_SIZE + 1], text[300];
+    const char *what = f->has_sha256 ? "SHA-256" : "git SHA-1";
     unsigned n = 0;
-    if (hash_more(f, UINT64_MAX, e) != 0)
+    if ((f->has_git_sha1 && digest_start(f, e) != 0) || hash_more(f, UINT64_MAX, e) != 0)      /* git's begins with the size, which may be known only now */
         return -1;
-    if (f->has_sha256) {
+    if (f->has_sha256 || f->has_git_sha1) {
         d->net.final(f->digest, sum, &n);
         for (unsigned i = 0; i < n; i++)
             sprintf(hex + 2 * i, "%02x", sum[i]);
         if (strcmp(hex, f->etag) != 0) {
             discard(f);
+            if (f->unsized)
+                f->size = -1;
             if (f->n_mismatches++)
-                return err_set(e, ERR_FORMAT, "%s: its SHA-256 is %s, the hub says %s; it came twice and was removed", f->name, hex, f->etag);
-            snprintf(text, sizeof text, "%.100s: %.100s: its SHA-256 is not what the hub says; it is downloaded again", d->name->repo, f->name);
+                return err_set(e, ERR_FORMAT, "%s: its %s is %s, the hub says %s; it came twice and was removed", f->name, what, hex, f->etag);
+            snprintf(text, sizeof text, "%.100s: %.100s: its %s is not what the hub says; it is downloaded again", d->name->repo, f->name, what);
             if (d->o->note)
                 d->o->note(d->o->note_user, text);
-            return digest_start(f, e) != 0 ? -1 : add_parts(f, e);
+            return f->has_sha256 && digest_start(f, e) != 0 ? -1 : add_parts(f, e);
         }
     }
     if (fsync(f->fd) != 0 || rename(f->part, f->blob) != 0)
@@ -503,8 +512,10 @@ static int part_done(struct web_job *j, struct err *e)
     struct download_file *f = j->user;
     if (f->fd < 0)
         return 0;
-    if (f->size < 0)
+    if (f->size < 0) {
         f->size = (int64_t)j->from;
+        f->unsized = 1;
+    }
     return spans_bytes(&f->done) == (uint64_t)f->size ? finish_file(f, e) : 0;
 }
 
@@ -532,7 +543,7 @@ static int begin_file(struct download_file *f, int wait, struct err *e)
     load_ranges(f);
     if (f->done.n == 0 && ftruncate(f->fd, 0) != 0)
         return err_sys(e, "%s", f->part);
-    if (digest_start(f, e) != 0)
+    if (f->has_sha256 && digest_start(f, e) != 0)
         return -1;
     return f->size >= 0 && spans_bytes(&f->done) == (uint64_t)f->size ? finish_file(f, e) : add_parts(f, e);
 }
@@ -555,7 +566,8 @@ static int tick(void *user)
         uint64_t unsaved = (uint64_t)f->size / 64 < MOST_UNSAVED ? (uint64_t)f->size / 64 : MOST_UNSAVED;
         if (f->has_sha256 && n - f->saved_bytes > unsaved)
             save_ranges(f);
-        (void)hash_more(f, HASH_A_TICK, &ignored);      /* finish_file will meet the same error */
+        if (f->has_sha256)
+            (void)hash_more(f, HASH_A_TICK, &ignored);  /* finish_file will meet the same error */
     }
     return progress_report(d->o->progress, d->name->repo, done, d->total, "bytes");
 }

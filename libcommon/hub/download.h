@@ -15,7 +15,9 @@ struct download_file {
     char *name, *url;               /* owned; url: where the hub resolves it */
     char etag[160];
     int64_t size;                   /* -1: the hub did not say */
-    int has_sha256;                 /* etag is the SHA-256 of the content */
+    int unsized;                    /* it did not: size is what came */
+    int has_sha256;                 /* etag is the SHA-256 of the content: large files, which come in ranges */
+    int has_git_sha1;               /* etag is git's id of the content, the SHA-1 of "blob SIZE\0" and the content: small files */
     int have;                       /* linked in the snapshot */
     /* while it comes */
     char *blob, *part, *ranges;     /* paths; owned */

@@ -42,7 +42,7 @@ int net_open(struct net *n, struct err *e)
 int net_digest_open(struct net_digest *d, struct err *e)
 {
     const struct symbol symbols[] = {
-        { "EVP_MD_CTX_new", &d->ctx_new }, { "EVP_MD_CTX_free", &d->ctx_free }, { "EVP_sha256", &d->sha256 },
+        { "EVP_MD_CTX_new", &d->ctx_new }, { "EVP_MD_CTX_free", &d->ctx_free }, { "EVP_sha256", &d->sha256 }, { "EVP_sha1", &d->sha1 },
         { "EVP_DigestInit_ex", &d->init }, { "EVP_DigestUpdate", &d->update }, { "EVP_DigestFinal_ex", &d->final },
     };
     return open_library("libcrypto.so." TEXT(OPENSSL_SHLIB_VERSION), "libssl" TEXT(OPENSSL_SHLIB_VERSION), symbols, sizeof symbols / sizeof *symbols, e);

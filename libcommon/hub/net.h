@@ -32,11 +32,11 @@ struct net {
 };
 int net_open(struct net *n, struct err *e);
 
-/* SHA-256 of a stream. */
+/* SHA-256 or SHA-1 of a stream. */
 struct net_digest {
     EVP_MD_CTX *(*ctx_new)(void);
     void (*ctx_free)(EVP_MD_CTX *);
-    const EVP_MD *(*sha256)(void);
+    const EVP_MD *(*sha256)(void), *(*sha1)(void);
     int (*init)(EVP_MD_CTX *, const EVP_MD *, ENGINE *);
     int (*update)(EVP_MD_CTX *, const void *, size_t);
     int (*final)(EVP_MD_CTX *, unsigned char *, unsigned *);

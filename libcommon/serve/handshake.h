@@ -1,4 +1,4 @@
-/* handshake.h - TLS handshakes in threads of their own: a signature with an RSA key of 4096 bits takes 15 ms, in which the event loop would answer no one.
+/* handshake.h - TLS handshakes in threads of their own: a signature with an RSA key of 4096 bits takes 5 to 15 ms, in which the event loop would answer no request.
  *
  * A connection hands in its SSL whenever its socket has something for SSL_accept, and must not touch it until it comes back.  Addresses take turns; one may have
  * HANDSHAKES_PER_OWNER waiting, and when the queue is full the last of the address with most gives way. */

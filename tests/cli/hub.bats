@@ -324,6 +324,26 @@ complete() {
   [ ! -e "$REPO/refs/main" ] && [ ! -e "$REPO/snapshots/$COMMIT/model.safetensors" ] && [ -z "$(find "$REPO" -name '*.zse-*')" ]
 }
 
+@test "small files: a wrong byte is noticed by the hash that git gives them, also where no size was said" {
+  local kind
+  for kind in '"kind":"wrong"' '"kind":"unsized","after":3000'; do
+    rm -rf "$HF_HOME"
+    curl -s "$HUB/_reset" -d ''
+    [[ $kind != *unsized* ]] || fault '{"file":"config.json","kind":"unsized","method":"HEAD"}'
+    fault "{\"file\":\"config.json\",$kind,\"method\":\"GET\",\"at\":\"resolve\"}"
+    convert
+    [ "$status" = 0 ] || { echo "$kind: $stderr"; return 1; }
+    complete
+  done
+  rm -rf "$HF_HOME"
+  curl -s "$HUB/_reset" -d ''
+  fault '{"file":"tokenizer_config.json","kind":"wrong","method":"GET","at":"resolve","times":99}'
+  convert
+  [ "$status" = 1 ]
+  [[ $stderr == *"tokenizer_config.json: its git SHA-1 is "*"the hub says "*"it came twice and was removed" ]] || { echo "$stderr"; return 1; }
+  [ ! -e "$REPO/snapshots/$COMMIT/tokenizer_config.json" ] && [ -z "$(find "$REPO" -name '*.zse-*')" ]
+}
+
 @test "bytes that come once more, and differ, are checked once more" {
   fault '{"file":"model.safetensors","kind":"cut","whole":true,"after":1000000,"at":"cdn","times":4}'
   fault '{"file":"model.safetensors","kind":"wrong","whole":true,"at":"cdn","times":99}'
