@@ -240,7 +240,7 @@ int chat_options_parse(struct chat_options *o, int argc, char **argv)
         return CLI_FAILED;
     }
     o->sampling.bias = o->bias;
-    while ((c = getopt_long(argc, argv, "m:p:s:n:q:hV", options, NULL)) != -1) {
+    while ((c = cli_getopt(argc, argv, "m:p:s:n:q:hV", options)) != -1) {
         if (c == 'h')
             return cli_help(usage);
         if (c == 'V')

@@ -5,6 +5,7 @@
 #ifndef ZSE_CMD_CLI_H
 #define ZSE_CMD_CLI_H
 
+#include <getopt.h>
 #include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -25,6 +26,14 @@ int cli_fail(const char *prog, const struct err *e);        /* "prog: MESSAGE" o
 void cli_note(const char *prog, const char *fmt, ...) __attribute__((format(printf, 2, 3)));   /* "prog: TEXT" on stderr, as cli_plain has it */
 /* text without what a terminal would obey: control characters become '?', but for tab and newline.  Returns out, cut to room. */
 const char *cli_plain(char *out, size_t room, const char *text);
+/* getopt_long(), which also suggests the nearest option for one that is unknown. */
+int cli_getopt(int argc, char *const *argv, const char *letters, const struct option *options);
+/* The name nearest to a mistyped word, NULL if none is near.  names: the first of n, each stride bytes after the one before; NULL and "" are passed over. */
+const char *cli_nearest(const char *word, const void *names, size_t stride, size_t n);
+/* "prog: 'WORD' is no command", with the nearest one: 2. */
+int cli_no_command(const char *prog, const char *word, const void *names, size_t stride, size_t n);
+/* Where a command or a MODEL may stand: the word is no file, has no slash, and is near to one of the names. */
+int cli_is_mistyped(const char *word, const void *names, size_t stride, size_t n);
 /* Flush stdout; a full disk or a closed pipe shows here or nowhere: 0 or 1. */
 int cli_finish(const char *prog);
 /* Flush it now; what fails is said by cli_finish. */

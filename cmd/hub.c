@@ -140,17 +140,6 @@ static int check_config(void *user, const char *folder, uint64_t bytes, struct e
     return rc;
 }
 
-/* A bare name that is more likely a file's than that of a model without an organisation, like gpt2. */
-static int is_file_name(const char *name)
-{
-    static const char *const endings[] = { ".zse", ".gguf", ".safetensors", ".json", ".bin", ".pt", ".pth", ".txt", ".ggml" };
-    const size_t n = strlen(name);
-    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++)
-        if (n > strlen(endings[i]) && strcasecmp(name + n - strlen(endings[i]), endings[i]) == 0)
-            return 1;
-    return 0;
-}
-
 void hub_check_before(struct hub_options *o, struct hub_before *b)
 {
     o->before_weights = check_config;
@@ -164,7 +153,7 @@ int hub_is_name(const char *arg, struct hub_name *name, char **path, struct err 
     const size_t n = strlen(arg);
     const int there = stat(arg, &st) == 0, named = hub_parse_name(name, arg, &not_a_name) == 0;
     *path = NULL;
-    if (!there && !strchr(arg, '/') && (!named || is_file_name(name->repo)))
+    if (!there && !strchr(arg, '/') && (!named || !strchr(arg, '@')))
         return err_set(e, ERR_IO, "%s: No such file or directory (models on the hub are named org/name)", arg);
     if (there || !named || (n > 4 && !*name->pick && strcasecmp(arg + n - 4, ".zse") == 0))
         return (*path = strdup(arg)) ? 0 : err_nomem(e, "path");

@@ -16,7 +16,8 @@ struct hub_setup {
 int hub_setup(struct hub_setup *s, const char *prog, struct err *e);
 void hub_setup_release(struct hub_setup *s);
 
-/* Is arg a name on the hub (1), or a file or folder (0; *path is malloc'd then)?  -1: neither. */
+/* Is arg a name on the hub (1), or a file or folder (0; *path is malloc'd then)?  -1: neither.  A word without a slash is a file, whether it exists or not,
+ * unless it names a revision (gpt2@main): a mistyped word must not make a program ask the hub. */
 int hub_is_name(const char *arg, struct hub_name *name, char **path, struct err *e);
 /* config.json of a model, from the cache or the hub; nothing else is asked for.  New reference. */
 json_t *hub_config(const struct hub_name *name, struct err *e);

@@ -198,7 +198,7 @@ int info_models_search(int argc, char **argv)
     long long limit = 20;
     char words[400] = "";
     optind = 0;
-    while ((c = getopt_long(argc, argv, "n:ajhV", search_options, NULL)) != -1) {
+    while ((c = cli_getopt(argc, argv, "n:ajhV", search_options)) != -1) {
         switch (c) {
         case 'n':
             if (cli_parse_int(prog, "--limit", optarg, 1, 100, &limit) != 0)
@@ -395,7 +395,7 @@ int info_models_check(int argc, char **argv)
 {
     int c, json = 0;
     optind = 0;
-    while ((c = getopt_long(argc, argv, "jhV", check_options, NULL)) != -1) {
+    while ((c = cli_getopt(argc, argv, "jhV", check_options)) != -1) {
         switch (c) {
         case 'j': json = 1; break;
         case 'h': return cli_help(check_usage);
@@ -425,7 +425,7 @@ int info_models_fetch(int argc, char **argv)
     char *path;
     int c, json = 0;
     optind = 0;
-    while ((c = getopt_long(argc, argv, "jhV", check_options, NULL)) != -1) {
+    while ((c = cli_getopt(argc, argv, "jhV", check_options)) != -1) {
         switch (c) {
         case 'j': json = 1; break;
         case 'h': return cli_help(fetch_usage);

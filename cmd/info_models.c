@@ -30,6 +30,6 @@ int info_models(int argc, char **argv)
     if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0)
         return cli_help(usage);
     if (*name)
-        cli_note("zse-info models", "'%s' is no command (a folder named models is ./models)", name);
+        return cli_no_command("zse-info models", name, &commands[0].name, sizeof *commands, sizeof commands / sizeof *commands);
     return cli_usage(usage);
 }

@@ -241,7 +241,7 @@ static int parse(struct filter *f, int argc, char **argv, int n_names)
     int c, rc;
     *f = (struct filter){ .type = NULL };
     optind = 0;                         /* begin anew: the caller may have used getopt */
-    while ((c = getopt_long(argc, argv, "c:s:v:q:rh", options, NULL)) != -1) {
+    while ((c = cli_getopt(argc, argv, "c:s:v:q:rh", options)) != -1) {
         if (c == 'h')
             return cli_help(usage);
         if ((rc = take(f, c, optarg)) != 0)

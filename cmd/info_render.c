@@ -43,7 +43,7 @@ static int parse_options(struct render *r, int argc, char **argv)
     int c;
     long long now = (long long)time(NULL);
     optind = 0;                         /* begin anew: the caller may have used getopt */
-    while ((c = getopt_long(argc, argv, "hV", long_options, NULL)) != -1) {
+    while ((c = cli_getopt(argc, argv, "hV", long_options)) != -1) {
         switch (c) {
         case OPT_TEMPLATE: r->file = optarg; break;
         case OPT_NAME: r->name = optarg; break;

@@ -54,7 +54,7 @@ static int parse_options(struct run *r, int argc, char **argv, const struct opti
     int c;
     r->flags = TOKENIZE_PARSE_SPECIAL;
     optind = 0;                         /* begin anew: the caller may have used getopt */
-    while ((c = getopt_long(argc, argv, "hV", options, NULL)) != -1) {
+    while ((c = cli_getopt(argc, argv, "hV", options)) != -1) {
         switch (c) {
         case OPT_ADD: r->flags |= TOKENIZE_ADD_SPECIAL; break;
         case OPT_NO_PARSE: r->flags &= ~(unsigned)TOKENIZE_PARSE_SPECIAL; break;

@@ -155,7 +155,7 @@ static const char *find_config(int argc, char **argv, int *n_models, int *n_name
     int c;
     opterr = 0;
     *n_names = 0;
-    while ((c = getopt_long(argc, argv, "q:hV", options, NULL)) != -1) {
+    while ((c = cli_getopt(argc, argv, "q:hV", options)) != -1) {
         if (c == OPT_CONFIG)
             path = optarg;
         *n_names += c == OPT_NAME;
@@ -183,7 +183,7 @@ int serve_options_parse(struct serve_options *o, int argc, char **argv)
         cli_note(prog, "out of memory");
         return CLI_FAILED;
     }
-    while ((c = getopt_long(argc, argv, "q:hV", options, NULL)) != -1) {
+    while ((c = cli_getopt(argc, argv, "q:hV", options)) != -1) {
         if (c == 'h')
             return cli_help(usage);
         if (c == 'V')

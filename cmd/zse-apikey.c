@@ -350,7 +350,7 @@ int main(int argc, char **argv)
     char *home;
     int c, i = 0, code;
     cli_hide_memory();
-    while ((c = getopt_long(argc, argv, "jhV", long_options, NULL)) != -1) {
+    while ((c = cli_getopt(argc, argv, "jhV", long_options)) != -1) {
         if (c == 'h')
             return cli_help(usage);
         if (c == 'V')
@@ -364,7 +364,7 @@ int main(int argc, char **argv)
     while (i < N_COMMANDS && strcmp(commands[i].name, o.command) != 0)
         i++;
     if (i == N_COMMANDS)
-        return cli_wrong(prog, "'%s' is no command", o.command);
+        return cli_no_command(prog, o.command, &commands[0].name, sizeof *commands, N_COMMANDS);
     if (argc - optind < commands[i].least || argc - optind > commands[i].most)
         return cli_wrong(prog, "%s: %d names, expected %d%s", o.command, argc - optind, commands[i].most, commands[i].least < commands[i].most ? " or none" : "");
     if (o.for_create && commands[i].command != CREATE)

@@ -480,7 +480,7 @@ int main(int argc, char **argv)
     struct options o = { 0 };
     struct err e;
     int c, i = 0, code;
-    while ((c = getopt_long(argc, argv, "H:l:k:s:p:m:f:o:jhV", long_options, NULL)) != -1) {
+    while ((c = cli_getopt(argc, argv, "H:l:k:s:p:m:f:o:jhV", long_options)) != -1) {
         if (c == 'h' && optind < argc && argv[optind][0] >= '0' && argv[optind][0] <= '9')
             return cli_wrong(prog, "-h is --help: the last N hours are -H %s", argv[optind]);
         if (c == 'h')
@@ -494,7 +494,7 @@ int main(int argc, char **argv)
     while (i < N_COMMANDS && strcmp(commands[i].name, name) != 0)
         i++;
     if (i == N_COMMANDS)
-        return cli_wrong(prog, "'%s' is no command", name);
+        return cli_no_command(prog, name, &commands[0].name, sizeof *commands, N_COMMANDS);
     if (optind < argc)
         return cli_wrong(prog, "%s: '%s' is too much", name, argv[optind]);
     if (o.given & ~commands[i].takes)

@@ -241,6 +241,10 @@ static int run(struct bench_options *o, unsigned given, int n, char **args)
         c = SPEED;
     else
         n--, args++;
+    if (c == SPEED && n && cli_is_mistyped(args[0], &commands[0].name, sizeof *commands, N_COMMANDS))
+        return cli_no_command(prog, args[0], &commands[0].name, sizeof *commands, N_COMMANDS);
+    if (c == SPEED && n && !strpbrk(args[0], "/.@:") && access(args[0], F_OK) != 0)
+        return cli_wrong(prog, "'%s' is neither a command nor a file here (models on the hub are named org/name)", args[0]);
     if (c == SPEED && n > 1)
         return cli_usage(usage);
     if (n < commands[c].least || n > commands[c].most)
@@ -303,7 +307,7 @@ int main(int argc, char **argv)
                                .tokens = { 7, { 1, 2, 4, 8, 16, 64, 512 } } };
     unsigned given = 0;                 /* bits: of special[] */
     int c, rc;
-    while ((c = getopt_long(argc, argv, "p:n:b:r:w:o:q:hV", options, NULL)) != -1) {
+    while ((c = cli_getopt(argc, argv, "p:n:b:r:w:o:q:hV", options)) != -1) {
         if (c == 'h')
             return cli_help(usage);
         if (c == 'V')

@@ -390,7 +390,7 @@ int main(int argc, char **argv)
     int c, rc;
     guard_start(prog);
     convert_defaults(&a.o);
-    while ((c = getopt_long(argc, argv, "o:q:g:m:nfhV", options, NULL)) != -1) {
+    while ((c = cli_getopt(argc, argv, "o:q:g:m:nfhV", options)) != -1) {
         if (c == 'h')
             return cli_help(usage);
         if (c == 'V')

@@ -159,7 +159,7 @@ int main(int argc, char **argv)
     struct hardware_options o = { .mode = PLAN_MAX_SPEED, .divisor = 1, .headroom_mb = 500, .fraction = 1 };
     unsigned char given[OPT_QUIET - OPT_JSON + 1] = { 0 };
     int c, rc;
-    while ((c = getopt_long(argc, argv, "hV", options, NULL)) != -1) {
+    while ((c = cli_getopt(argc, argv, "hV", options)) != -1) {
         if (c == 'h')
             return cli_help(usage);
         if (c == 'V')
@@ -190,5 +190,5 @@ int main(int argc, char **argv)
             return cli_wrong(prog, "--measure: --root describes another machine");
         return commands[i].run(&o);
     }
-    return cli_wrong(prog, "'%s' is no command: check, recommend, capacity, budget", command);
+    return cli_no_command(prog, command, &commands[0].name, sizeof *commands, sizeof commands / sizeof *commands);
 }

@@ -46,6 +46,11 @@ struct options {
     unsigned parts;
 };
 
+static const struct { const char *name; int (*run)(int argc, char **argv); } commands[] = {
+    { "tokenize", info_tokenize }, { "detokenize", info_detokenize }, { "render", info_render }, { "models", info_models },
+};
+enum { N_COMMANDS = sizeof commands / sizeof *commands };
+
 /* 0, or -1 and *code is what main() returns. */
 static int parse_options(struct options *o, int argc, char **argv, int *code)
 {
@@ -53,7 +58,7 @@ static int parse_options(struct options *o, int argc, char **argv, int *code)
     long long n;
     *o = (struct options){ .layer = -1 };
     *code = CLI_USAGE;
-    while ((c = getopt_long(argc, argv, "jtlmo:hV", long_options, NULL)) != -1) {
+    while ((c = cli_getopt(argc, argv, "jtlmo:hV", long_options)) != -1) {
         switch (c) {
         case 'j': o->json = 1; break;
         case 't': o->parts |= INFO_TENSORS; break;
@@ -79,6 +84,8 @@ static int parse_options(struct options *o, int argc, char **argv, int *code)
         default: cli_usage(usage); return -1;
         }
     }
+    if (optind < argc && cli_is_mistyped(argv[optind], &commands[0].name, sizeof *commands, N_COMMANDS))
+        return cli_no_command("zse-info", argv[optind], &commands[0].name, sizeof *commands, N_COMMANDS), -1;
     if (argc - optind != 1)
         return cli_usage(usage), -1;
     o->model = argv[optind];
@@ -157,14 +164,10 @@ static int run(const struct options *o, const struct info *i, struct err *e)
     return r;
 }
 
-static const struct { const char *name; int (*run)(int argc, char **argv); } commands[] = {
-    { "tokenize", info_tokenize }, { "detokenize", info_detokenize }, { "render", info_render }, { "models", info_models },
-};
-
 int main(int argc, char **argv)
 {
     guard_start("zse-info");
-    for (size_t k = 0; argc > 1 && k < sizeof commands / sizeof *commands; k++)
+    for (size_t k = 0; argc > 1 && k < N_COMMANDS; k++)
         if (strcmp(argv[1], commands[k].name) == 0)
             return commands[k].run(argc - 1, argv + 1);
     struct options o;

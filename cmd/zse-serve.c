@@ -9,6 +9,7 @@
 
 #include "cmd/cli.h"
 #include "cmd/home.h"
+#include "cmd/hub.h"
 #include "cmd/preflight.h"
 #include "cmd/serve.h"
 #include "libcommon/base/json.h"
@@ -128,6 +129,24 @@ static void print_addresses(const struct serve_options *o, const struct server *
     if (o->socket_path)
         printf("listening on unix:%s\n", o->socket_path);
     fflush(stdout);
+}
+
+/* Before anything listens: each MODEL is a file, a folder or a name on the hub. */
+static int find_models(const struct serve_options *o, struct err *e)
+{
+    const char *env = getenv("ZSE_MODEL"), *const *models = o->n_models ? o->models : &env;
+    const int n = o->n_models ? o->n_models : env && *env ? 1 : 0;
+    struct hub_name name;
+    for (int i = 0; i < n; i++) {
+        char *path;
+        if (hub_is_name(models[i], &name, &path, e) < 0)
+            return -1;
+        const int rc = path && access(path, F_OK) != 0 ? err_sys(e, "%s", path) : 0;
+        free(path);
+        if (rc != 0)
+            return -1;
+    }
+    return 0;
 }
 
 static int load_models(const struct serve_options *o, struct server *s, struct err *e)
@@ -254,7 +273,7 @@ static int run(struct serve_options *o)
     struct serve_user user = { 0 };
     struct places places = { 0 };
     int rc = o->user ? serve_user_find(&user, o->user, &e) || serve_user_environment(&user, &e) : 0;
-    if (rc || find_places(o, &places, &e)) {
+    if (rc || find_models(o, &e) || find_places(o, &places, &e)) {
         rc = cli_fail(prog, &e);
     } else {
         tame_malloc();

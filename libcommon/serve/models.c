@@ -485,11 +485,12 @@ static void on_opened(struct server *s, struct hosted *h)
     else if (make_room(s, h, &pr) == 0 && !(h->worker = worker_open(h->m.engine, wake, s->loop, &e)))
         problem_set(&pr, 503, NULL, NULL, "%s", e.msg);
     if (pr.status) {
-        server_log(s, "%s: %s", h->id, pr.message);
-        if (h->wanted && models_n(s, HOSTED_READY) + models_n(s, HOSTED_LOADING) == 1) {     /* the program was started for this one */
+        if (h->wanted && models_n(s, HOSTED_READY) + models_n(s, HOSTED_LOADING) == 1) {     /* the program was started for this one: its error says why it ends */
             s->failed = 1;
             err_set(&s->error, h->error.code ? h->error.code : ERR_MEMORY, "%s", pr.message);
             loop_quit(s->loop);
+        } else {
+            server_log(s, "%s: %s", h->id, pr.message);
         }
         if (h->recalled) {
             h->failures++;

@@ -21,6 +21,48 @@ long_options() { grep -oE '^ +(-[A-Za-z], )?--[a-z0-9-]+' | grep -oE -- '--[a-z0
 }
 
 # bats test_tags=plain
+@test "a mistyped command or option is answered with the nearest one" {
+  local line
+  while IFS='|' read -r line want; do
+    # shellcheck disable=SC2086
+    run -2 --separate-stderr $line </dev/null
+    [[ -z $output && $stderr == *"did you mean '$want'?"* ]] || { echo "$line: $stderr"; return 1; }
+  done <<'END'
+zse-bench perplexty a b|perplexity
+zse-bench matmull|matmul
+zse-hardware recomend|recommend
+zse-hardware recom|recommend
+zse-info tokenise x|tokenize
+zse-info model list|models
+zse-info models lst|list
+zse-apikey craete x|create
+zse-audit expotr|export
+zse-info --tensor_ x|--tensors
+zse-chat --sytem x m|--system
+zse-chat --temperature 1 m|--temp
+zse-bench --repeat_s 1 m|--repeats
+zse-serve --prot 3|--port
+zse-convert --quantise=int8 x|--quantize
+zse-apikey --hmoe x|--home
+zse-audit --hrous 3|--hours
+zse-hardware --mesure|--measure
+END
+  run -2 --separate-stderr zse-chat --max 3                # ambiguous: both are named already
+  [[ $stderr != *"did you mean"* ]]
+  run -2 --separate-stderr zse-bench --frobnicate
+  [[ $stderr != *"did you mean"* ]]
+  # a word that is nothing at all does not become a name on the hub
+  HF_ENDPOINT=http://127.0.0.1:9 run -2 --separate-stderr zse-bench kernel
+  [ "${stderr_lines[0]}" = "zse-bench: 'kernel' is neither a command nor a file here (models on the hub are named org/name)" ]
+  for line in "zse-info nosuch" "zse-chat nosuch -p hi" "zse-convert nosuch -o x.zse"; do
+    # shellcheck disable=SC2086
+    HF_ENDPOINT=http://127.0.0.1:9 run -1 --separate-stderr $line
+    [[ ${#stderr_lines[@]} = 1 && $stderr == *"nosuch: No such file or directory"* ]] || { echo "$line: $stderr"; return 1; }
+  done
+  HF_ENDPOINT=http://127.0.0.1:9 run -1 --separate-stderr zse-hardware budget nosuch
+  [ "$stderr" = "zse-hardware: 'nosuch' is no model of the registry; zse-info models list shows them" ]
+}
+
 @test "every program has a man page that mandoc finds nothing wrong with" {
   for p in $(programs); do
     [ -f "man/$p.1" ] || { echo "no man/$p.1"; return 1; }

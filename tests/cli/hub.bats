@@ -144,8 +144,11 @@ complete() {
   [ "$(requests | wc -l)" = 1 ]
   run --separate-stderr zse-chat nothing -p hi
   [ "$status" = 1 ]
+  [[ $stderr == "zse-chat: nothing: No such file or directory (models on the hub are named org/name)" ]]
+  [ "$(requests | wc -l)" = 1 ]                                   # a mistyped word is not asked for
+  run --separate-stderr zse-chat nothing@main -p hi
   [[ $stderr == *"no such file or folder here; on the hub: nothing:"*404* ]]
-  answers solo                                                    # some old models have no organisation
+  answers solo@main                                               # some old models have no organisation
   [ "$(cat "$HF_HOME/hub/models--solo/refs/main")" = $COMMIT ]
   [ -e "$HF_HOME/hub/.locks/models--solo" ]
   answers models/tiny

@@ -407,7 +407,11 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   wait "$PID" || true
   run --separate-stderr zse-serve --port 0 /no/such.zse
   [ "$status" = 1 ]
-  [[ $stderr == *"/no/such.zse: No such file"* ]]
+  [ -z "$output" ] && [ "$stderr" = "zse-serve: /no/such.zse: No such file or directory" ]          # before it listens, once
+  run --separate-stderr zse-serve --port 0 nosuch
+  [ "$status" = 1 ] && [ -z "$output" ] && [ "$stderr" = "zse-serve: nosuch: No such file or directory (models on the hub are named org/name)" ]
+  run --separate-stderr zse-serve --port 0 README.md
+  [ "$status" = 1 ] && [ "${#stderr_lines[@]}" = 1 ] && [[ $stderr == "zse-serve: README.md: neither "* ]]
 }
 
 @test "SIGTERM lets streams end, SIGHUP opens the file again, kill -9 leaves nothing that hinders" {
