@@ -275,7 +275,7 @@ static uint32_t calls(struct maker *k, const json_t *const *tools, int n, int ba
         return EXPR_NONE;
     one = expr_any_of(x, with, (uint32_t)n);
     begin = expr_any_of(x, first, (uint32_t)n);
-    int parallel = k->o->parallel && strcmp(f->name, "gpt-oss") != 0 && !(f->style == TOOL_JSON && !*f->open);
+    int parallel = k->o->parallel && !k->o->only && strcmp(f->name, "gpt-oss") != 0 && !(f->style == TOOL_JSON && !*f->open);
     if (f->style == TOOL_JSON_LIST) {
         uint32_t list = begin;
         if (parallel)

@@ -65,7 +65,7 @@ struct tool_grammar_options {
     /* An object whose keys are the functions whose schema is enforced as a whole, or refused; NULL: none.  The others' arguments may be anything in the family's form where
      * their schema has something that cannot be enforced. */
     const json_t *strict;
-    const char *only;                   /* this function only (tool_choice {"function": ...}, with TOOL_REQUIRED); NULL: any */
+    const char *only;                   /* exactly one call, of this function (a named tool_choice, with TOOL_REQUIRED); NULL: any */
     enum tool_choice choice;            /* AUTO: free text, and from an opening marker on a call */
     int parallel;                       /* more than one call may come */
     int reasoning;                      /* as for the parser; models that think may do so before a required call in any case */

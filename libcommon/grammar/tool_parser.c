@@ -1,3 +1,4 @@
+/* tool_parser.c - read the calls in an answer while its text comes. */
 #include "libcommon/grammar/tools.h"
 
 #include <stdio.h>
@@ -8,69 +9,12 @@
 #include "libcommon/base/utf8.h"
 #include "libcommon/grammar/tool_format.h"
 
-/* In the order in which they are tried: the marker that says most comes first. */
-static const struct tool_format formats[] = {
-    { .name = "gpt-oss", .needles = { "<|channel|>", "<|message|>" }, .style = TOOL_NAMED, .section = "", .open = "<|channel|>commentary to=functions.",
-      .before_arguments = " <|constrain|>json<|message|>", .close = "<|call|>", .between = "<|start|>assistant", .section_end = "" , .think = "<|channel|>analysis<|message|>", .think_end = "<|end|>" },
-    { .name = "kimi-k2", .needles = { "<|tool_calls_section_begin|>" }, .style = TOOL_NAMED, .section = "<|tool_calls_section_begin|>", .open = "<|tool_call_begin|>functions.",
-      .before_arguments = "<|tool_call_argument_begin|>", .close = "<|tool_call_end|>", .between = "", .section_end = "<|tool_calls_section_end|>" },
-    { .name = "deepseek-r1", .needles = { "<｜tool▁calls▁begin｜>", "```json" }, .style = TOOL_NAMED, .section = "<｜tool▁calls▁begin｜>", .open = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
-      .before_arguments = "\n```json\n", .close = "\n```<｜tool▁call▁end｜>", .between = "\n", .section_end = "<｜tool▁calls▁end｜>" },
-    { .name = "deepseek-v3.1", .needles = { "<｜tool▁calls▁begin｜>" }, .style = TOOL_NAMED, .section = "<｜tool▁calls▁begin｜>", .open = "<｜tool▁call▁begin｜>",
-      .before_arguments = "<｜tool▁sep｜>", .close = "<｜tool▁call▁end｜>", .between = "", .section_end = "<｜tool▁calls▁end｜>" },
-    { .name = "mistral-args", .needles = { "[TOOL_CALLS]", "[ARGS]" }, .style = TOOL_NAMED, .section = "", .open = "[TOOL_CALLS]", .before_arguments = "[ARGS]", .close = "", .between = "", .section_end = "",
-      .think = "[THINK]", .think_end = "[/THINK]" },
-    { .name = "mistral", .needles = { "[TOOL_CALLS]" }, .style = TOOL_JSON_LIST, .section = "", .open = "[TOOL_CALLS]", .close = "", .between = "", .section_end = "", .arguments = "arguments" },
-    { .name = "functionary-3.2", .needles = { ">>>all" }, .style = TOOL_NAMED, .section = "", .open = ">>>", .before_arguments = "\n", .close = "", .between = "", .section_end = "" },
-    { .name = "seed-oss", .needles = { "<seed:tool_call>", "<parameter=" }, .style = TOOL_TAGS, .section = "", .open = "<seed:tool_call>\n<function=", .before_arguments = ">\n", .close = "</function>\n</seed:tool_call>",
-      .between = "\n", .section_end = "", .key_open = "<parameter=", .key_close = ">", .value_close = "</parameter>\n", .think = "<seed:think>", .think_end = "</seed:think>" },
-    { .name = "qwen3-coder", .needles = { "<function=", "<parameter=" }, .style = TOOL_TAGS, .section = "", .open = "<tool_call>\n<function=", .before_arguments = ">\n", .close = "</function>\n</tool_call>",
-      .between = "\n", .section_end = "", .key_open = "<parameter=", .key_close = ">\n", .value_close = "\n</parameter>\n" },
-    { .name = "functionary-3.1", .needles = { "<function=" }, .style = TOOL_NAMED, .section = "", .open = "<function=", .before_arguments = ">", .close = "</function>", .between = "", .section_end = "" },
-    { .name = "glm", .needles = { "<arg_key>" }, .style = TOOL_TAGS, .section = "", .open = "<tool_call>", .before_arguments = "\n", .close = "</tool_call>", .between = "\n", .section_end = "",
-      .key_open = "<arg_key>", .key_close = "</arg_key>\n<arg_value>", .value_close = "</arg_value>\n" },
-    { .name = "granite-3", .needles = { "<|tool_call|>" }, .style = TOOL_JSON_LIST, .section = "", .open = "<|tool_call|>", .close = "", .between = "", .section_end = "", .arguments = "arguments" },
-    { .name = "nemotron", .needles = { "<TOOLCALL>" }, .style = TOOL_JSON_LIST, .section = "", .open = "<TOOLCALL>", .close = "</TOOLCALL>", .between = "", .section_end = "", .arguments = "arguments" },
-    { .name = "llama3", .needles = { "\"parameters\": ", "<|start_header_id|>" }, .style = TOOL_JSON, .section = "", .open = "<|python_tag|>", .close = "", .between = "; ", .section_end = "", .arguments = "parameters" },
-    { .name = "hermes", .needles = { "<tool_call>" }, .style = TOOL_JSON, .section = "", .open = "<tool_call>\n", .close = "\n</tool_call>", .between = "\n", .section_end = "", .arguments = "arguments" },
-    { .name = "json", .needles = { NULL }, .style = TOOL_JSON, .section = "", .open = "", .close = "", .between = "\n", .section_end = "", .arguments = "arguments" },
-};
-enum { N_FORMATS = sizeof formats / sizeof *formats };
-
-const struct tool_format *tool_format_detect(const char *text, size_t size)
-{
-    for (int i = 0; text && i < N_FORMATS; i++) {
-        int all = formats[i].needles[0] != NULL;
-        for (int k = 0; k < 3 && formats[i].needles[k]; k++)
-            all &= memmem(text, size, formats[i].needles[k], strlen(formats[i].needles[k])) != NULL;
-        /* the Hermes template for Llama 3 speaks of "parameters", too */
-        if (all && !strcmp(formats[i].name, "llama3") && memmem(text, size, "<tool_call>", 11))
-            all = 0;
-        if (all)
-            return &formats[i];
-    }
-    return &formats[N_FORMATS - 1];
-}
-
-const struct tool_format *tool_format_find(const char *name)
-{
-    for (int i = 0; i < N_FORMATS; i++)
-        if (!strcmp(formats[i].name, name))
-            return &formats[i];
-    return NULL;
-}
-
-int tool_format_has_channels(const struct tool_format *f) { return f->think != NULL; }
-const char *tool_format_name(const struct tool_format *f) { return f->name; }
-
-/* ---- reading ---- */
-
 struct tool_parser {
     const struct tool_format *f;
     struct tool_parser_options o;
     struct rng rng;
     char *text; size_t n, room, at;     /* text[at..n) has not been handed on */
-    int thinking, in_section, said, n_calls;
+    int thinking, in_list, said, n_calls;               /* in_list: text[at] is behind a call of a list */
     const char *think, *think_end;
     char **ids;                         /* [n_calls], owned */
     size_t shown;                       /* stream_arguments: bytes of the arguments of the call at `at` that were handed on */
@@ -184,14 +128,14 @@ static char *copy(struct tool_parser *p, const char *s, size_t n)
     return own;
 }
 
-/* The text of an object's or array's member: of `key`, or number i.  v has been parsed, so that it is JSON. */
-static const char *raw_member(const char *text, size_t n, const char *key, size_t i, size_t *size)
+/* The text of an object's member; the object has been parsed, so that it is JSON. */
+static const char *raw_member(const char *text, size_t n, const char *key, size_t *size)
 {
     const char *end = text + n, *from = NULL;
     int depth = 0, is_key = 0, in_key = 0;
-    size_t at = 0, m = key ? strlen(key) : 0;
+    const size_t m = strlen(key);
     for (const char *c = text; c < end; c++) {
-        if (depth == 1 && !from && !strchr(" \t\r\n:,{[", *c) && (!key || in_key) && (key ? is_key : at == i) && *c != '}' && *c != ']')
+        if (depth == 1 && !from && !strchr(" \t\r\n:,{[", *c) && in_key && is_key && *c != '}' && *c != ']')
             from = c;
         if (from && depth == 1 && (*c == ',' || *c == '}' || *c == ']')) {
             while (c > from && strchr(" \t\r\n", c[-1]))
@@ -203,19 +147,18 @@ static const char *raw_member(const char *text, size_t n, const char *key, size_
             const char *word = ++c;
             while (c < end && *c != '"')
                 c += *c == '\\' ? 2 : 1;
-            if (key && depth == 1 && !in_key && !from)
+            if (depth == 1 && !in_key && !from)
                 is_key = (size_t)(c - word) == m && !memcmp(word, key, m);
         } else if (*c == ':' && depth == 1) {
             in_key = 1;
         } else if (*c == '{' || *c == '[') {
-            if (depth == 1 && !from && (key ? in_key && is_key : at == i))
+            if (depth == 1 && !from && in_key && is_key)
                 from = c;
             depth++;
         } else if (*c == '}' || *c == ']') {
             depth--;
         } else if (*c == ',' && depth == 1) {
             in_key = is_key = 0;
-            at++;
         }
     }
     return NULL;
@@ -233,9 +176,9 @@ static int object_call(struct tool_parser *p, const char *text, size_t n, struct
     json_t *a = json_object_get(inside, key), *id = json_object_get(v, "id");
     const char *raw = text;             /* numbers stay as they were written */
     if (json_is_object(a) && inside != v)
-        raw = raw_member(text, n, "function", 0, &n);
+        raw = raw_member(text, n, "function", &n);
     if (json_is_object(a) && raw)
-        raw = raw_member(raw, n, key, 0, &n);
+        raw = raw_member(raw, n, key, &n);
     if (name && known_name(p, name) && (!a || json_is_object(a) || json_is_string(a))) {
         c->name = copy(p, name, strlen(name));
         c->arguments = !a ? copy(p, "{}", 2) : json_is_string(a) ? copy(p, json_string_value(a), json_string_length(a)) : raw ? copy(p, raw, n) : NULL;
@@ -285,92 +228,174 @@ static int until(struct cursor *c, const char *end, const char **from, size_t *n
     return DONE;
 }
 
-/* An argument that was written as text: a string where the schema says so, else JSON if it is. */
+/* ---- arguments between tags ---- */
+
+static int is_string(const json_t *tool, const char *key)
+{
+    const json_t *properties = json_object_get(json_object_get(tool, "parameters"), "properties");
+    const char *type = json_string_value(json_object_get(json_object_get(properties, key), "type"));
+    return type && !strcmp(type, "string");
+}
+
+/* An argument that was written as text: a string if its schema says so, else JSON if it is JSON. */
 static json_t *tag_value(const json_t *tool, const char *key, const char *text, size_t n)
 {
-    const json_t *type = json_object_get(json_object_get(json_object_get(json_object_get(tool, "parameters"), "properties"), key), "type");
-    const char *name = json_string_value(type);
-    json_t *v = NULL;
-    if (!(name && !strcmp(name, "string")))
-        v = json_loadb(text, n, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, NULL);
-    if (!v)
-        v = json_stringn(text, n);
-    return v;
+    json_t *v = is_string(tool, key) ? NULL : json_loadb(text, n, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, NULL);
+    return v ? v : json_stringn(text, n);
+}
+
+/* Add text to the arguments, which are a string of their own. */
+static void add(struct tool_parser *p, struct call *c, const char *text)
+{
+    const size_t before = c->arguments ? strlen(c->arguments) : 0, n = strlen(text);
+    char *longer = realloc(c->arguments, before + n + 1);
+    if (!longer) {
+        p->failed = 1;
+        return;
+    }
+    memcpy(longer + before, text, n + 1);
+    c->arguments = longer;
+}
+
+/* Add `"key":value`.  A value that is still coming has no closing quotation mark. */
+static void add_member(struct tool_parser *p, struct call *c, const char *key, const json_t *value, int complete)
+{
+    json_t *name = json_string(key);
+    char *k = name ? json_dumps(name, JSON_ENCODE_ANY) : NULL, *v = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
+    if (k && v) {
+        if (!complete)
+            v[strlen(v) - 1] = '\0';
+        if (c->arguments && c->arguments[1])
+            add(p, c, ",");
+        add(p, c, k);
+        add(p, c, ":");
+        add(p, c, v);
+    }
+    p->failed |= !k || !v;
+    json_decref(name);
+    free(k);
+    free(v);
+}
+
+struct tag { const char *key, *value; size_t n_key, n_value; };
+
+/* Blanks at the ends of a value that belong to the markers; of one that is still coming also what may
+ * be the beginning of the closing marker. */
+static void trim(const struct tool_format *f, const char *after_key, struct tag *t, int complete)
+{
+    const char *end = f->value_close + strspn(f->value_close, "\n");
+    size_t held = complete ? 0 : strlen(end) - 1;
+    if (held > t->n_value)
+        held = t->n_value;
+    while (held && memcmp(t->value + t->n_value - held, end, held) != 0)
+        held--;
+    t->n_value -= held;
+    if (strchr(f->key_close, '\n') && !strchr(after_key, '<') && t->n_value && t->value[0] == '\n')
+        t->value++, t->n_value--;
+    if (f->value_close[0] == '\n' && t->n_value && t->value[t->n_value - 1] == '\n')
+        t->n_value--;
+}
+
+/* The next argument.  MORE with a key: its value is still coming. */
+static int read_tag(const struct tool_format *f, struct cursor *c, struct tag *t)
+{
+    const size_t n = strcspn(f->key_close, ">") + 1;
+    const char *after_key = f->key_close + n;           /* "" or a line break and <arg_value> */
+    char first[32];
+    int rc;
+    memset(t, 0, sizeof *t);
+    memcpy(first, f->key_close, n);
+    first[n] = '\0';
+    if ((rc = marker(c, f->key_open)) != DONE || (rc = until(c, first, &t->key, &t->n_key)) != DONE)
+        return rc;
+    if (strchr(after_key, '<') && (rc = marker(c, strchr(after_key, '<'))) != DONE) {
+        t->key = NULL;
+        return rc;
+    }
+    const char *from = c->p;
+    rc = until(c, f->value_close + strspn(f->value_close, "\n"), &t->value, &t->n_value);
+    if (rc == MORE) {
+        t->value = from;
+        t->n_value = (size_t)(c->end - from);
+    }
+    trim(f, after_key, t, rc == DONE);
+    return rc;
+}
+
+/* An argument becomes a member of the JSON text; the first of two with the same name counts. */
+static int take_tag(struct tool_parser *p, struct call *call, json_t *seen, const struct tag *t, int complete)
+{
+    const json_t *tool = tool_of(p, call->name);
+    char *name = copy(p, t->key, t->n_key);
+    const int text_only = name && !complete, known = name && json_object_get(seen, name);
+    int rc = DONE;
+    if (!name || utf8_valid(name, t->n_key) != t->n_key) {
+        rc = BAD;
+    } else if (!known && (!text_only || is_string(tool, name))) {
+        const size_t n = complete ? t->n_value : utf8_valid(t->value, t->n_value);
+        json_t *v = tag_value(tool, name, t->value, n);
+        if (v) {
+            add_member(p, call, name, v, complete);
+            p->failed |= json_object_set_new(seen, name, json_true()) != 0;
+        }
+        rc = v ? DONE : BAD;
+        json_decref(v);
+    }
+    free(name);
+    return rc;
 }
 
 static int read_tags(struct tool_parser *p, struct cursor *c, struct call *call)
 {
     const struct tool_format *f = p->f;
-    json_t *args = json_object();
-    const json_t *tool = tool_of(p, call->name);
-    int rc;
-    for (;;) {
-        struct cursor try = *c;
-        const char *key, *value;
-        size_t n_key, n_value;
-        if ((rc = marker(&try, f->close)) == DONE) {
-            *c = try;
-            call->arguments = json_dumps(args, JSON_COMPACT);
-            p->failed |= !call->arguments;
-            rc = DONE;
+    json_t *seen = json_object();
+    struct tag t;
+    int rc = DONE;
+    add(p, call, "{");
+    while (rc == DONE && !p->failed) {
+        struct cursor close = *c, k = *c;
+        const int ends = marker(&close, f->close);
+        if (ends == DONE) {
+            *c = close;
+            add(p, call, "}");
             break;
         }
-        struct cursor k = *c;
-        int rk = marker(&k, f->key_open);
-        if (rk != DONE) {
-            rc = rc == MORE || rk == MORE ? MORE : BAD;
-            break;
-        }
-        /* </arg_key>\n<arg_value>: what comes between key and value, up to the last '>' */
-        char first[32];
-        size_t n = strcspn(f->key_close, ">") + 1;
-        memcpy(first, f->key_close, n);
-        first[n] = '\0';
-        if ((rc = until(&k, first, &key, &n_key)) != DONE)
-            break;
-        if (strchr(f->key_close + n, '<') && (rc = marker(&k, strchr(f->key_close + n, '<'))) != DONE)
-            break;
-        const char *end = f->value_close;
-        while (*end == '\n')
-            end++;
-        if ((rc = until(&k, end, &value, &n_value)) != DONE)
-            break;
-        if (strchr(f->key_close, '\n') && !strchr(f->key_close + n, '<') && n_value && value[0] == '\n')
-            value++, n_value--;         /* values on lines of their own */
-        if (f->value_close[0] == '\n' && n_value && value[n_value - 1] == '\n')
-            n_value--;
-        char *name = copy(p, key, n_key);
-        json_t *v = tag_value(tool, name ? name : "", value, n_value);
-        if (!name || !v || utf8_valid(name, n_key) != n_key) {
-            free(name);
-            json_decref(v);
-            rc = BAD;
-            break;
-        }
-        json_object_set_new(args, name, v);
-        free(name);
-        *c = k;
+        rc = read_tag(f, &k, &t);
+        if (rc == BAD && ends == MORE)
+            rc = MORE;
+        if (rc == DONE)
+            rc = take_tag(p, call, seen, &t, 1);
+        else if (rc == MORE && t.key && p->o.stream_arguments)
+            rc = take_tag(p, call, seen, &t, 0) == BAD ? BAD : MORE;
+        if (rc == DONE)
+            *c = k;
     }
-    json_decref(args);
-    return rc;
+    json_decref(seen);
+    call->raw = call->arguments;
+    call->n_raw = call->arguments ? strlen(call->arguments) : 0;
+    return p->failed ? BAD : rc;
 }
 
-/* The closing marker, if the family has one: MORE while it may still come. */
+/* ---- one call ---- */
+
+/* The closing marker, if the family has one: MORE while it may still come.  At the end of the answer a part of it will do. */
 static int closing(const struct tool_parser *p, struct cursor *k, int end)
 {
     struct cursor close = *k;
-    int rc = *p->f->close ? marker(&close, p->f->close) : DONE;
-    if (rc == DONE)
+    const int rc = *p->f->close ? marker(&close, p->f->close) : DONE;
+    if (rc == DONE || (rc == MORE && end)) {
         *k = close;
-    return rc == MORE && end ? DONE : rc;               /* cut off there, it is whole all the same */
+        return DONE;
+    }
+    return rc;
 }
 
 static int read_object_call(struct tool_parser *p, struct cursor *k, struct call *c, int end)
 {
-    const int bare = k->p < k->end && *k->p == '{';
+    const int list = p->f->style == TOOL_JSON_LIST, bare = p->in_list || (!list && k->p < k->end && *k->p == '{');
     const char *from;
     int rc;
-    if (!bare && (rc = marker(k, p->f->open)) != DONE)
+    if (!bare && ((rc = marker(k, p->f->open)) != DONE || (list && (rc = marker(k, "[")) != DONE)))
         return rc;
     struct cursor object = *k;
     rc = json_text(k, &from);
@@ -379,7 +404,7 @@ static int read_object_call(struct tool_parser *p, struct cursor *k, struct call
         object_head(p, object, c);
     if (bad)
         return BAD;
-    return rc == DONE && !bare ? closing(p, k, end) : rc;
+    return rc == DONE && !bare && !list ? closing(p, k, end) : rc;
 }
 
 /* What stands between the name and the arguments. */
@@ -446,12 +471,13 @@ static int read_named_call(struct tool_parser *p, struct cursor *k, struct call 
     return closing(p, k, end);
 }
 
-/* A call in text[at..n), which begins with the opening marker. `end`: no more text comes. */
+/* A call in text[at..n), which begins with the opening marker, or in a list. `end`: no more text comes. */
 static int read_call(struct tool_parser *p, struct call *c, int end)
 {
     struct cursor k = { p->text + p->at, p->text + p->n };
     memset(c, 0, sizeof *c);
-    int rc = (p->f->style == TOOL_JSON ? read_object_call : read_named_call)(p, &k, c, end);
+    const int is_object = p->f->style == TOOL_JSON || p->f->style == TOOL_JSON_LIST;
+    int rc = (is_object ? read_object_call : read_named_call)(p, &k, c, end);
     if (rc == DONE)
         c->end = (size_t)(k.p - (p->text + p->at));
     return rc;
@@ -481,43 +507,6 @@ static int begin_call(struct tool_parser *p, const char *name, const char *id)
     ids[p->n_calls++] = own;
     hand_on(p, TOOL_CALL, name, strlen(name), own);
     return 0;
-}
-
-/* All calls of a list. */
-static int read_list(struct tool_parser *p, int end, size_t *used)
-{
-    struct cursor k = { p->text + p->at, p->text + p->n };
-    const char *from;
-    int rc;
-    if ((rc = marker(&k, p->f->open)) != DONE || (rc = json_text(&k, &from)) != DONE)
-        return rc;
-    size_t n = (size_t)(k.p - from);
-    if (*p->f->close) {
-        struct cursor close = k;
-        rc = marker(&close, p->f->close);
-        if (rc == DONE)
-            k = close;
-        else if (rc == MORE && !end)
-            return MORE;
-    }
-    json_t *list = json_loadb(from, n, 0, NULL);
-    size_t count = json_array_size(list);
-    int ok = count > 0;
-    json_decref(list);
-    for (int pass = 0; pass < 2; pass++)        /* all are calls, or none */
-        for (size_t i = 0; i < count && ok; i++) {
-            struct call c = { 0 };
-            size_t size = 0;
-            const char *one = raw_member(from, n, NULL, i, &size);
-            ok = one && object_call(p, one, size, &c) == DONE;
-            if (ok && pass && begin_call(p, c.name, c.id) == 0)
-                hand_on(p, TOOL_ARGUMENTS, c.arguments, strlen(c.arguments), NULL);
-            call_release(&c);
-        }
-    if (!ok)
-        return BAD;
-    *used = (size_t)(k.p - (p->text + p->at));
-    return DONE;
 }
 
 /* Offset of the first marker (as far as blanks in it do not matter: its first line) at or after `from`; n - what may be a beginning of it. */
@@ -630,14 +619,13 @@ static int think_on(struct tool_parser *p, int end)
 /* A call begins here, or a list of them. 0: it needs more text. */
 static int call_on(struct tool_parser *p, int end)
 {
-    struct call c = { 0 };
-    size_t used = 0;
-    int list = p->f->style == TOOL_JSON_LIST, rc = list ? read_list(p, end, &used) : read_call(p, &c, end);
+    struct call c;
+    const int rc = read_call(p, &c, end);
     if (p->failed) {
         call_release(&c);
         return 0;
     }
-    if (!list && p->o.stream_arguments && p->f->style != TOOL_TAGS && c.name && c.raw && (rc != BAD || p->named)) {
+    if (p->o.stream_arguments && c.name && c.raw && (rc != BAD || p->named)) {
         if (!p->named)
             p->named = begin_call(p, c.name, c.id) == 0;
         if (p->named && c.n_raw > p->shown) {
@@ -650,10 +638,11 @@ static int call_on(struct tool_parser *p, int end)
         p->waiting = 1;
         return 0;
     }
+    p->in_list = rc == DONE && p->f->style == TOOL_JSON_LIST;
     if (rc == DONE) {
-        if (!list && !p->named && begin_call(p, c.name, c.id) == 0)
+        if (!p->named && begin_call(p, c.name, c.id) == 0)
             hand_on(p, TOOL_ARGUMENTS, c.arguments, strlen(c.arguments), NULL);
-        p->at += list ? used : c.end;
+        p->at += c.end;
     } else if (!p->named) {             /* text after all: at least the first byte, up to the next marker */
         content(p, p->at + 1 <= p->n ? p->at + 1 : p->n);
     } else {
@@ -667,6 +656,27 @@ static int call_on(struct tool_parser *p, int end)
     return 1;
 }
 
+/* Behind a call of a list: the next one, or the end of the list.  0: it needs more text. */
+static int list_on(struct tool_parser *p, int end)
+{
+    struct cursor k = { p->text + p->at, p->text + p->n }, next = k;
+    if (*k.p == '{')                    /* the comma before it was read */
+        return call_on(p, end);
+    int rc = marker(&k, "]");
+    if (rc == DONE) {
+        if ((rc = closing(p, &k, end)) == MORE)
+            return 0;
+    } else if (rc == BAD && (rc = marker(&next, ",")) == DONE && (rc = marker(&next, "{")) == DONE) {
+        p->at = (size_t)(next.p - 1 - p->text);
+        return call_on(p, end);
+    }
+    if (rc == MORE && !end)
+        return 0;
+    p->in_list = 0;                     /* it has ended, or text follows */
+    p->at = rc == MORE ? p->n : (size_t)(k.p - p->text);
+    return 1;
+}
+
 /* Take one step; 0: it needs more text. */
 static int step(struct tool_parser *p, int end)
 {
@@ -675,6 +685,8 @@ static int step(struct tool_parser *p, int end)
         return 0;
     if (p->thinking)
         return think_on(p, end);
+    if (p->in_list)
+        return list_on(p, end);
     const int which = next_mark(p, &at, &size);
     if (!text_until(p, at, which, end))
         return 0;
@@ -739,8 +751,7 @@ int tool_parser_push(struct tool_parser *p, const char *text, size_t size, struc
     if (!strcmp(p->f->name, "functionary-3.2") && !p->said && p->n - p->at >= 7 && !memcmp(p->text + p->at, ">>>all\n", 7))
         p->at += 7;
     /* a call that is waited for cannot end with these bytes: do not read it again from its beginning */
-    const int in_pieces = p->o.stream_arguments && p->f->style != TOOL_TAGS && p->f->style != TOOL_JSON_LIST;
-    if (p->waiting && !in_pieces && !has_end(text, size))
+    if (p->waiting && !p->o.stream_arguments && !has_end(text, size))
         return 0;
     p->waiting = 0;
     while (!p->failed && step(p, 0))

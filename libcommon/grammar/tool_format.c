@@ -1,0 +1,59 @@
+/* tool_format.c - the forms in which families of models write calls, and which of them a chat template shows. */
+#include "libcommon/grammar/tool_format.h"
+
+#include <string.h>
+
+/* In the order in which they are tried: the marker that says most comes first. */
+static const struct tool_format formats[] = {
+    { .name = "gpt-oss", .needles = { "<|channel|>", "<|message|>" }, .style = TOOL_NAMED, .section = "", .open = "<|channel|>commentary to=functions.",
+      .before_arguments = " <|constrain|>json<|message|>", .close = "<|call|>", .between = "<|start|>assistant", .section_end = "" , .think = "<|channel|>analysis<|message|>", .think_end = "<|end|>" },
+    { .name = "kimi-k2", .needles = { "<|tool_calls_section_begin|>" }, .style = TOOL_NAMED, .section = "<|tool_calls_section_begin|>", .open = "<|tool_call_begin|>functions.",
+      .before_arguments = "<|tool_call_argument_begin|>", .close = "<|tool_call_end|>", .between = "", .section_end = "<|tool_calls_section_end|>" },
+    { .name = "deepseek-r1", .needles = { "<｜tool▁calls▁begin｜>", "```json" }, .style = TOOL_NAMED, .section = "<｜tool▁calls▁begin｜>", .open = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+      .before_arguments = "\n```json\n", .close = "\n```<｜tool▁call▁end｜>", .between = "\n", .section_end = "<｜tool▁calls▁end｜>" },
+    { .name = "deepseek-v3.1", .needles = { "<｜tool▁calls▁begin｜>" }, .style = TOOL_NAMED, .section = "<｜tool▁calls▁begin｜>", .open = "<｜tool▁call▁begin｜>",
+      .before_arguments = "<｜tool▁sep｜>", .close = "<｜tool▁call▁end｜>", .between = "", .section_end = "<｜tool▁calls▁end｜>" },
+    { .name = "mistral-args", .needles = { "[TOOL_CALLS]", "[ARGS]" }, .style = TOOL_NAMED, .section = "", .open = "[TOOL_CALLS]", .before_arguments = "[ARGS]", .close = "", .between = "", .section_end = "",
+      .think = "[THINK]", .think_end = "[/THINK]" },
+    { .name = "mistral", .needles = { "[TOOL_CALLS]" }, .style = TOOL_JSON_LIST, .section = "", .open = "[TOOL_CALLS]", .close = "", .between = "", .section_end = "", .arguments = "arguments" },
+    { .name = "functionary-3.2", .needles = { ">>>all" }, .style = TOOL_NAMED, .section = "", .open = ">>>", .before_arguments = "\n", .close = "", .between = "", .section_end = "" },
+    { .name = "seed-oss", .needles = { "<seed:tool_call>", "<parameter=" }, .style = TOOL_TAGS, .section = "", .open = "<seed:tool_call>\n<function=", .before_arguments = ">\n", .close = "</function>\n</seed:tool_call>",
+      .between = "\n", .section_end = "", .key_open = "<parameter=", .key_close = ">", .value_close = "</parameter>\n", .think = "<seed:think>", .think_end = "</seed:think>" },
+    { .name = "qwen3-coder", .needles = { "<function=", "<parameter=" }, .style = TOOL_TAGS, .section = "", .open = "<tool_call>\n<function=", .before_arguments = ">\n", .close = "</function>\n</tool_call>",
+      .between = "\n", .section_end = "", .key_open = "<parameter=", .key_close = ">\n", .value_close = "\n</parameter>\n" },
+    { .name = "functionary-3.1", .needles = { "<function=" }, .style = TOOL_NAMED, .section = "", .open = "<function=", .before_arguments = ">", .close = "</function>", .between = "", .section_end = "" },
+    { .name = "glm", .needles = { "<arg_key>" }, .style = TOOL_TAGS, .section = "", .open = "<tool_call>", .before_arguments = "\n", .close = "</tool_call>", .between = "\n", .section_end = "",
+      .key_open = "<arg_key>", .key_close = "</arg_key>\n<arg_value>", .value_close = "</arg_value>\n" },
+    { .name = "granite-3", .needles = { "<|tool_call|>" }, .style = TOOL_JSON_LIST, .section = "", .open = "<|tool_call|>", .close = "", .between = "", .section_end = "", .arguments = "arguments" },
+    { .name = "nemotron", .needles = { "<TOOLCALL>" }, .style = TOOL_JSON_LIST, .section = "", .open = "<TOOLCALL>", .close = "</TOOLCALL>", .between = "", .section_end = "", .arguments = "arguments" },
+    { .name = "llama3", .needles = { "\"parameters\": ", "<|start_header_id|>" }, .style = TOOL_JSON, .section = "", .open = "<|python_tag|>", .close = "", .between = "; ", .section_end = "", .arguments = "parameters" },
+    { .name = "hermes", .needles = { "<tool_call>" }, .style = TOOL_JSON, .section = "", .open = "<tool_call>\n", .close = "\n</tool_call>", .between = "\n", .section_end = "", .arguments = "arguments" },
+    { .name = "json", .needles = { NULL }, .style = TOOL_JSON, .section = "", .open = "", .close = "", .between = "\n", .section_end = "", .arguments = "arguments" },
+};
+enum { N_FORMATS = sizeof formats / sizeof *formats };
+
+const struct tool_format *tool_format_detect(const char *text, size_t size)
+{
+    for (int i = 0; text && i < N_FORMATS; i++) {
+        int all = formats[i].needles[0] != NULL;
+        for (int k = 0; k < 3 && formats[i].needles[k]; k++)
+            all &= memmem(text, size, formats[i].needles[k], strlen(formats[i].needles[k])) != NULL;
+        /* the Hermes template for Llama 3 speaks of "parameters", too */
+        if (all && !strcmp(formats[i].name, "llama3") && memmem(text, size, "<tool_call>", 11))
+            all = 0;
+        if (all)
+            return &formats[i];
+    }
+    return &formats[N_FORMATS - 1];
+}
+
+const struct tool_format *tool_format_find(const char *name)
+{
+    for (int i = 0; i < N_FORMATS; i++)
+        if (!strcmp(formats[i].name, name))
+            return &formats[i];
+    return NULL;
+}
+
+int tool_format_has_channels(const struct tool_format *f) { return f->think != NULL; }
+const char *tool_format_name(const struct tool_format *f) { return f->name; }
