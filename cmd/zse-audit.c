@@ -304,6 +304,13 @@ static int check_chains(const struct options *o, const char *folder, struct audi
     for (int i = 0; i < AUDIT_CHAINS && found; i++)
         if (!c[i].since_found && audit_verify(folder, (enum audit_chain)i, &(struct audit_want){ .expect = o->want.expect }, &c[i], e))
             return -1;
+    for (int i = 0; i < AUDIT_CHAINS; i++) {            /* a server begins both */
+        const struct audit_check *other = &c[AUDIT_CHAINS - 1 - i];
+        if (c[i].files || c[i].missing || !other->last_seq)
+            continue;
+        c[i].missing = 1;
+        snprintf(c[i].what, sizeof c[i].what, "%.300s/%s.jsonl: all files of this chain are missing", folder, audit_chain_name((enum audit_chain)i));
+    }
     return 0;
 }
 

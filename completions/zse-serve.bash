@@ -12,6 +12,8 @@ _zse_serve() {
     --anonymous-limit) COMPREPLY=(); return ;;
     --audit-folder) COMPREPLY=($(compgen -f -- "$cur")); return ;;
     --audit-size) COMPREPLY=(); return ;;
+    --audit-anonymous-size) COMPREPLY=(); return ;;
+    --audit-files) COMPREPLY=(); return ;;
     --cors-origin) COMPREPLY=(); return ;;
     --allow-host) COMPREPLY=(); return ;;
     --name) COMPREPLY=(); return ;;
@@ -38,7 +40,7 @@ _zse_serve() {
     --cache-weights) COMPREPLY=($(compgen -W "auto on off" -- "$cur")); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--config --host --port --socket --tls-cert --tls-key --user --no-auth --allow-query-key --anonymous-limit --audit-folder --audit-size --audit-prompts --no-audit --trust-proxy --cors-origin --allow-host --name --max-seqs --max-queue --kv-bytes --model-dir --max-memory --no-memory-watch --no-prefix-cache --timeout --drain --max-connections --max-per-address --max-body --quiet --quantize --mode --threads --ctx --kv --exact --kernels --device --gpu-layers --strict --cuda-graphs --act --cache-weights --force --verbose --plan --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--config --host --port --socket --tls-cert --tls-key --user --no-auth --allow-query-key --anonymous-limit --audit-folder --audit-size --audit-anonymous-size --audit-files --audit-prompts --no-audit --trust-proxy --cors-origin --allow-host --name --max-seqs --max-queue --kv-bytes --model-dir --max-memory --no-memory-watch --no-prefix-cache --timeout --drain --max-connections --max-per-address --max-body --quiet --quantize --mode --threads --ctx --kv --exact --kernels --device --gpu-layers --strict --cuda-graphs --act --cache-weights --force --verbose --plan --help --version" -- "$cur")) ;;
     *) COMPREPLY=($(compgen -f -- "$cur"))
        ;;
   esac

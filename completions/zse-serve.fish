@@ -11,6 +11,8 @@ complete -c zse-serve -l allow-query-key -d 'take a key from ?api_key= as well (
 complete -c zse-serve -l anonymous-limit -x -d 'requests a minute of an address that shows no key, 0 any number (default 0)'
 complete -c zse-serve -l audit-folder -r -d 'where the audit log lies (default audit in ZSE_HOME, else in ~/.zse)'
 complete -c zse-serve -l audit-size -x -d 'a file of it is rotated at this size (default 50MB)'
+complete -c zse-serve -l audit-anonymous-size -x -d 'the same for requests without a valid key, which have files of their own (default as --audit-size)'
+complete -c zse-serve -l audit-files -x -d 'rotated files that are kept, of each kind (default 10)'
 complete -c zse-serve -l audit-prompts -d 'log the requests bodies, too (at most 4096 bytes of each)'
 complete -c zse-serve -l no-audit -d 'log nothing'
 complete -c zse-serve -l trust-proxy -d 'take the clients address from X-Forwarded-For; needs keys, or --no-auth'

@@ -16,6 +16,7 @@
 
 #include "libcommon/access/audit_files.h"
 #include "libcommon/access/audit_writer.h"
+#include "libcommon/base/clock.h"
 #include "libcommon/base/thread.h"
 
 enum { LOOK_MS = 20, LAST_LOOKS = 50 };     /* how often the packer tries the lock, and how many more times once the log is being closed */
@@ -36,6 +37,7 @@ void audit_lost(struct audit *a, const struct err *why)
     pthread_mutex_lock(&a->mutex);
     a->stats.errors++;
     snprintf(a->stats.last_error, sizeof a->stats.last_error, "%s", why->msg);
+    a->stats.last_error_ns = clock_ns();
     pthread_mutex_unlock(&a->mutex);
 }
 

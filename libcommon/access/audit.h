@@ -69,6 +69,7 @@ struct audit_stats {
     uint64_t entries, errors, rotations;    /* of this process; errors: lines dropped */
     int recent;                             /* in memory */
     char last_error[512];
+    uint64_t last_error_ns;                 /* when, by clock_ns(); 0: never */
 };
 void audit_stats(struct audit *a, struct audit_stats *s);
 /* The newest first, at most AUDIT_RECENT: line i as written, '\n' not included; 0 when there is no such line. */

@@ -401,7 +401,9 @@ static int clear_chain(const char *folder, enum audit_chain chain, int all, uint
     int rc = writer_open(&w, &o, e), lock = -1;
     if (rc == 0)
         rc = audit_files_list(&f, folder, chain, e);
-    if (rc == 0 && (f.n || audit_head_read(folder, chain, &head))) {
+    if (rc == 0 && f.n == 0 && !audit_head_read(folder, chain, &head)) {
+        rc = writer_begin(&w, e);           /* a log has both chains */
+    } else if (rc == 0) {
         rc = count_ahead(&counted, w.path, e) || (lock = audit_lock(folder, 1, e)) < 0 ? -1 : 0;
         if (rc == 0 && audit_head_read(folder, chain, &head) && head.keep)
             w.keep = head.keep;             /* the retention stays the server's */

@@ -489,8 +489,7 @@ struct address_limits *address_limits_open(int n, int requests_minute, struct er
 
 void address_limits_close(struct address_limits *a) { free(a); }
 
-/* What an address is counted by: itself, of IPv6 the first half, of IPv4 in IPv6 the IPv4. */
-static const char *counted_as(const char *address, char out[48])
+const char *address_counted_as(const char *address, char out[48])
 {
     uint8_t b[16];
     static const uint8_t mapped[12] = { 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff };
@@ -515,14 +514,14 @@ static uint64_t hash_text(const char *text)
 uint64_t address_number(const char *address)
 {
     char text[48];
-    return hash_text(counted_as(address, text));
+    return hash_text(address_counted_as(address, text));
 }
 
 /* One of the eight places where this address may be: a flood of addresses pushes out few others.  NULL: it has none and takes none. */
 static struct address *place_of(struct address_limits *a, const char *given, int take)
 {
     char text[48];
-    const char *address = counted_as(given, text);
+    const char *address = address_counted_as(given, text);
     const uint64_t h = hash_text(address);
     struct address *oldest = NULL;
     for (int i = 0; i < 8; i++) {

@@ -66,8 +66,9 @@ int guard_open(struct server *s, struct err *e)
     if (!s->o.no_auth && open_keys(s, e) != 0)
         return -1;
     if (s->o.audit_folder) {
-        const struct audit_options ao = { .folder = s->o.audit_folder, .max_bytes = s->o.audit_bytes };
-        if (!(g->audit = audit_open(&ao, e)) || !(g->later = audit_later_open(g->audit, AUDIT_WAITING_BYTES, e)))
+        const struct audit_log_options ao = { .folder = s->o.audit_folder, .bytes = { s->o.audit_bytes, s->o.audit_anonymous_bytes ? s->o.audit_anonymous_bytes : s->o.audit_bytes },
+                                              .keep = s->o.audit_files, .waiting_bytes = AUDIT_WAITING_BYTES };
+        if (!(g->audit = audit_log_open(&ao, e)))
             return -1;
     }
     g->anonymous = address_limits_open(ADDRESSES, s->o.anonymous_limit, e);
@@ -83,7 +84,8 @@ void guard_tick(struct server *s)
         usage_renew(g->usage);
     if (!g->audit)
         return;
-    audit_stats(g->audit, &now);
+    audit_log_tick(g->audit);
+    audit_log_stats(g->audit, &now);
     const int lost = now.errors > g->errors, written = now.entries > g->entries;
     if (lost && !g->losing)
         server_warn(s, "the audit log lacks lines from now on: %s", now.last_error);
@@ -95,14 +97,13 @@ void guard_tick(struct server *s)
 int guard_finish_audit(struct server *s)
 {
     struct guard *g = &s->guard;
-    const int left = audit_later_close(g->later, AUDIT_PATIENCE_S);
-    g->later = NULL;
+    const int left = g->audit ? audit_log_finish(g->audit, AUDIT_PATIENCE_S) : 0;
     if (left) {
-        server_warn(s, "%s: %d lines of the audit log were not written: its disk, or who holds its lock, does not answer", s->o.audit_folder, left);
+        server_warn(s, "%s: %d line%s of the audit log %s not written: its disk, or the program that holds its lock, does not answer", s->o.audit_folder, left, left == 1 ? "" : "s", left == 1 ? "was" : "were");
         g->audit = NULL;                    /* the thread is at it still */
         return -1;
     }
-    guard_tick(s);                          /* what was lost since the last one */
+    guard_tick(s);                          /* lines that were lost since the last one */
     return 0;
 }
 
@@ -196,7 +197,11 @@ void visit_error(struct visit *v, const struct problem *p)
 
 void visit_prompt(const struct server *s, struct visit *v, const char *text, size_t size)
 {
-    if (v && text && !v->prompt && s->o.audit_prompts && asprintf(&v->prompt, size > PROMPT_LOGGED ? "%.*s...[%zu bytes]" : "%.*s", (int)(size < PROMPT_LOGGED ? size : PROMPT_LOGGED), text, size) < 0)
+    if (!v || !text || v->prompt || !s->o.audit_prompts)
+        return;
+    if (size <= PROMPT_LOGGED)
+        v->prompt = strndup(text, size);
+    else if (asprintf(&v->prompt, "%.*s...[%zu bytes]", PROMPT_LOGGED, text, size) < 0)
         v->prompt = NULL;
 }
 
@@ -216,7 +221,7 @@ void visit_end(struct server *s, struct visit *v, int status, int prompt_tokens,
                                        .latency_ms = (double)(clock_ns() - v->start_ns) * 1e-6, .key_name = v->has_key ? v->key.name : v->is_admin ? "(admin.token)" : NULL, .client_ip = v->client,
                                        .user_agent = v->agent, .model = v->model, .prompt_tokens = prompt_tokens, .completion_tokens = completion_tokens,
                                        .error = v->error, .prompt = v->prompt };
-        audit_later_add(g->later, &x);
+        audit_log_add(g->audit, &x, v->is_admin || v->by_key, v->admitted);
     }
     if (status == 101)
         v->kept = 1;
@@ -367,14 +372,16 @@ static int admit_key(struct server *s, struct conn *c, const struct route *r, st
     }
     const struct verdict w = usage_admit(s->guard.usage, v->key.id, &v->key.limit);
     limit_headers(c, &w);
+    v->admitted = w.allowed;
     return w.allowed || too_many(s, c, &w);
 }
 
-static int admit_anonymous(struct server *s, struct conn *c)
+static int admit_anonymous(struct server *s, struct conn *c, struct visit *v)
 {
     char address[64];
     const struct verdict w = address_admit(s->guard.anonymous, client_address(s, c, address));
     limit_headers(c, &w);
+    v->admitted = w.allowed;
     return w.allowed || too_many(s, c, &w);
 }
 
@@ -429,14 +436,14 @@ int guard_admits(struct server *s, struct conn *c, const struct route *r)
     if (is_admin_token(s, key)) {
         if (!admit_guess(s, c, 0))
             return 0;           /* answered: the visit is over */
-        return v->is_admin = 1;
+        return v->is_admin = v->admitted = 1;
     }
     refresh(s);
     const int required = key_is_needed(s, c);
     const enum key_state state = key && g->keys ? keys_check(g->keys, key, &v->key) : KEY_UNKNOWN;
     v->has_key = state != KEY_UNKNOWN;
     if (state == KEY_GOOD)
-        return admit_guess(s, c, v->key.id) && admit_key(s, c, r, v);
+        return admit_guess(s, c, v->key.id) && (v->by_key = 1) && admit_key(s, c, r, v);
     if (required || (r->access == ACCESS_ADMIN && g->keys && state != KEY_UNKNOWN)) {
         if (!key)
             return refuse(s, c, 401, "missing_api_key", "API key required. Provide via X-API-Key header or Bearer token.");
@@ -448,7 +455,7 @@ int guard_admits(struct server *s, struct conn *c, const struct route *r)
         return refuse(s, c, 401, "invalid_admin_token", text);
     }
     v->has_key = 0;
-    return admit_anonymous(s, c);
+    return admit_anonymous(s, c, v);
 }
 
 /* Is what a WebSocket was let in by still good? */
@@ -485,17 +492,20 @@ struct visit *guard_message(struct server *s, struct conn *c, struct problem *pr
     v->path = copy(from->path);
     v->agent = copy(from->agent);
     v->is_admin = from->is_admin;
+    v->by_key = from->by_key;
     v->key = from->key;
     refresh(s);
     if (!still_good(s, c, from, &v->key)) {
         problem_set(pr, 401, NULL, "invalid_api_key", "Invalid API key");
     } else {
         v->has_key = from->has_key;
+        v->admitted = 1;
         if (v->is_admin)
             return v;
         const struct verdict w = v->has_key ? usage_admit(g->usage, v->key.id, &v->key.limit) : address_admit(g->anonymous, v->client);
         if (w.allowed)
             return v;
+        v->admitted = 0;
         verdict_text(&w, text, sizeof text);
         problem_set(pr, 429, NULL, "rate_limit_exceeded", "%s", text);
     }

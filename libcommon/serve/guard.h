@@ -5,7 +5,7 @@
 #ifndef ZSE_SERVE_GUARD_H
 #define ZSE_SERVE_GUARD_H
 
-#include "libcommon/access/audit_later.h"
+#include "libcommon/access/audit_log.h"
 #include "libcommon/access/keys.h"
 #include "libcommon/access/limits.h"
 #include "libcommon/serve/problem.h"
@@ -26,6 +26,7 @@ struct visit {
     int64_t at_ms;
     uint64_t start_ns;
     int has_key, is_admin;              /* is_admin: by the administrator's token */
+    int by_key, admitted;               /* its key is valid; it was let in, by that or because none is needed */
     int kept;                           /* of a WebSocket: its line is written, its messages are judged by it */
     int64_t reserved;                   /* tokens of the key's limits; visit_end settles them */
     struct key_info key;
@@ -34,8 +35,7 @@ struct visit {
 struct guard {
     struct keys *keys;                  /* NULL: there are none */
     struct usage *usage;
-    struct audit *audit;                /* NULL: nothing is logged */
-    struct audit_later *later;          /* writes it */
+    struct audit_log *audit;            /* NULL: nothing is logged */
     uint64_t errors, entries;           /* of audit_stats, a second ago */
     int losing;                         /* that lines are lost was said */
     struct address_limits *anonymous, *refused;

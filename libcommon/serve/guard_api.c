@@ -172,10 +172,10 @@ static void start(struct server *s, struct conn *c, struct report *r)
 static void add_counters(struct server *s, json_t *o)
 {
     struct audit_stats a;
-    audit_stats(s->guard.audit, &a);
+    audit_log_stats(s->guard.audit, &a);
     json_object_set_new(o, "buffer_entries", json_integer(a.recent));
     json_object_set_new(o, "written", json_integer((json_int_t)a.entries));
-    json_object_set_new(o, "waiting", json_integer(audit_later_waiting(s->guard.later)));
+    json_object_set_new(o, "waiting", json_integer(audit_log_waiting(s->guard.audit)));
     json_object_set_new(o, "errors", json_integer((json_int_t)a.errors));
     json_object_set_new(o, "rotations", json_integer((json_int_t)a.rotations));
     json_object_set_new(o, "last_error", a.last_error[0] ? json_string(a.last_error) : json_null());
@@ -253,7 +253,7 @@ int guard_close(struct server *s)
         free(r);
     }
     const int rc = guard_finish_audit(s);
-    audit_close(g->audit);
+    audit_log_close(g->audit);
     usage_close(g->usage);
     keys_close(g->keys);
     address_limits_close(g->anonymous);
@@ -429,21 +429,23 @@ void handle_audit_clear(struct server *s, struct conn *c, const char *rest)
 /* From memory: no file is read. */
 void handle_audit_recent(struct server *s, struct conn *c, const char *rest)
 {
+    enum { MOST = 500 };
     double limit;
-    char *line;
+    char *lines[MOST];
     (void)rest;
-    if (!query_number(s, c, "limit", 1, 500, 50, &limit))
+    if (!query_number(s, c, "limit", 1, MOST, 50, &limit))
         return;
     if (!s->guard.audit) {
         reply_refusal(s, c, 404, "no_audit", "nothing is logged (--no-audit)");
         return;
     }
     json_t *list = json_array();
-    for (int i = 0; i < (int)limit && audit_recent(s->guard.audit, i, &line); i++) {
-        json_t *o = json_loads(line, 0, NULL);
+    const int n = audit_log_recent(s->guard.audit, (int)limit, lines);
+    for (int i = 0; i < n; i++) {
+        json_t *o = json_loads(lines[i], 0, NULL);
         if (o)
             json_array_append_new(list, o);
-        free(line);
+        free(lines[i]);
     }
     reply_object(s, c, 200, json_pack("{s:i,s:o}", "count", (int)json_array_size(list), "entries", list));
 }

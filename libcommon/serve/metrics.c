@@ -229,11 +229,11 @@ void handle_metrics(struct server *s, struct conn *c, const char *rest)
     buf_printf(out, "zse_http_sent_bytes_total %llu\n", (unsigned long long)loop_bytes_sent(s->loop));
     if (s->guard.audit) {
         struct audit_stats a;
-        audit_stats(s->guard.audit, &a);
+        audit_log_stats(s->guard.audit, &a);
         about(out, "zse_audit_entries_total", "counter", "Lines written to the audit log.");
         buf_printf(out, "zse_audit_entries_total %llu\n", (unsigned long long)a.entries);
         about(out, "zse_audit_waiting", "gauge", "Lines that wait for the disk.");
-        buf_printf(out, "zse_audit_waiting %d\n", audit_later_waiting(s->guard.later));
+        buf_printf(out, "zse_audit_waiting %d\n", audit_log_waiting(s->guard.audit));
         about(out, "zse_audit_errors_total", "counter", "Lines that the disk did not take, and files that could not be compressed.");
         buf_printf(out, "zse_audit_errors_total %llu\n", (unsigned long long)a.errors);
     }

@@ -49,6 +49,8 @@ struct server_options {
     int anonymous_limit;                /* requests a minute of an address without a key; 0: none */
     const char *audit_folder;           /* NULL: nothing is logged */
     uint64_t audit_bytes;               /* of a file before it is rotated; 0: the usual */
+    uint64_t audit_anonymous_bytes;     /* the same of requests without a valid key; 0: as audit_bytes */
+    int audit_files;                    /* rotated files that are kept; 0: the usual */
     int audit_prompts;                  /* prompts are logged, too */
     int trust_proxy;                    /* X-Forwarded-For names the client, who may be anywhere: keys are needed on loopback too */
     const char *const *origins; int n_origins;      /* browsers' pages that may use the API; "*": all */

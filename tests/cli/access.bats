@@ -172,7 +172,7 @@ entry() {
   [ "$status" = 1 ]
   [[ "$output" == *"--yes"* ]]
   [ "$(zse-audit clear --yes --json | jq -c '[.status, .lines]')" = '["cleared",1]' ]
-  [ "$(zse-audit verify --json | jq -c '[.intact, .lines]')" = '[true,1]' ]
+  [ "$(zse-audit verify --json | jq -c '[.intact, .lines, .chains.requests.lines]')" = '[true,2,1]' ]
   for a in "export" "query -o x" "recent -H 1" "verify --expect 12" "query -s 77" "frob" "stats x"; do
     # shellcheck disable=SC2086
     run --separate-stderr zse-audit $a

@@ -210,6 +210,35 @@ END
   diff <(sort "$T/ids") <(zse-audit query --json | jq -r '"\(.status_code) \(.request_id)"' | grep -v '^503' | sort)
 }
 
+@test "a flood without a key is merged, bounded, counted, and takes no line of a key away" {
+  key=$(zse-apikey create app 2>/dev/null)
+  serve --port 0 --audit-size 20kB --audit-anonymous-size 10kB --audit-files 2
+  await listens "$URL"
+  [ "$(status -H "X-API-Key: $key" "$URL/v1/completions" -d '{"prompt":"a","max_tokens":2}')" = 200 ]
+  python3 - "${URL##*:}" <<'END'
+import sys
+sys.path.insert(0, 'tests/serve')
+import wire
+w = wire.connect(int(sys.argv[1]))
+f = w.makefile('rb')
+for i in range(100):
+    w.sendall(b''.join(b'GET /%d' % (i * 30 + k) + b'%01' * 1000 + b' HTTP/1.1\r\nHost: localhost\r\n\r\n' for k in range(30)))
+    for k in range(30):
+        assert wire.response(f)[0] == 404
+END
+  stop
+  [ "$(zse-audit query -k app --json | jq -c '[.path, .status_code, .total_tokens]')" = '["/v1/completions",200,3]' ]
+  [ "$(wc -c <"$ZSE_HOME/audit/requests.jsonl")" -lt 2000 ]
+  [ "$(awk 'length > 2000' "$ZSE_HOME/audit/anonymous.jsonl" | wc -l)" = 0 ]
+  [ "$(ls "$ZSE_HOME"/audit/anonymous*.jsonl* | wc -l)" -le 3 ]
+  [ "$(zse-audit query -l 1000 --json | jq -s 'map(.count // 1) | add')" -ge 2940 ]
+  zse-audit query -l 1000 --json | jq -se 'any(.count > 1000 and .path == "/*" and .client_ip == "127.0.0.1" and (.last_timestamp >= .timestamp) and .status_code == 404)'
+  zse-audit query -l 1000 --json | jq -se 'any(.path | endswith("\u0001...[1003 bytes]"))'
+  zse-audit recent | grep -q '  x[0-9][0-9]*$'
+  [ "$(zse-audit summary --json | jq '.status_codes["404"] >= 2940')" = true ]
+  zse-audit verify
+}
+
 @test "a queue that one key has filled: another key gets in, and the first is told to come back" {
   many=$(zse-apikey create many 2>/dev/null)
   one=$(zse-apikey create one --scope chat,models 2>/dev/null)

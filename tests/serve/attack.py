@@ -142,15 +142,20 @@ class Server:
         return int(re.search(what + r':\s+(\d+)', text)[1]) / 1024          # MB
 
     def log(self):
-        with contextlib.suppress(FileNotFoundError):
-            return [json.loads(line) for line in (self.home / 'audit' / 'requests.jsonl').read_text().split('\n') if line.endswith('}')]
-        return []
+        "All lines of the current files of both chains."
+        return log_of(self.home, 'requests') + log_of(self.home, 'anonymous')
 
     def stop(self, how=signal.SIGTERM):
         if self.p.poll() is None:
             self.p.send_signal(how)
         self.p.wait(60)
         servers.remove(self)
+
+
+def log_of(home, chain):
+    with contextlib.suppress(FileNotFoundError):
+        return [json.loads(line) for line in (home / 'audit' / f'{chain}.jsonl').read_text().split('\n') if line.endswith('}')]
+    return []
 
 
 def request(path, body=None, key=None, method=None, fields=()):
@@ -1147,7 +1152,7 @@ def lines_put_into_the_log():
     s.raw(b'+1\n\x1b[2J / HTTP/1.1\r\nHost: localhost\r\n\r\n')
     s.raw(request('/x', method='=1+1', fields=['Connection: close']))
     until(lambda: len(s.log()) >= len(paths) + 12, 5)
-    text = (home / 'audit' / 'requests.jsonl').read_bytes()
+    text = (home / 'audit' / 'requests.jsonl').read_bytes() + (home / 'audit' / 'anonymous.jsonl').read_bytes()
     expect(not re.search(rb'[\x00-\x09\x0b-\x1f\x7f]', text), 'control bytes are in the log')
     expect(all(set(json.loads(line)) >= {'timestamp', 'hash'} for line in text.splitlines()), 'a line of the client')
     expect(program('zse-audit', 'verify', '--json', home=home).stdout.count('"intact": true') or json.loads(program('zse-audit', 'verify', '--json', home=home).stdout)['intact'], 'the chain is broken')
@@ -1174,11 +1179,11 @@ def a_log_that_was_changed():
     s = Server()
     for _ in range(10):
         s.status('/v1/models')
-    until(lambda: len(s.log()) >= 11)
+    until(lambda: len(log_of(s.home, 'anonymous')) >= 11)
     s.stop()
-    file = s.home / 'audit' / 'requests.jsonl'
+    file = s.home / 'audit' / 'anonymous.jsonl'
     lines = file.read_bytes().splitlines(keepends=True)
-    head = program('zse-audit', 'head', home=s.home).stdout.split()[0]
+    head = re.search(r'([0-9a-f]{64}) anonymous', program('zse-audit', 'head', home=s.home).stdout)[1]
 
     def verify(what, changed, *args, code=1):
         file.write_bytes(b''.join(changed))
@@ -1197,11 +1202,42 @@ def a_log_that_was_changed():
     file.unlink()
     t = Server(home=s.home)
     t.status('/v1/models')
-    until(lambda: len(t.log()) >= 2)
+    until(lambda: len(log_of(t.home, 'anonymous')) >= 2)
     t.stop()
     p = program('zse-audit', 'verify', '--expect', head, home=s.home, code=None)
     expect(p.returncode == 1, f'written anew: {p.stdout}')
     return 'exit 1 for each'
+
+
+@attempt
+def a_log_that_is_flooded():
+    "one connection without a key: 404s of %01 paths for two seconds, then a deleted file: the lines of a key, zse-audit verify --since"
+    home = new_home()
+    key = make_key(home, 'a')
+    s = Server('--audit-size', '20kB', home=home)
+    s.ask('/v1/completions', {**SHORT, 'prompt': 'a'}, key=key)
+    expect(until(lambda: any(x.get('total_tokens') for x in s.log())), 'the line of the key is not there')
+    head = re.search(r'([0-9a-f]{64}) requests', program('zse-audit', 'head', home=home).stdout)[1]
+    asked, path, end = 0, '/%01' * 400, time.monotonic() + 2
+    with wire.connect(s.port) as c:
+        f = c.makefile('rb')
+        while time.monotonic() < end:
+            c.sendall(b''.join(request(f'/{asked + i}{path}') for i in range(50)))
+            expect(all(wire.response(f)[0] == 404 for _ in range(50)), 'another answer')
+            asked += 50
+    s.stop()
+    files = [x for x in (home / 'audit').iterdir() if x.name.startswith('anonymous') and '.jsonl' in x.name]
+    size = sum(x.stat().st_size for x in files)
+    expect(size < 250_000, f'{size} bytes in {len(files)} files')
+    lines = [json.loads(x) for x in program('zse-audit', 'query', '-l', 1000, '--json', home=home).stdout.splitlines()]
+    expect(any(x['api_key_name'] == 'a' and x['total_tokens'] for x in lines), 'the line of the key is gone')
+    counted = sum(x.get('count', 1) for x in lines if x['status_code'] == 404)
+    expect(counted >= asked - 100, f'{counted} of {asked} requests are counted')          # of the first 60, lines may have been rotated away
+    program('zse-audit', 'verify', '--since', head, home=home)
+    (home / 'audit' / 'requests.jsonl').unlink()
+    p = program('zse-audit', 'verify', '--since', head, home=home, code=None)
+    expect(p.returncode == 1 and p.stderr, f'a file was deleted: {p.returncode} {p.stdout}')
+    return f'{asked} requests: {size} bytes; {p.stderr.strip()[-100:]}'
 
 
 @attempt

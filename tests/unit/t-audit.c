@@ -12,6 +12,8 @@
 
 #include "libcommon/access/audit_later.h"
 #include "libcommon/access/audit_files.h"
+#include "libcommon/access/audit_log.h"
+#include "libcommon/access/audit_merge.h"
 #include "libcommon/access/audit_query.h"
 #include "libcommon/access/audit_verify.h"
 #include "libcommon/access/keys.h"
@@ -159,6 +161,8 @@ static void verify_finds_every_change(void **state)
     free(text);
 }
 
+static int no_hurry(void *user, const struct audit_record *r) { return (void)user, (void)r, 0; }
+
 static int count_ids(void *user, const struct audit_record *r)
 {
     unsigned char *seen = user;
@@ -237,7 +241,7 @@ static void clearing_all_takes_what_a_crash_left(void **state)
     assert_int_equal(audit_clear(folder, 0, &dropped, &e), 0);
     assert_in_range(n_names("requests_2"), 5, 20);
     assert_int_equal(audit_clear(folder, 1, &dropped, &e), 0);
-    assert_int_equal(dropped, 1);                           /* the line that begins the file */
+    assert_int_equal(dropped, 2);                           /* the lines that begin the files of both chains */
     assert_int_equal(n_names("requests_2"), 0);
     assert_int_equal(n_names("requests_of_somebody.jsonl"), 1);
     assert_int_equal(verify(NULL, &c), 0);
@@ -791,6 +795,185 @@ static void old_logs_still_verify(void **state)
     misses(NULL, 0, "its end was cut or removed");
 }
 
+/* ---- merging ---- */
+
+static struct audit_entry request_of(const char *ip, const char *path, int status)
+{
+    return (struct audit_entry){ .time_ms = 1795273726003, .request_id = "id", .method = "GET", .path = path, .status = status, .latency_ms = 2, .client_ip = ip,
+                                 .prompt_tokens = -1, .completion_tokens = -1, .error = "not_found" };
+}
+
+struct merged { int n; uint64_t requests; struct audit_entry last; char path[600], client[80], id[40], last_id[40]; };
+
+static void take_merged(void *user, const struct audit_entry *x)
+{
+    struct merged *m = user;
+    size_t n;
+    char *line = audit_line(x, &n);
+    assert_non_null(line);
+    assert_true(n < 3000);
+    free(line);
+    m->n++;
+    m->requests += x->count;
+    m->last = *x;
+    snprintf(m->path, sizeof m->path, "%s", x->path ? x->path : "(none)");
+    snprintf(m->client, sizeof m->client, "%s", x->client_ip);
+    snprintf(m->id, sizeof m->id, "%s", x->request_id);
+    snprintf(m->last_id, sizeof m->last_id, "%s", x->last_id);
+}
+
+static void repeated_requests_become_one_line(void **state)
+{
+    (void)state;
+    struct audit_merge *m = audit_merge_open(&e);
+    struct merged got = { 0 };
+    char path[64], id[20];
+    for (int i = 0; i < 100; i++) {
+        snprintf(path, sizeof path, "/v1/models/x%d", i);
+        snprintf(id, sizeof id, "id-%d", i);
+        struct audit_entry x = request_of(i % 2 ? "2001:db8::1" : "2001:db8::ffff:2", path, 404);
+        x.request_id = id;
+        x.time_ms += i;
+        x.prompt_tokens = 3;
+        assert_int_equal(audit_merge_add(m, &x, AUDIT_REFUSED, 10), i < 10);
+    }
+    struct audit_entry other = request_of("2001:db8::1", "/v1/models/x", 401);
+    assert_int_equal(audit_merge_add(m, &other, AUDIT_ADMITTED, 1), 1);         /* of another kind: lines of its own */
+    audit_merge_flush(m, take_merged, &got);
+    assert_int_equal(got.n, 1);
+    assert_int_equal(got.requests, 90);
+    assert_string_equal(got.path, "/v1/models/x*");
+    assert_string_equal(got.client, "2001:db8::/64");
+    assert_string_equal(got.id, "id-10");
+    assert_string_equal(got.last_id, "id-99");
+    assert_int_equal(got.last.time_ms, 1795273726003 + 10);
+    assert_int_equal(got.last.last_ms, 1795273726003 + 99);
+    assert_int_equal(got.last.prompt_tokens, 270);
+    assert_true(got.last.latency_ms == 2);
+    assert_string_equal(got.last.error, "not_found");
+    assert_true(audit_merge_is_empty(m));
+    assert_int_equal(audit_merge_add(m, &other, AUDIT_REFUSED, 10), 1);         /* lines of its own again */
+    audit_merge_close(m);
+}
+
+/* Any paths, of any addresses, with any status: a bounded number of lines, and every request is counted. */
+static void a_flood_makes_few_lines(void **state)
+{
+    (void)state;
+    enum { N = 20000 };
+    struct audit_merge *m = audit_merge_open(&e);
+    char path[3000], ip[40];
+    for (int addresses = 0; addresses < 2; addresses++) {
+        struct merged got = { 0 };
+        for (int i = 0; i < N; i++) {
+            memset(path, '\1', sizeof path - 1);
+            path[sizeof path - 1] = '\0';
+            snprintf(path, 20, "/%d/%d", i, i * 7);
+            path[strlen(path)] = '\1';
+            snprintf(ip, sizeof ip, "10.%d.%d.%d", addresses * i / 65536, addresses * i / 256 % 256, addresses * i % 256);
+            struct audit_entry x = request_of(ip, path, 400 + i % 20);
+            x.user_agent = path;
+            x.error = path;
+            audit_merge_add(m, &x, AUDIT_REFUSED, 0);
+        }
+        audit_merge_flush(m, take_merged, &got);
+        assert_int_equal(got.requests, N);
+        assert_true(got.n <= (addresses ? MERGE_GROUPS : MERGE_PATHS + 20));
+    }
+    audit_merge_close(m);
+}
+
+/* Most of a key at the place where a text is cut. */
+static void merging_keeps_no_part_of_a_key(void **state)
+{
+    (void)state;
+    char path[400];
+    struct merged got = { 0 };
+    struct audit_merge *m = audit_merge_open(&e);
+    for (int n = 1; n < 300; n++) {
+        memset(path, 'a', sizeof path);
+        path[0] = '/';
+        memcpy(path + n, "zse-ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghij-_01234", 48);
+        struct audit_entry x = request_of("10.0.0.1", path, 404);
+        audit_merge_add(m, &x, AUDIT_REFUSED, 0);
+        audit_merge_flush(m, take_merged, &got);
+        assert_null(strstr(got.path, "ABCD"));
+    }
+    audit_merge_close(m);
+}
+
+/* What merged lines count is in every sum. */
+static void merged_lines_count_all_their_requests(void **state)
+{
+    (void)state;
+    struct audit_scan s;
+    const struct audit_filter all = { 0 };
+    const int64_t now = audit_now_ms();
+    const struct audit_log_options o = { .folder = folder, .waiting_bytes = 1 << 20 };
+    struct audit_log *l = audit_log_open(&o, &e);
+    assert_non_null(l);
+    for (int i = 0; i < 1000; i++) {
+        struct audit_entry x = request_of("10.0.0.1", "/none", 404);
+        x.time_ms = now + i % 7;
+        audit_log_add(l, &x, 0, 0);
+    }
+    for (int i = 0; i < 100; i++) {
+        struct audit_entry x = request_of("10.0.0.1", "/v1/models", i % 2 ? 200 : 429);
+        x.time_ms = now;
+        x.key_name = "app";
+        audit_log_add(l, &x, 1, i % 2);
+    }
+    char *lines[5];
+    while (audit_log_waiting(l))
+        ;
+    assert_int_equal(audit_log_recent(l, 5, lines), 5);
+    for (int i = 0; i < 5; i++)
+        free(lines[i]);
+    assert_int_equal(audit_log_finish(l, 60), 0);
+    audit_log_close(l);
+    json_t *sum = audit_summary(folder, 1, now + 1000, &e), *files = audit_files_json(folder, &e);
+    assert_int_equal(json_integer_value(json_object_get(sum, "total_requests")), 1100);
+    assert_int_equal(json_integer_value(json_object_get(sum, "errors")), 1050);
+    assert_int_equal(json_integer_value(json_object_get(json_object_get(sum, "status_codes"), "404")), 1000);
+    assert_int_equal(json_integer_value(json_object_get(json_object_get(sum, "endpoints"), "/none")), 1000);
+    assert_int_equal(json_integer_value(json_object_get(json_object_get(sum, "keys"), "app")), 100);
+    assert_true(json_real_value(json_object_get(sum, "avg_latency_ms")) == 2);
+    assert_int_equal(json_integer_value(json_object_get(files, "total_entries")), 1100);
+    assert_int_equal(json_integer_value(json_object_get(files, "lines")), MERGE_OWN_LINES + 1 + 100);
+    json_decref(sum);
+    json_decref(files);
+    assert_int_equal(audit_scan(folder, &all, no_hurry, NULL, &s, &e), 0);
+    assert_int_equal(s.requests, 1100);
+    nothing_is_missing(NULL, 0);
+    struct audit_check c;
+    assert_int_equal(audit_verify(folder, AUDIT_ANONYMOUS, NULL, &c, &e), 0);
+    assert_false(c.broken || c.missing);
+    assert_int_equal(c.lines, 1 + MERGE_OWN_LINES + 1);
+}
+
+/* No number of requests without a key takes a line of a key away. */
+static void the_anonymous_displace_no_keys(void **state)
+{
+    (void)state;
+    struct audit_check c;
+    const struct audit_log_options o = { .folder = folder, .bytes = { 3000, 3000 }, .keep = 2, .waiting_bytes = 8 << 20 };
+    struct audit_log *l = audit_log_open(&o, &e);
+    struct audit_entry x = request_of("10.0.0.1", "/v1/models", 200);
+    audit_log_add(l, &x, 1, 1);
+    for (int i = 0; i < 2000; i++) {                    /* those of an open server have lines, too */
+        x = request_of("10.0.0.1", "/v1/models", 200);
+        audit_log_add(l, &x, 0, i % 2);
+    }
+    assert_int_equal(audit_log_finish(l, 60), 0);
+    audit_log_close(l);
+    nothing_is_missing(NULL, 0);
+    assert_int_equal(verify(NULL, &c), 0);
+    assert_int_equal(c.lines, 2);
+    assert_int_equal(audit_verify(folder, AUDIT_ANONYMOUS, NULL, &c, &e), 0);
+    assert_false(c.broken || c.missing);
+    assert_true(c.older_gone && c.files <= 3);
+}
+
 static int to_memory(void *user, const char *text, size_t n) { return fwrite(text, 1, n, user) != n; }
 
 static void csv_is_safe(void **state)
@@ -950,6 +1133,8 @@ int main(void)
         IN_FOLDER(trouble_is_counted_and_passes), IN_FOLDER(a_full_disk_at_rotation_costs_no_reading),
         IN_FOLDER(clearing_goes_on_beside_a_writer), IN_FOLDER(queries), IN_FOLDER(csv_is_safe), IN_FOLDER(formulas_begin_nowhere),
         IN_FOLDER(fields_in_any_order), IN_FOLDER(a_removed_file_is_missed), IN_FOLDER(a_cut_tail_is_missed), IN_FOLDER(rotation_and_clearing_are_told_apart),
+        cmocka_unit_test(repeated_requests_become_one_line), cmocka_unit_test(a_flood_makes_few_lines), cmocka_unit_test(merging_keeps_no_part_of_a_key),
+        IN_FOLDER(merged_lines_count_all_their_requests), IN_FOLDER(the_anonymous_displace_no_keys),
         IN_FOLDER(a_changed_retention_is_announced), IN_FOLDER(old_logs_still_verify),
         IN_FOLDER(lines_wait_for_who_holds_the_lock), IN_FOLDER(the_end_does_not_wait_for_ever),
         IN_FOLDER(the_end_does_not_wait_for_compression),
