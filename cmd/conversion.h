@@ -1,5 +1,5 @@
-/* conversion.h - a conversion as the programs run it: a bar, notes on stderr, an end by Ctrl-C that leaves no half-written file, and a source that may still
- * be on its way from the hub. */
+/* conversion.h - a conversion as the programs run it: a bar, notes on stderr, an end by Ctrl-C that leaves no half-written file
+ * under the name that was asked for, and a source that may still be on its way from the hub. */
 #ifndef ZSE_CMD_CONVERSION_H
 #define ZSE_CMD_CONVERSION_H
 

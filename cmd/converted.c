@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "cmd/cli.h"
@@ -153,6 +154,34 @@ static void drop_useless(const char *made, const char *source)
     free(folder);
 }
 
+/* Conversions that were interrupted more than a week ago: their sources may have another key by now, and then no run resumes them. */
+static void drop_interrupted(const char *made)
+{
+    enum { WEEK = 7 * 24 * 3600 };
+    static const char *const ends[] = { "partial", "journal", "state-0", "state-1" };
+    const char *slash = strrchr(made, '/');
+    char *folder = strndup(made, (size_t)(slash - made));
+    DIR *dir = folder ? opendir(folder) : NULL;
+    for (struct dirent *d; dir && (d = readdir(dir));) {
+        const size_t n = strlen(d->d_name), end = strlen(".zse-partial");
+        struct stat st;
+        char name[NAME_MAX + 1];
+        if (n <= end || d->d_name[0] != '.' || strcmp(d->d_name + n - end, ".zse-partial") != 0)
+            continue;
+        const int fd = openat(dirfd(dir), d->d_name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+        if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0 && fstat(fd, &st) == 0 && st.st_mtime < time(NULL) - WEEK)
+            for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
+                snprintf(name, sizeof name, "%.*s%s", (int)(n - strlen("partial")), d->d_name, ends[i]);
+                unlinkat(dirfd(dir), name, 0);
+            }
+        if (fd >= 0)
+            close(fd);
+    }
+    if (dir)
+        closedir(dir);
+    free(folder);
+}
+
 /* Write down where a conversion came from, tidy up, and say once how large it is. */
 static void keep_books(const struct converted_ask *a, const char *made, const char *source)
 {
@@ -165,6 +194,7 @@ static void keep_books(const struct converted_ask *a, const char *made, const ch
         fputs(real, f);
         fclose(f);
         drop_useless(made, real);
+        drop_interrupted(made);
     }
     cli_note(a->prog, "kept as %s (%s); for the fastest start convert it yourself: zse-convert %s -o NAME.zse", made,
              cli_bytes(size, stat(made, &st) == 0 ? (uint64_t)st.st_size : 0), a->asked);

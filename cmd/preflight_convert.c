@@ -8,6 +8,7 @@
 
 #include "cmd/cli.h"
 #include "cmd/planning.h"
+#include "libcommon/base/file.h"
 #include "libcommon/hw/memory.h"
 
 /* What may be written where path is or will be, and on which file system; path itself need not exist.  -1: nobody knows. */
@@ -47,12 +48,22 @@ static int refuse(const char *prog, int force, const char *help, struct err *e)
     return 0;
 }
 
+/* What an interrupted conversion to path has written: the next one goes on with it or removes it. */
+static uint64_t parked_bytes(const char *path)
+{
+    struct stat st;
+    char *name = atomic_parked_name(path);
+    const uint64_t bytes = name && lstat(name, &st) == 0 ? (uint64_t)st.st_blocks * 512 : 0;
+    free(name);
+    return bytes;
+}
+
 /* bytes: of the new file; scratch: of what lies beside it until it is there */
 static int check_disk(const struct preflight_convert *p, const char *name, uint64_t bytes, uint64_t scratch, struct err *e)
 {
     uint64_t room;
     dev_t device;
-    if (room_at(p->output, &room, &device) != 0 || bytes + scratch <= room)
+    if (room_at(p->output, &room, &device) != 0 || bytes + scratch <= room + parked_bytes(p->output))
         return 0;
     char wanted[CLI_BYTES], there[CLI_BYTES];
     err_set(e, ERR_LIMIT, "%s: %s are to be written to %s%s, where there is room for %s", name, cli_bytes(wanted, bytes + scratch), p->output,

@@ -38,6 +38,8 @@ static const char usage[] =
     "      --synthetic NAME       no SRC: random weights in the shape of a known model (Qwen2.5-7B ...), to measure speed and memory\n"
     "      --threads N            threads (default: one for each processor)\n"
     "      --kernels NAME         CPU kernels for the runs: ref, avx2, avxvnni, avx512, amx (default: the fastest that run here)\n"
+    "      --checkpoint SECONDS   make what is done survive an interruption at most this often, after a layer (default: 30)\n"
+    "      --no-resume            leave nothing to go on with, and remove what an interrupted conversion to OUT left\n"
     "  -n, --dry-run              say what would be made of what, write nothing\n"
     "      --plan                 sizes and speeds of SRC as bf16, int8 and nl4, and which fit here; SRC may be a config.json, a name of\n"
     "                             zse-info models list or one on the hub; nothing is read but the configuration\n"
@@ -53,14 +55,14 @@ static const char usage[] =
     "norms and biases are always f32.  keep: the source's own grid where a type holds it exactly (Q4_0, Q4_1, Q5_0, Q8_0, IQ4_NL, MXFP4, F16 ...),\n"
     "else the nearest.\n";
 
-enum { OPT_QUANT = 300, OPT_SKIP, OPT_QUALITY, OPT_CALIBRATION, OPT_SYNTHETIC, OPT_THREADS, OPT_KERNELS, OPT_TENSORS, OPT_JSON, OPT_PLAN, OPT_MODE, OPT_TERNARY, OPT_VERBOSE, OPT_CALIBRATION_MEMORY };
+enum { OPT_QUANT = 300, OPT_SKIP, OPT_QUALITY, OPT_CALIBRATION, OPT_SYNTHETIC, OPT_THREADS, OPT_KERNELS, OPT_TENSORS, OPT_JSON, OPT_PLAN, OPT_MODE, OPT_TERNARY, OPT_VERBOSE, OPT_CALIBRATION_MEMORY, OPT_CHECKPOINT, OPT_NO_RESUME };
 static const struct option options[] = {
     { "output", required_argument, NULL, 'o' }, { "quantize", required_argument, NULL, 'q' }, { "group-size", required_argument, NULL, 'g' },
     { "quant", required_argument, NULL, OPT_QUANT }, { "ternary", required_argument, NULL, OPT_TERNARY }, { "skip", required_argument, NULL, OPT_SKIP }, { "target-memory", required_argument, NULL, 'm' },
     { "quality", required_argument, NULL, OPT_QUALITY }, { "calibration", required_argument, NULL, OPT_CALIBRATION },
     { "calibration-memory", required_argument, NULL, OPT_CALIBRATION_MEMORY },
     { "synthetic", required_argument, NULL, OPT_SYNTHETIC },
-    { "threads", required_argument, NULL, OPT_THREADS }, { "kernels", required_argument, NULL, OPT_KERNELS }, { "dry-run", no_argument, NULL, 'n' },
+    { "threads", required_argument, NULL, OPT_THREADS }, { "kernels", required_argument, NULL, OPT_KERNELS }, { "checkpoint", required_argument, NULL, OPT_CHECKPOINT }, { "no-resume", no_argument, NULL, OPT_NO_RESUME }, { "dry-run", no_argument, NULL, 'n' },
     { "plan", no_argument, NULL, OPT_PLAN }, { "mode", required_argument, NULL, OPT_MODE },
     { "tensors", no_argument, NULL, OPT_TENSORS }, { "json", no_argument, NULL, OPT_JSON }, { "verbose", no_argument, NULL, OPT_VERBOSE }, { "force", no_argument, NULL, 'f' },
     { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
@@ -164,6 +166,12 @@ static int take(struct arguments *a, int c, char *arg)
         a->o.n_threads = (int)v;
         return 0;
     case OPT_KERNELS: a->o.kernels = arg; return 0;
+    case OPT_CHECKPOINT:
+        if (cli_parse_int(prog, "--checkpoint", arg, 0, 1 << 30, &v))
+            return CLI_USAGE;
+        a->o.checkpoint_s = (double)v;
+        return 0;
+    case OPT_NO_RESUME: a->o.no_resume = 1; return 0;
     case 'n':         a->dry_run = 1; return 0;
     case OPT_TENSORS: a->tensors = 1; return 0;
     case OPT_PLAN:    a->plan = 1; return 0;
@@ -253,6 +261,7 @@ static int convert_to_stdout(struct arguments *a, struct hub_stream *stream, str
     }
     snprintf(path, sizeof path, "%s/model.zse", dir);
     a->o.output = path;
+    a->o.no_resume = 1;                 /* the folder has another name the next time */
     int rc = conversion_run(prog, &a->o, stream, &a->found, r, e);
     if (rc == 0)
         rc = copy_out(path, dir, e);

@@ -12,6 +12,8 @@ complete -c zse-convert -l calibration-memory -x -d 'what good and best hold in 
 complete -c zse-convert -l synthetic -x -d 'no SRC random weights in the shape of a known model (Qwen2.5-7B ...), to measure speed and memory'
 complete -c zse-convert -l threads -x -d 'threads (default one for each processor)'
 complete -c zse-convert -l kernels -x -a 'ref avx2 avxvnni avx512 amx' -d 'CPU kernels for the runs ref, avx2, avxvnni, avx512, amx (default the fastest that run here)'
+complete -c zse-convert -l checkpoint -x -d 'make what is done survive an interruption at most this often, after a layer (default 30)'
+complete -c zse-convert -l no-resume -d 'leave nothing to go on with, and remove what an interrupted conversion to OUT left'
 complete -c zse-convert -l dry-run -s n -d 'say what would be made of what, write nothing'
 complete -c zse-convert -l plan -d 'sizes and speeds of SRC as bf16, int8 and nl4, and which fit here; SRC may be a config.json, a name of'
 complete -c zse-convert -l mode -x -d 'instead of -q the type for this machines memory auto (the finest that is not much slower than the fastest),'

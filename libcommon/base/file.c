@@ -219,13 +219,21 @@ static int make_temp(struct atomic_file *f, struct err *e)
     return err_sys(e, "%s", f->path);
 }
 
-int atomic_open(struct atomic_file *f, const char *path, struct err *e)
+/* rename would replace a device as well */
+static int check_target(const char *path, struct err *e)
 {
     struct stat st;
+    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode))
+        return err_set(e, ERR_IO, "%s: is %s, expected a regular file", path, S_ISDIR(st.st_mode) ? "a directory" : "a device or pipe");
+    return 0;
+}
+
+int atomic_open(struct atomic_file *f, const char *path, struct err *e)
+{
     memset(f, 0, sizeof *f);
     f->fd = -1;
-    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode))           /* rename would replace a device as well */
-        return err_set(e, ERR_IO, "%s: is %s, expected a regular file", path, S_ISDIR(st.st_mode) ? "a directory" : "a device or pipe");
+    if (check_target(path, e) < 0)
+        return -1;
     const char *slash = strrchr(path, '/');
     int dir = slash ? (int)(slash - path + 1) : 0;
     f->path = strdup(path);
@@ -270,6 +278,74 @@ int atomic_write(struct atomic_file *f, const void *data, size_t n, struct err *
         return -1;
     f->offset += n;
     return 0;
+}
+
+/* ---- a file that is gone on with later ---- */
+
+char *atomic_parked_name(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    const int dir = slash ? (int)(slash - path + 1) : 0;
+    char *name;
+    return asprintf(&name, "%.*s.%s.zse-partial", dir, path, path + dir) < 0 ? NULL : name;
+}
+
+int atomic_park(struct atomic_file *f, struct err *e)
+{
+    if (fsync(f->fd) < 0)
+        return err_sys(e, "%s", f->path);
+    char *name = atomic_parked_name(f->path);
+    if (!name)
+        return err_nomem(e, f->path);
+    int rc = 0;
+    if (strcmp(name, f->temp) != 0) {
+        rc = link(f->temp, name) == 0 ? 0 : 1;          /* unlike rename, it replaces nothing */
+        if (rc == 0) {
+            unlink(f->temp);
+            char *temp = f->temp;
+            f->temp = name;
+            name = temp;
+        }
+    }
+    free(name);
+    return rc;
+}
+
+int atomic_unpark(struct atomic_file *f, const char *path, struct err *e)
+{
+    struct stat mine, there;
+    int rc = 0;
+    memset(f, 0, sizeof *f);
+    f->fd = -1;
+    if (check_target(path, e) < 0)
+        return -1;
+    f->path = strdup(path);
+    f->temp = f->path ? atomic_parked_name(path) : NULL;
+    if (!f->temp) {
+        atomic_leave(f);
+        return err_nomem(e, path);
+    }
+    f->fd = open(f->temp, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    if (f->fd < 0)
+        rc = errno == ENOENT ? 0 : err_sys(e, "%s", f->temp);
+    else if (flock(f->fd, LOCK_EX | LOCK_NB) != 0)
+        rc = 2;
+    else        /* its last writer may have given it its final name meanwhile */
+        rc = fstat(f->fd, &mine) == 0 && S_ISREG(mine.st_mode) && stat(f->temp, &there) == 0 && mine.st_ino == there.st_ino && mine.st_dev == there.st_dev;
+    if (rc != 1)
+        atomic_leave(f);
+    return rc;
+}
+
+void atomic_leave(struct atomic_file *f)
+{
+    char *name = f->path && f->temp ? atomic_parked_name(f->path) : NULL;
+    if (name && strcmp(name, f->temp) == 0) {
+        free(f->temp);
+        f->temp = NULL;
+    }
+    free(name);
+    atomic_abort(f);
 }
 
 int atomic_commit(struct atomic_file *f, struct err *e)

@@ -64,6 +64,15 @@ int atomic_pwrite(struct atomic_file *f, const void *data, size_t n, uint64_t at
 int atomic_commit(struct atomic_file *f, struct err *e);
 void atomic_abort(struct atomic_file *f);                   /* nothing after commit or a second abort */
 
+/* A file whose writer may be interrupted and gone on with later is parked: what was written is put on the disk, and the
+ * temporary gets the name DIR/.NAME.zse-partial, which no atomic_open() removes.  0; 1: it cannot be (another writer has
+ * parked one, the file system has no links), and *f goes on as before; -1: an error.  A parked file is only synced. */
+int atomic_park(struct atomic_file *f, struct err *e);
+/* Take up the parked file of path, with offset 0 and our lock on it: 1; 0: there is none; 2: a living writer has it; -1 with *e. */
+int atomic_unpark(struct atomic_file *f, const char *path, struct err *e);
+void atomic_leave(struct atomic_file *f);                   /* as atomic_abort, but a parked file stays */
+char *atomic_parked_name(const char *path);                 /* malloc'd; NULL: no memory */
+
 #ifdef __cplusplus
 }
 #endif

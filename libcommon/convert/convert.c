@@ -16,6 +16,7 @@
 #include "libcommon/convert/big.h"
 #include "libcommon/convert/describe.h"
 #include "libcommon/convert/job.h"
+#include "libcommon/convert/resume.h"
 #include "libcommon/convert/synthetic.h"
 #include "libcommon/format/zfile.h"
 #include "libcommon/kernels/kernels.h"
@@ -23,7 +24,7 @@
 
 void convert_defaults(struct convert_options *o)
 {
-    *o = (struct convert_options){ .type = { CONVERT_TYPE, QT_NL4 }, .effort = CONVERT_GOOD, .keep_grid = 1 };
+    *o = (struct convert_options){ .type = { CONVERT_TYPE, QT_NL4 }, .effort = CONVERT_GOOD, .keep_grid = 1, .checkpoint_s = 30 };
 }
 
 void convert_report_release(struct convert_report *r)
@@ -220,7 +221,7 @@ static void fill_report(struct job *j)
 
 static int sink(void *user, const void *data, size_t n, struct err *e) { return zwriter_data(user, data, n, e); }
 
-static int begin_tensor(struct zwriter *w, const struct plan *p, struct err *e)
+int job_begin_tensor(struct zwriter *w, const struct plan *p, struct err *e)
 {
     const struct weight_spec *s = p->spec;
     const struct source_tensor *t = p->source;
@@ -239,13 +240,18 @@ static int begin_tensor(struct zwriter *w, const struct plan *p, struct err *e)
     return zwriter_tensor(w, &z, e);
 }
 
-static int write_tensors(struct job *j, struct zwriter *w, struct calibration *c, struct err *e)
+/* From tensor n_done on: those before it are in the file already. */
+static int write_tensors(struct job *j, struct zwriter *w, struct calibration *c, struct resume *resume, int n_done, struct err *e)
 {
-    int group = -2, expert = -1, seen_layers = 0;       /* layer of the group that is open; expert that is written */
-    for (int i = 0; i < j->n_plans; i++) {
+    int group = n_done ? j->plans[n_done - 1].spec->layer : -2, expert = -1, seen_layers = 0;       /* layer of the group that is open; expert that is written */
+    for (int i = 0; i < n_done; i++)
+        seen_layers |= j->plans[i].spec->layer >= 0;
+    for (int i = n_done; i < j->n_plans; i++) {
         struct plan *p = &j->plans[i];
         int layer = p->spec->layer;
         if (layer != group) {
+            if (resume_checkpoint(resume, w, i, e))
+                return -1;
             if (group >= 0)
                 calibrate_forget_experts(j, group);
             if (layer >= 0 && j->effort != CONVERT_FAST && (j->effort == CONVERT_BEST ? best_layer : good_layer)(j, c, layer, e))
@@ -263,7 +269,8 @@ static int write_tensors(struct job *j, struct zwriter *w, struct calibration *c
         if (p->spec->expert != expert && p->spec->expert >= 0 && j->effort != CONVERT_FAST && quantize_expert(j, c, layer, p->spec->expert, e))
             return -1;
         expert = p->spec->expert;
-        const int rc = begin_tensor(w, p, e) || (j->o->synthetic ? synthetic_tensor : encode_tensor)(j, p, sink, w, e);
+        p->scaled = j->calib && p->input >= 0 && j->calib[layer].scale[p->input];
+        const int rc = job_begin_tensor(w, p, e) || (j->o->synthetic ? synthetic_tensor : encode_tensor)(j, p, sink, w, e);
         if (source_check(j->source, p->source, e) || rc)        /* a file that was cut is the cause, whatever else went wrong */
             return -1;
         big_free(p->data);
@@ -274,12 +281,13 @@ static int write_tensors(struct job *j, struct zwriter *w, struct calibration *c
 
 static int write_file(struct job *j, struct calibration *c, struct err *e)
 {
-    struct zwriter *w = zwriter_open(j->o->output, e);
+    struct zwriter *w;
     json_t *json = NULL;
-    int rc = -1;
-    if (!w)
+    int rc = -1, n_done;
+    struct resume *resume = resume_open(j, c, &w, &n_done, e);
+    if (!resume)
         return -1;
-    if (write_tensors(j, w, c, e) || describe_files(j, w, e) || source_wait(j->source, NULL, e))    /* also a file of which no tensor is used must come */
+    if (write_tensors(j, w, c, resume, n_done, e) || describe_files(j, w, e) || source_wait(j->source, NULL, e))    /* also a file of which no tensor is used must come */
         goto done;
     json = describe_json(j, e);         /* has a key made of the bytes of all tensors */
     if (source_check(j->source, NULL, e) || !json)
@@ -290,7 +298,7 @@ static int write_file(struct job *j, struct calibration *c, struct err *e)
     if (rc == 0 && stat(j->o->output, &s) == 0)
         j->report->file_bytes = (uint64_t)s.st_size;
 done:
-    zwriter_abort(w);
+    resume_close(resume, w, rc, e);
     json_decref(json);
     return rc;
 }

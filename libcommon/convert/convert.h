@@ -65,6 +65,8 @@ struct convert_options {
     int n_threads;                      /* 0: all processors */
     const char *kernels;                /* NULL: the fastest this machine runs */
     int overwrite;                      /* replace any file at output; else only an empty one and a .zse made of the same source */
+    double checkpoint_s;                /* after a layer, what is done is made to survive an interruption if the last time is this long ago */
+    int no_resume;                      /* no checkpoints, and what an interrupted conversion left is removed */
     /* Asked about any other file at output, which holds `what`: 1 replaces it, 0 refuses.  NULL: refused. */
     int (*replace)(void *user, const char *path, const char *what);
     void *replace_user;
@@ -109,7 +111,8 @@ struct convert_report {
 };
 void convert_report_release(struct convert_report *r);
 
-/* 0, or -1 and the output as it was before.  ERR_CANCELLED when progress said stop.  r may be NULL; it is valid (and to be released) in any case. */
+/* 0, or -1 and the output as it was before; beside it the parts of an interrupted conversion may stay hidden (resume.h), which the
+ * next one of the same source with the same options goes on with.  ERR_CANCELLED when progress said stop.  r may be NULL; it is valid (and to be released) in any case. */
 int convert_run(const struct convert_options *o, struct convert_report *r, struct err *e);
 
 /* What `keep` makes of a source type of a GGUF or of plain tensors: its own grid (exact = 1), or the smallest type that is next to exact. */

@@ -89,7 +89,7 @@ static json_t *quantization(const struct job *j)
         const char *name = qtype_info(p->m.type)->name;
         rounded |= p->make == MAKE_QUANT;
         ruled |= p->make == MAKE_TERNARY;
-        folded |= j->calib && p->input >= 0 && j->calib[p->spec->layer].scale[p->input];
+        folded |= p->scaled;
         json_object_set_new(types, name, json_integer(json_integer_value(json_object_get(types, name)) + (json_int_t)p->m.size));
     }
     json_object_set_new(q, "bytes_by_type", types);

@@ -31,6 +31,7 @@ struct plan {
     struct mat m;
     int input;              /* enum input, -1: none */
     int exact, exact_group; /* our type that holds the source's grid exactly, and its group; -1: none */
+    int scaled;             /* its columns were, by what calibration found */
     int fixed;              /* type chosen by --skip or --quant: mixed leaves it alone */
     uint64_t source_bytes;  /* the share of the source tensor */
     uint8_t *data;          /* ready-made bytes (best), owned, of big_alloc; NULL: made on the way out */
@@ -69,6 +70,9 @@ struct job {
 /* Source, configuration, plan (before calibration) and threads.  job_close in any case. */
 int job_open(struct job *j, const struct convert_options *o, struct convert_report *r, struct err *e);
 void job_close(struct job *j);
+/* Begin p in the new file; its bytes follow. */
+struct zwriter;
+int job_begin_tensor(struct zwriter *w, const struct plan *p, struct err *e);
 void job_note(const struct job *j, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 /* ---- replace.c ---- */

@@ -132,4 +132,16 @@ int zwriter_commit(struct zwriter *w, const json_t *json, struct err *e);       
 void zwriter_abort(struct zwriter *w);                                          /* NULL is fine */
 uint64_t zwriter_bytes(const struct zwriter *w);
 
+/* Writing that survives an interruption.  zwriter_park() ends the group and puts all of it on the disk under a name that
+ * stays (atomic_park's results: 0, 1 cannot be, -1).  zwriter_resume() takes that file up again: 1 and *w, 0 there is none,
+ * 2 a living writer has it, -1.  The same groups and tensors are then begun once more, with zwriter_skip() in the place of
+ * zwriter_data(), until zwriter_replayed(): zwriter_groups() now has the checksums of what the file holds, for the caller to
+ * compare with those it had, and what lies behind is cut off. */
+int zwriter_park(struct zwriter *w, struct err *e);
+int zwriter_resume(struct zwriter **w, const char *path, struct err *e);
+int zwriter_skip(struct zwriter *w, uint64_t n, struct err *e);
+int zwriter_replayed(struct zwriter *w, struct err *e);
+const json_t *zwriter_groups(const struct zwriter *w);     /* kind, layer, offset, size, crc of those that ended; borrowed */
+void zwriter_leave(struct zwriter *w);                      /* as zwriter_abort, but a parked file stays */
+
 #endif

@@ -1,8 +1,10 @@
 /* zwriter.c - write a .zse file front to back: header (patched at the end), weights, tokenizer, originals, list of tensors, JSON, section table. */
 #include <assert.h>
+#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include <zlib.h>
 
 #include "libcommon/base/file.h"
@@ -24,6 +26,7 @@ struct zwriter {
     json_t *group;                      /* the current one, borrowed; NULL: none */
     uint64_t group_offset, weights_end;
     uint64_t left;                      /* bytes the current tensor still wants */
+    int replaying;                      /* the bytes are in the file already: only positions and lists are made */
     char name[160];                     /* of the current tensor, for messages */
     struct blob tokenizer, packed;      /* packed: the zlib streams of all originals */
     struct zse_section sections[8];
@@ -47,6 +50,10 @@ static int put(struct zwriter *w, const void *data, size_t n, struct err *e)
     const uint8_t *p = data;
     if (n == 0)
         return 0;
+    if (w->replaying) {
+        w->f.offset += n;
+        return 0;
+    }
     for (size_t done = 0; done < n;) {                  /* crc32 takes an unsigned int */
         unsigned piece = n - done > 1u << 30 ? 1u << 30 : (unsigned)(n - done);
         w->crc = (uint32_t)crc32(w->crc, p + done, piece);
@@ -68,19 +75,39 @@ static int pad_to(struct zwriter *w, uint64_t multiple, struct err *e)
     return put(w, zeros, (size_t)(zse_round_up(at, multiple) - at), e);
 }
 
-struct zwriter *zwriter_open(const char *path, struct err *e)
+static struct zwriter *make(const char *path, struct err *e)
 {
     struct zwriter *w = calloc(1, sizeof *w);
-    if (!w || !(w->buffer = malloc(BUFFER)) || !(w->groups = json_array()) || !(w->originals = json_array())) {
-        err_nomem(e, path);
-        goto fail;
-    }
-    static const struct zse_header blank;
-    if (atomic_open(&w->f, path, e) == 0 && put(w, &blank, sizeof blank, e) == 0)
+    if (w && (w->buffer = malloc(BUFFER)) && (w->groups = json_array()) && (w->originals = json_array()))
         return w;
-fail:
+    err_nomem(e, path);
     zwriter_abort(w);
     return NULL;
+}
+
+static const struct zse_header blank;
+
+struct zwriter *zwriter_open(const char *path, struct err *e)
+{
+    struct zwriter *w = make(path, e);
+    if (w && atomic_open(&w->f, path, e) == 0 && put(w, &blank, sizeof blank, e) == 0)
+        return w;
+    zwriter_abort(w);
+    return NULL;
+}
+
+int zwriter_resume(struct zwriter **out, const char *path, struct err *e)
+{
+    struct zwriter *w = *out = make(path, e);
+    if (!w)
+        return -1;
+    const int rc = atomic_unpark(&w->f, path, e);
+    w->replaying = 1;
+    if (rc == 1)
+        return put(w, &blank, sizeof blank, e) == 0 ? 1 : -1;
+    zwriter_abort(w);
+    *out = NULL;
+    return rc;
 }
 
 void zwriter_abort(struct zwriter *w)
@@ -105,12 +132,30 @@ static int end_tensor(const struct zwriter *w, struct err *e)
     return w->left ? err_set(e, ERR_SHAPE, "%s: tensor %s: %" PRIu64 " bytes were not written", w->f.path, w->name, w->left) : 0;
 }
 
+/* The checksum of the current group from the file. */
+static int read_crc(struct zwriter *w, struct err *e)
+{
+    w->crc = 0;
+    for (uint64_t at = w->group_offset, end = zwriter_bytes(w); at < end;) {
+        const ssize_t n = pread(w->f.fd, w->buffer, end - at < BUFFER ? (size_t)(end - at) : BUFFER, (off_t)at);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return n < 0 ? err_sys(e, "%s", w->f.temp) : err_set(e, ERR_FORMAT, "%s: ends at %" PRIu64 ", expected more", w->f.temp, at);
+        w->crc = (uint32_t)crc32(w->crc, w->buffer, (uInt)n);
+        at += (uint64_t)n;
+    }
+    return 0;
+}
+
 static int end_group(struct zwriter *w, struct err *e)
 {
     if (end_tensor(w, e) < 0)
         return -1;
     if (!w->group)
         return 0;
+    if (w->replaying && read_crc(w, e) < 0)
+        return -1;
     w->weights_end = zwriter_bytes(w);
     json_object_set_new(w->group, "size", json_integer((json_int_t)(w->weights_end - w->group_offset)));
     json_object_set_new(w->group, "crc", json_integer(w->crc));
@@ -219,6 +264,38 @@ int zwriter_data(struct zwriter *w, const void *data, size_t n, struct err *e)
         return err_set(e, ERR_SHAPE, "%s: tensor %s: %zu bytes too many", w->f.path, w->name, (size_t)(n - w->left));
     w->left -= n;
     return put(w, data, n, e);
+}
+
+int zwriter_skip(struct zwriter *w, uint64_t n, struct err *e)
+{
+    assert(w->replaying);
+    if (n > w->left)
+        return err_set(e, ERR_SHAPE, "%s: tensor %s: %" PRIu64 " bytes too many", w->f.path, w->name, n - w->left);
+    w->left -= n;
+    w->f.offset += n;
+    return 0;
+}
+
+int zwriter_replayed(struct zwriter *w, struct err *e)
+{
+    if (end_group(w, e) < 0)
+        return -1;
+    w->replaying = 0;
+    return ftruncate(w->f.fd, (off_t)w->f.offset) == 0 ? 0 : err_sys(e, "%s", w->f.temp);
+}
+
+int zwriter_park(struct zwriter *w, struct err *e)
+{
+    return end_group(w, e) < 0 || flush(w, e) < 0 ? -1 : atomic_park(&w->f, e);
+}
+
+const json_t *zwriter_groups(const struct zwriter *w) { return w->groups; }
+
+void zwriter_leave(struct zwriter *w)
+{
+    if (w && w->f.path)
+        atomic_leave(&w->f);
+    zwriter_abort(w);
 }
 
 int zwriter_tokenizer(struct zwriter *w, const void *blob, size_t n, struct err *e)

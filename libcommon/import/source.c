@@ -787,3 +787,19 @@ int source_key(const struct source *s, char hex[33], struct err *e)
     snprintf(hex, 33, "%016" PRIx64 "%016" PRIx64, h.a, h.b);
     return 0;
 }
+
+uint64_t source_stamp(const struct source *s)
+{
+    const struct inner *in = s->private_;
+    struct hash h = { 0x5a5345, 2 };
+    for (int i = 0; in && i < in->n_shards; i++) {
+        hash_word(&h, in->shards[i]->map.size);
+        hash_word(&h, (uint64_t)in->shards[i]->map.changed_ns);
+    }
+    for (int i = 0; s->gguf && i <= s->gguf->n_parts; i++) {
+        const struct map *m = i ? &s->gguf->parts[i - 1]->map : &s->gguf->map;
+        hash_word(&h, m->size);
+        hash_word(&h, (uint64_t)m->changed_ns);
+    }
+    return h.a ^ h.b;
+}

@@ -99,5 +99,7 @@ json_t *config_normalize(const json_t *config, struct err *e);
 /* A hash of the source's content (names, sizes, types and sampled bytes; whole small files): key of the cache of automatic conversions. hex [33].
  * Waits for all files that are on their way. */
 int source_key(const struct source *s, char hex[33], struct err *e);
+/* A hash of the sizes of the source's files and of when they were written: notices a change between the samples of source_key. */
+uint64_t source_stamp(const struct source *s);
 
 #endif

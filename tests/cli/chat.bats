@@ -76,6 +76,14 @@ print(f"{h:016x}-bf16.lock")')
   rm -r "$BATS_TEST_TMPDIR/m"
   zse-chat models/tiny -p "What is 2+2?" >/dev/null 2>&1
   [ "$(count)" = 1 ] && [ "$(cat "$XDG_CACHE_HOME"/zse/*.source)" = "$PWD/models/tiny" ]
+  # conversions that were interrupted long ago go, others may still be gone on with
+  for name in old new; do
+    for end in partial journal state-0; do : >"$XDG_CACHE_HOME/zse/.$name.zse.zse-$end"; done
+  done
+  touch -d '9 days ago' "$XDG_CACHE_HOME/zse/.old.zse.zse-partial"
+  zse-chat models/tiny -q int4 -p "What is 2+2?" -n 1 >/dev/null 2>&1
+  [ "$(find "$XDG_CACHE_HOME" -name '.old*' | wc -l)" = 0 ]
+  [ "$(find "$XDG_CACHE_HOME" -name '.new*' | wc -l)" = 3 ]
 }
 
 @test "-p, -p - and standard input give the same answer" {

@@ -1,0 +1,404 @@
+#include "libcommon/convert/resume.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+#include <zlib.h>
+
+#include "libcommon/base/clock.h"
+#include "libcommon/base/file.h"
+#include "libcommon/base/json.h"
+
+enum { MAX_JOURNAL = 256 << 20, FORMAT = 1 };
+
+struct resume {
+    struct job *j;
+    struct calibration *c;          /* NULL: nothing goes from layer to layer */
+    int off;                        /* no checkpoints */
+    int kept;                       /* the file has a name that stays, and a journal names it */
+    int layer;                      /* layers that the last checkpoint has */
+    double last_s;
+    char *journal, *state[2];       /* names */
+    int slot;                       /* the next state goes here */
+    json_t *source, *plan;          /* what a resumed run must find the same; source NULL: not known yet */
+};
+
+/* For people, who count from 1; behind the last one it is still that. */
+static int next_layer(const struct resume *r) { return r->layer + 1 < r->j->config.n_layers ? r->layer + 1 : r->j->config.n_layers; }
+
+/* ---- what must be the same ---- */
+
+/* Another build may round otherwise. */
+static json_t *program(void)
+{
+    struct stat st;
+    if (stat("/proc/self/exe", &st) != 0)
+        return json_string(ZSE_VERSION);
+    return json_sprintf("%s %lld %lld.%09ld", ZSE_VERSION, (long long)st.st_size, (long long)st.st_mtim.tv_sec, st.st_mtim.tv_nsec);
+}
+
+static int describe_source(struct resume *r, struct err *e)
+{
+    char key[33];
+    if (source_key(r->j->source, key, e))
+        return -1;
+    r->source = json_pack("{s:s, s:I}", "key", key, "stamp", (json_int_t)source_stamp(r->j->source));
+    return r->source ? 0 : err_nomem(e, "the journal of the conversion");
+}
+
+/* Types and what chooses the codes.  Activation groups may still change: they come with the tensors that are written. */
+static int describe_plan(struct resume *r, struct err *e)
+{
+    const struct job *j = r->j;
+    const size_t n_ids = r->c ? (size_t)r->c->n_windows * (size_t)r->c->window_len * sizeof *r->c->ids : 0;
+    json_t *list = json_array();
+    for (int i = 0; list && i < j->n_plans; i++) {
+        const struct plan *p = &j->plans[i];
+        json_array_append_new(list, json_pack("[s, s, i, i, i, I]", p->spec->name, p->source->name, (int)p->make, (int)p->m.type, p->m.group_size, (json_int_t)p->m.size));
+    }
+    r->plan = json_pack("{s:o, s:i, s:i, s:i, s:i, s:i, s:I, s:s}", "tensors", list, "effort", (int)j->effort, "ternary", (int)j->o->ternary,
+                        "kind", (int)j->report->type.kind, "type", (int)j->report->type.qtype, "windows", r->c ? r->c->n_windows : 0,
+                        "tokens", (json_int_t)(r->c ? crc32_z(0, (const Bytef *)r->c->ids, n_ids) : 0), "text", j->o->calibration ? j->o->calibration : "");
+    return r->plan ? 0 : err_nomem(e, "the journal of the conversion");
+}
+
+/* ---- the state of calibration ---- */
+
+struct piece { float *data; size_t size; };
+
+/* What enters the next layer. */
+static int pieces(const struct resume *r, struct piece out[2])
+{
+    if (!r->c || r->j->effort == CONVERT_FAST)
+        return 0;
+    const size_t size = (size_t)r->c->n_windows * (size_t)r->c->window_len * (size_t)r->j->config.hidden_size * sizeof(float);
+    out[0] = (struct piece){ r->c->x, size };
+    out[1] = (struct piece){ r->c->xq, size };
+    return r->c->xq ? 2 : 1;
+}
+
+static int write_all(int fd, const void *data, size_t n)
+{
+    for (const char *p = data; n;) {
+        const ssize_t put = write(fd, p, n);
+        if (put < 0 && errno == EINTR)
+            continue;
+        if (put < 0)
+            return -1;
+        p += put;
+        n -= (size_t)put;
+    }
+    return 0;
+}
+
+/* 0 with the checksum of all pieces; -1: there is no room, or the disk fails. */
+static int write_state(const struct resume *r, uint32_t *crc)
+{
+    struct piece p[2];
+    const int n = pieces(r, p), fd = n ? open(r->state[r->slot], O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600) : -1;
+    struct statvfs v;
+    *crc = 0;
+    if (n == 0)
+        return 0;
+    const uint64_t left = r->j->total - r->j->done, size = (uint64_t)n * p[0].size;
+    int rc = fd >= 0 && fstatvfs(fd, &v) == 0 && (uint64_t)v.f_bavail * v.f_frsize > size + left ? 0 : -1;      /* the model comes first */
+    for (int i = 0; i < n && rc == 0; i++) {
+        *crc = (uint32_t)crc32_z(*crc, (const Bytef *)p[i].data, p[i].size);
+        rc = write_all(fd, p[i].data, p[i].size);
+    }
+    if (rc == 0)
+        rc = fsync(fd);
+    if (fd >= 0 && close(fd) != 0)
+        rc = -1;
+    if (rc != 0)
+        unlink(r->state[r->slot]);
+    return rc;
+}
+
+/* The state's checksum, or, with `keep`, the state itself into memory. */
+static int read_state(const struct resume *r, int slot, int keep, uint32_t *crc)
+{
+    struct piece p[2];
+    char buffer[1 << 16];
+    const int n = pieces(r, p), fd = n ? open(r->state[slot], O_RDONLY | O_CLOEXEC | O_NOFOLLOW) : -1;
+    int rc = n == 0 || fd >= 0 ? 0 : -1;
+    *crc = 0;
+    for (int i = 0; i < n && rc == 0; i++)
+        for (size_t at = 0; at < p[i].size && rc == 0;) {
+            const size_t left = p[i].size - at;
+            char *to = keep ? (char *)p[i].data + at : buffer;
+            const ssize_t got = read(fd, to, keep || left < sizeof buffer ? left : sizeof buffer);
+            if (got > 0)
+                *crc = (uint32_t)crc32_z(*crc, (const Bytef *)to, (size_t)got);
+            rc = got > 0 || (got < 0 && errno == EINTR) ? 0 : -1;
+            at += got > 0 ? (size_t)got : 0;
+        }
+    if (fd >= 0)
+        close(fd);
+    return rc;
+}
+
+/* ---- the journal ---- */
+
+static json_t *tensors_json(const struct job *j, int n_done)
+{
+    json_t *list = json_array();
+    for (int i = 0; list && i < n_done; i++) {
+        const struct plan *p = &j->plans[i];
+        json_array_append_new(list, json_pack("[i, b, b, f, f]", p->m.act_group, p->report->exact, p->scaled, p->report->max_error, p->report->rel_error));
+    }
+    return list;
+}
+
+static int write_journal(struct resume *r, const struct zwriter *w, int n_done, uint32_t crc)
+{
+    struct err ignored;
+    struct atomic_file f;
+    json_t *j = json_pack("{s:i, s:o, s:O, s:O, s:o, s:o, s:i, s:I, s:i, s:i}", "zse_conversion", FORMAT, "program", program(), "source", r->source, "plan", r->plan,
+                          "tensors", tensors_json(r->j, n_done), "groups", json_deep_copy(zwriter_groups(w)), "state", r->slot, "state_crc", (json_int_t)crc,
+                          "damped", r->j->report->n_damped, "layers", r->layer);
+    char *text = j ? json_dumps(j, JSON_COMPACT | JSON_REAL_PRECISION(17)) : NULL;
+    int rc = text ? atomic_open(&f, r->journal, &ignored) : -1;
+    if (rc == 0 && (rc = atomic_write(&f, text, strlen(text), &ignored)) == 0)
+        rc = atomic_commit(&f, &ignored);
+    else if (text)
+        atomic_abort(&f);
+    free(text);
+    json_decref(j);
+    return rc;
+}
+
+static void forget(const struct resume *r)
+{
+    struct atomic_file f;
+    struct err ignored;
+    if (atomic_open(&f, r->journal, &ignored) == 0)     /* sweeps up what a crash left of an earlier one */
+        atomic_abort(&f);
+    unlink(r->journal);
+    unlink(r->state[0]);
+    unlink(r->state[1]);
+}
+
+/* One tensor as the journal has it. */
+static int restore_tensor(struct plan *p, const json_t *row, struct err *e)
+{
+    int act_group, exact, scaled;
+    if (json_unpack((json_t *)row, "[i, b, b, F, F]", &act_group, &exact, &scaled, &p->report->max_error, &p->report->rel_error) != 0)
+        return err_set(e, ERR_FORMAT, "its journal has something else in the place of a tensor");
+    p->report->exact = exact;
+    p->scaled = scaled;
+    if (p->make == MAKE_VECTOR || act_group == p->m.act_group)
+        return 0;
+    return mat_init(&p->m, p->m.type, p->m.group_size, act_group, p->spec->rows, p->spec->cols, e);
+}
+
+/* The journal, if it is of this source, plan and program; NULL with *e: why not, as the end of a sentence. */
+static json_t *read_journal(struct resume *r, struct err *e)
+{
+    size_t size;
+    char *text = file_read(r->journal, MAX_JOURNAL, &size, e);
+    json_t *j = text ? js_parse(r->journal, text, size, e) : NULL, *mine = program();
+    const char *different = NULL;
+    free(text);
+    if (!j) {
+        json_decref(mine);
+        return NULL;
+    }
+    if (json_integer_value(json_object_get(j, "zse_conversion")) != FORMAT || !json_equal(json_object_get(j, "program"), mine))
+        different = "another build of this program made it";
+    else if (!json_equal(json_object_get(j, "source"), r->source))
+        different = "the source has changed";
+    else if (!json_equal(json_object_get(j, "plan"), r->plan))
+        different = "it was made with other options";
+    json_decref(mine);
+    if (!different)
+        return j;
+    err_set(e, ERR_FORMAT, "%s", different);
+    json_decref(j);
+    return NULL;
+}
+
+/* ---- taking up again ---- */
+
+/* Lists, positions and checksums of what the file holds; the tensors' plans are restored. */
+static int replay(struct resume *r, struct zwriter *w, const json_t *journal, int *n_done, struct err *e)
+{
+    const json_t *rows = json_object_get(journal, "tensors");
+    const int n = (int)json_array_size(rows);
+    int group = -2, seen_layers = 0;
+    if (n < 1 || n >= r->j->n_plans)
+        return err_set(e, ERR_FORMAT, "its journal is damaged");
+    for (int i = 0; i < n; i++) {
+        struct plan *p = &r->j->plans[i];
+        const int layer = p->spec->layer;
+        if (restore_tensor(p, json_array_get(rows, (size_t)i), e))
+            return -1;
+        if (layer != group && zwriter_group(w, layer >= 0 ? "layer" : seen_layers ? "head" : "embed", layer, e))
+            return -1;
+        group = layer;
+        seen_layers |= layer >= 0;
+        if (job_begin_tensor(w, p, e) || zwriter_skip(w, p->m.size, e))
+            return -1;
+        r->j->done += p->m.size;
+    }
+    if (zwriter_replayed(w, e))
+        return -1;
+    if (!json_equal(zwriter_groups(w), json_object_get(journal, "groups")))
+        return err_set(e, ERR_FORMAT, "it is damaged");
+    *n_done = n;
+    return 0;
+}
+
+/* 1: w and the state are where the journal says; 0: it starts anew, and *e has the end of a sentence that says why. */
+static int take_up(struct resume *r, struct zwriter *w, int *n_done, struct err *e)
+{
+    int64_t slot = 0, crc = 0, damped = 0, layers = 0;
+    uint32_t found = 0;
+    json_t *journal = describe_source(r, e) == 0 ? read_journal(r, e) : NULL;
+    if (!journal)
+        return 0;
+    int rc = js_int(journal, "state", 0, 1, &slot, e) || js_int(journal, "state_crc", 0, UINT32_MAX, &crc, e) || js_int(journal, "damped", 0, INT32_MAX, &damped, e) ||
+             js_int(journal, "layers", 0, INT32_MAX, &layers, e);
+    if (rc == 0 && (read_state(r, (int)slot, 0, &found) != 0 || found != (uint32_t)crc))
+        rc = err_set(e, ERR_FORMAT, "the state of its calibration is damaged");
+    if (rc == 0)
+        rc = replay(r, w, journal, n_done, e);
+    json_decref(journal);
+    if (rc != 0)
+        return 0;
+    r->slot = (int)slot;
+    r->layer = (int)layers;
+    r->j->report->n_damped = (int)damped;
+    return 1;
+}
+
+static int names(struct resume *r, struct err *e)
+{
+    char *parked = atomic_parked_name(r->j->o->output);
+    const int n = parked ? (int)(strlen(parked) - strlen("partial")) : 0;
+    const int ok = parked && asprintf(&r->journal, "%.*sjournal", n, parked) > 0 && asprintf(&r->state[0], "%.*sstate-0", n, parked) > 0 &&
+                   asprintf(&r->state[1], "%.*sstate-1", n, parked) > 0;
+    free(parked);
+    return ok ? 0 : err_nomem(e, r->j->o->output);
+}
+
+/* As before replay() changed some plans. */
+static void begin_again(struct resume *r, const struct mat *before)
+{
+    for (int i = 0; i < r->j->n_plans; i++) {
+        r->j->plans[i].m = before[i];
+        r->j->plans[i].scaled = 0;
+    }
+    r->j->done = 0;
+}
+
+/* A parked file there is, *w: go on with it or remove it. */
+static int go_on(struct resume *r, struct zwriter **w, int *n_done, struct err *e)
+{
+    struct err why = { 0 };
+    struct mat *before = calloc((size_t)r->j->n_plans + 1, sizeof *before);
+    if (!before)
+        return err_nomem(e, "the plan");
+    for (int i = 0; i < r->j->n_plans; i++)
+        before[i] = r->j->plans[i].m;
+    int rc = 0;
+    uint32_t crc;
+    if (!r->off && take_up(r, *w, n_done, &why)) {
+        r->kept = 1;
+        if (read_state(r, r->slot, 1, &crc) != 0)
+            rc = err_set(e, ERR_IO, "%s: cannot be read any more", r->state[r->slot]);
+        r->slot = !r->slot;
+        job_note(r->j, "%s: resuming at layer %d of %d", r->j->o->output, next_layer(r), r->j->config.n_layers);
+    } else {
+        if (!r->off)
+            job_note(r->j, "%s: an interrupted conversion cannot be resumed (%s); starting anew", r->j->o->output, why.msg);
+        zwriter_abort(*w);
+        *w = NULL;
+        *n_done = 0;
+        forget(r);
+        begin_again(r, before);
+    }
+    free(before);
+    return rc;
+}
+
+struct resume *resume_open(struct job *j, struct calibration *c, struct zwriter **w, int *n_done, struct err *e)
+{
+    struct resume *r = calloc(1, sizeof *r);
+    *w = NULL;
+    *n_done = 0;
+    if (!r) {
+        err_nomem(e, "a journal");
+        return NULL;
+    }
+    r->j = j;
+    r->c = c;
+    r->off = j->o->no_resume || j->o->synthetic || (j->o->open && j->o->open->arriving);
+    if (names(r, e) || describe_plan(r, e))
+        goto fail;
+    const int found = zwriter_resume(w, j->o->output, e);
+    if (found < 0 || (found == 1 && go_on(r, w, n_done, e)))
+        goto fail;
+    r->off |= found == 2;                   /* another process converts to this name, and its checkpoints are its own */
+    if (found == 0)
+        forget(r);                          /* its file became the result just before the process died */
+    if (!*w && !(*w = zwriter_open(j->o->output, e)))
+        goto fail;
+    r->last_s = clock_s();
+    return r;
+fail:
+    resume_close(r, *w, -1, e);
+    *w = NULL;
+    return NULL;
+}
+
+/* ---- checkpoints ---- */
+
+int resume_checkpoint(struct resume *r, struct zwriter *w, int n_done, struct err *e)
+{
+    uint32_t crc;
+    if (r->off || n_done == 0 || clock_s() - r->last_s < r->j->o->checkpoint_s)
+        return 0;
+    if (!r->source && (describe_source(r, e) || source_check(r->j->source, NULL, e)))
+        return -1;
+    const int parked = zwriter_park(w, e);
+    if (parked < 0)
+        return -1;
+    r->off = parked == 1;
+    const int layer = r->j->plans[n_done - 1].spec->layer, before = r->layer;
+    r->layer = layer >= 0 ? layer + 1 : before;
+    if (parked == 0 && write_state(r, &crc) == 0 && write_journal(r, w, n_done, crc) == 0) {
+        r->kept = 1;
+        r->slot = !r->slot;
+    } else {
+        r->layer = before;                  /* the one before stays what a resumed run goes on with */
+    }
+    r->last_s = clock_s();
+    return 0;
+}
+
+void resume_close(struct resume *r, struct zwriter *w, int rc, const struct err *e)
+{
+    const int keep = rc != 0 && r && r->kept && (e->code == ERR_CANCELLED || e->code == ERR_IO || e->code == ERR_MEMORY);
+    if (keep && w) {
+        job_note(r->j, "%s: what is done is kept; the same command resumes at layer %d of %d", r->j->o->output, next_layer(r), r->j->config.n_layers);
+        zwriter_leave(w);
+    } else {
+        zwriter_abort(w);
+        if (r && r->journal && r->kept)
+            forget(r);
+    }
+    if (!r)
+        return;
+    free(r->journal);
+    free(r->state[0]);
+    free(r->state[1]);
+    json_decref(r->source);
+    json_decref(r->plan);
+    free(r);
+}
