@@ -395,6 +395,8 @@ int grammar_finish(struct grammar *g, uint32_t root, struct err *e)
             s->e[i].flags |= EXPR_DEAD;
     rc = keep_root(g, root, e);
     g->compile_work = s->meter.work;
+    g->options.cancel = NULL;           /* borrowed until here */
+    meter_start(s, UINT64_MAX, 0, NULL);
     atomic_store_explicit(&g->bytes, grammar_bytes_now(g), memory_order_relaxed);
 done:
     free(alive);

@@ -13,12 +13,13 @@
 /* Large bodies, and those with something to compile, go through threads of their own, so that the tokens of others need not wait for them. */
 enum { N_PREPARING = 2 };
 struct preparing {
-    pthread_t thread[N_PREPARING]; int n_threads;
+    pthread_t thread[N_PREPARING]; int n_threads, n_started;
     pthread_mutex_t lock;
     pthread_cond_t work;
     struct call *first; int n;          /* to do, by round: the first of each share, then the second of each ... */
     uint64_t round;                     /* of the one that was taken last */
     struct call *done, **done_last;
+    struct call *current[N_PREPARING];  /* what each thread works on */
     int stop;
     struct loop *loop;
 };
@@ -274,6 +275,7 @@ void call_cancel(struct call *c)
 void call_gone(struct call *c)
 {
     c->conn = NULL;
+    atomic_store(&c->cancelled, 1);
     call_cancel(c);
     forget_preparing(c);                        /* what a thread has begun is looked at afterwards */
 }
@@ -305,6 +307,8 @@ static void on_finish(struct call *c, struct choice *ch, const struct events *b,
             problem_set(&c->problem, 503, NULL, "overloaded", "the queue is full: %s", why);
         else
             problem_set(&c->problem, ev->error == ERR_UNSUPPORTED ? 501 : 400, NULL, NULL, "%s", why);
+    } else if (ev->finish == FINISH_ERROR && ev->error == ERR_LIMIT && c->grammar) {
+        problem_set(&c->problem, 400, NULL, "grammar_too_costly", "%s", why);
     } else if (ev->finish == FINISH_ERROR) {
         problem_set(&c->problem, 500, NULL, NULL, "%s", why);
     } else if (ev->finish == FINISH_CANCELLED) {
@@ -878,6 +882,9 @@ void call_start(struct server *s, struct conn *conn, struct visit *visit, const 
 static void *prepare(void *arg)
 {
     struct preparing *p = arg;
+    pthread_mutex_lock(&p->lock);
+    const int i = p->n_started++;
+    pthread_mutex_unlock(&p->lock);
     for (;;) {
         pthread_mutex_lock(&p->lock);
         while (!p->first && !p->stop)
@@ -889,6 +896,7 @@ static void *prepare(void *arg)
             p->first = c->next_preparing;
             p->round = c->round;
         }
+        p->current[i] = c;
         pthread_mutex_unlock(&p->lock);
         if (!c && !stop)
             continue;                   /* the other thread took it */
@@ -896,6 +904,7 @@ static void *prepare(void *arg)
             return NULL;
         work_on(c);
         pthread_mutex_lock(&p->lock);
+        p->current[i] = NULL;
         be_done(p, c);
         pthread_mutex_unlock(&p->lock);
         loop_wake(p->loop);
@@ -934,6 +943,9 @@ void calls_close(struct server *s)
         return;
     pthread_mutex_lock(&p->lock);
     p->stop = 1;
+    for (int i = 0; i < N_PREPARING; i++)
+        if (p->current[i])
+            atomic_store(&p->current[i]->cancelled, 1);
     pthread_cond_broadcast(&p->work);
     pthread_mutex_unlock(&p->lock);
     while (p->n_threads > 0)

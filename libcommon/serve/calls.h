@@ -76,6 +76,7 @@ struct call {
     struct logit_bias *bias;            /* owned */
     struct prompt *prompts; int n_prompts;              /* owned */
     struct shared_grammar *grammar;     /* of the answers; NULL: they are free */
+    atomic_int cancelled;               /* no answer is wanted: a thread that compiles its grammar stops soon */
     struct job *jobs;                   /* [n_choices]; owned */
     struct choice *choices; int n_choices, n_open;      /* owned; n_open: jobs that have not ended */
     int submitted, stage, begun;

@@ -41,33 +41,31 @@ static void free_one(struct shared_grammar *g)
     free(g);
 }
 
+static void free_list(struct shared_grammar *g)
+{
+    while (g) {
+        struct shared_grammar *next = g->next;
+        free_one(g);
+        g = next;
+    }
+}
+
 void grammars_close(struct grammars *all)
 {
     if (!all)
         return;
-    while (all->first) {
-        struct shared_grammar *next = all->first->next;
-        free_one(all->first);
-        all->first = next;
-    }
+    free_list(all->first);
     grammar_vocab_close(all->vocab);
     pthread_mutex_destroy(&all->lock);
     free(all);
 }
 
-static int is_good(const struct shared_grammar *g)
-{
-    struct grammar_stats s;
-    grammar_stats(g->g, &s);
-    return !s.failed;
-}
-
-/* With its use counted and at the front of the list; NULL: not there, or only one that failed in use.  Under the lock. */
+/* With its use counted and at the front of the list; NULL: not there, or only one that has grown to its limit.  Under the lock. */
 static struct shared_grammar *find(struct grammars *all, const char *key, size_t size)
 {
     for (struct shared_grammar **at = &all->first; *at; at = &(*at)->next) {
         struct shared_grammar *g = *at;
-        if (g->key_size != size || memcmp(g->key, key, size) != 0 || !is_good(g))
+        if (g->key_size != size || memcmp(g->key, key, size) != 0 || grammar_is_worn(g->g))
             continue;
         *at = g->next;
         g->next = all->first;
@@ -78,17 +76,16 @@ static struct shared_grammar *find(struct grammars *all, const char *key, size_t
     return NULL;
 }
 
-/* Drop what nobody uses until there is room for one more; -1: all of it is in use.  Under the lock. */
-static int make_room(struct grammars *all)
+/* Unused grammars move to *out, to be freed without the lock, until there is room for one more; -1: all of them are in use.  Under the lock, which is held for
+ * no more than this: what each grammar takes is read without its own. */
+static int make_room(struct grammars *all, struct shared_grammar **out)
 {
     for (;;) {
         struct shared_grammar **oldest = NULL;
         size_t bytes = 0;
         int n = 0;
         for (struct shared_grammar **at = &all->first; *at; at = &(*at)->next) {
-            struct grammar_stats s;
-            grammar_stats((*at)->g, &s);
-            bytes += s.bytes + (*at)->key_size;
+            bytes += grammar_bytes((*at)->g) + (*at)->key_size;
             n++;
             if ((*at)->users == 0)
                 oldest = at;
@@ -99,7 +96,8 @@ static int make_room(struct grammars *all)
             return -1;
         struct shared_grammar *g = *oldest;
         *oldest = g->next;
-        free_one(g);
+        g->next = *out;
+        *out = g;
     }
 }
 
@@ -123,13 +121,15 @@ static struct shared_grammar *make_one(const struct grammar_vocab *v, const char
 
 struct shared_grammar *grammars_get(struct grammars *all, const char *key, size_t size, grammar_maker *make, const void *what, struct err *e)
 {
+    struct shared_grammar *unused = NULL;
     pthread_mutex_lock(&all->lock);
     struct shared_grammar *g = find(all, key, size);
-    int full = !g && make_room(all) != 0;
+    int full = !g && make_room(all, &unused) != 0;
     if (!g && !full && !all->vocab)
         all->vocab = grammar_vocab_open(all->t, 0, e);
     const struct grammar_vocab *v = all->vocab;
     pthread_mutex_unlock(&all->lock);
+    free_list(unused);
     if (full)
         err_set(e, ERR_MEMORY, "the grammars of running requests take too much memory");
     if (g || full || !v)

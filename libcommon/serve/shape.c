@@ -52,7 +52,7 @@ static void use_tools(struct call *c, json_t *schema, struct shape *s)
     s->param = "tools";
     s->format = c->h->calls_form;
     s->tools = (struct tool_grammar_options){ .tools = t->tools, .strict = t->strict, .only = t->only, .choice = t->choice == CALLS_REQUIRED ? TOOL_REQUIRED : TOOL_AUTO, .parallel = !t->serial,
-                                              .reasoning = c->starts_thinking, .no_reasoning = !s->options.thinker, .content = t->choice == CALLS_REQUIRED ? NULL : schema };
+                                              .reasoning = c->starts_thinking, .no_reasoning = !s->options.thinker, .grammar.cancel = &c->cancelled, .content = t->choice == CALLS_REQUIRED ? NULL : schema };
 }
 
 /* All that the grammar depends on. */
@@ -97,7 +97,7 @@ int call_shape(struct call *c, struct problem *pr)
 {
     const struct talk *t = &c->talk;
     const int is_talk = t->messages != NULL, thinks = is_talk && (c->h->thinks || tool_format_has_channels(c->h->calls_form));
-    struct shape s = { .options = { .thinker = thinks ? c->h->calls_form : NULL, .thinking = c->starts_thinking } };
+    struct shape s = { .options = { .thinker = thinks ? c->h->calls_form : NULL, .thinking = c->starts_thinking, .cancel = &c->cancelled } };
     json_t *schema = t->format ? format_schema(t->format, t->format_param, pr) : NULL;
     char *dump = schema ? json_dumps(schema, JSON_COMPACT | JSON_ENCODE_ANY) : NULL;
     struct buf key = { 0 };
