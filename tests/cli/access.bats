@@ -137,18 +137,22 @@ entry() {
   mkdir -p "$ZSE_HOME/audit" && touch "$ZSE_HOME/audit/requests.jsonl"
   zse-audit clear --yes && zse-audit clear --yes
   read -r hash name seq < <(zse-audit head)
-  [[ "$hash" =~ ^[0-9a-f]{64}$ ]] && [ "$name $seq" = "requests 3" ]
+  [[ "$hash" =~ ^[0-9a-f]{64}$ ]]
+  [ "$name $seq" = "requests 3" ]
   zse-audit verify --since "$hash" | grep -qx "$hash requests 3"
   zse-audit clear --yes --all
   [ "$(zse-audit verify --since "$hash" --json | jq -c '[.intact, .since_found, .chains.requests.last_seq]')" = '[true,true,4]' ]
   zse-audit verify --since "$(date -u -d '+1 hour' +%Y-%m-%dT%H:%M:%SZ)"
   run --separate-stderr zse-audit verify --since 2001-01-01
-  [ "$status$output" = 1 ] && [[ "$stderr" == *"requests.jsonl: what came after 2001-01-01T00:00:00Z is missing: the log reaches back to 20"*"(it was cleared)" ]]
+  [ "$status$output" = 1 ]
+  [[ "$stderr" == *"requests.jsonl: what came after 2001-01-01T00:00:00Z is missing: the log reaches back to 20"*"(it was cleared)" ]]
   run --separate-stderr zse-audit verify --since "$(printf '%064d' 1)" --json
-  [ "$status" = 1 ] && [ "$(jq -c '[.intact, .since_found]' <<<"$output")" = '[false,false]' ]
+  [ "$status" = 1 ]
+  [ "$(jq -c '[.intact, .since_found]' <<<"$output")" = '[false,false]' ]
   : >"$ZSE_HOME/audit/requests.jsonl"
   run --separate-stderr zse-audit verify
-  [ "$status$output" = 1 ] && [[ "$stderr" == *"the log ends with line 0, requests.head says 4: its end was cut or removed" ]]
+  [ "$status$output" = 1 ]
+  [[ "$stderr" == *"the log ends with line 0, requests.head says 4: its end was cut or removed" ]]
   for a in "verify --since yesterday" "verify --since 12ab" "recent --since 1d"; do
     # shellcheck disable=SC2086
     run --separate-stderr zse-audit $a

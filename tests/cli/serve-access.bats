@@ -205,7 +205,8 @@ for n in (1, 2):
 END
   } >"$T/ids"
   stop
-  [ "$(wc -l <"$T/ids")" = 6 ] && [ "$(grep -cE '^[0-9]{3} [0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}(/[12])?$' "$T/ids")" = 6 ]
+  [ "$(wc -l <"$T/ids")" = 6 ]
+  [ "$(grep -cE '^[0-9]{3} [0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}(/[12])?$' "$T/ids")" = 6 ]
   printf '%s\n' '200 chat:1' '404 none_1' '401 locked.1' >>"$T/ids"
   diff <(sort "$T/ids") <(zse-audit query --json | jq -r '"\(.status_code) \(.request_id)"' | grep -v '^503' | sort)
 }
