@@ -327,7 +327,7 @@ static json_t *report(struct cold *c)
     const struct bench_options *o = c->o;
     json_t *j = json_pack("{s:s, s:i, s:i, s:f}", "model", c->path, "prompt_tokens", c->n_tokens, "repeats", o->repeats, "prefill_alone_s", c->alone);
     if (!o->json)
-        printf("%s: a prompt of %d tokens, median of %d starts; its prefill alone takes %.1f ms\n", c->path, c->n_tokens, o->repeats, c->alone * 1e3);
+        printf("%s: a prompt of %d token%s, median of %d start%s; its prefill alone takes %.1f ms\n", c->path, c->n_tokens, plural(c->n_tokens), o->repeats, plural(o->repeats), c->alone * 1e3);
     for (int state = WARM; state <= DROPPED; state++) {
         if (state == DROPPED && c->kept[0]) {
             json_object_set_new(j, states[state], json_null());

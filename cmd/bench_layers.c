@@ -191,7 +191,8 @@ static void print_text(const json_t *j)
     }
     if (logits) {
         print_row("logits", logits);
-        printf("likeliest token the same after %.1f %% of %d tokens\n", 100 * real_of(logits, "top1_agreement"), (int)json_integer_value(json_object_get(j, "tokens")));
+        printf("likeliest token the same after %.1f %% of %d token%s\n", 100 * real_of(logits, "top1_agreement"), (int)json_integer_value(json_object_get(j, "tokens")),
+               plural(json_integer_value(json_object_get(j, "tokens"))));
     }
 }
 
@@ -203,7 +204,7 @@ static int open_layers(struct layers *l, const struct bench_options *o, const ch
         return -1;
     const struct config *c = &l->m.model->config;
     if (l->n > context_len(&l->m, &o->run))
-        return err_set(e, ERR_LIMIT, "%d tokens, expected at most the context of %d", l->n, context_len(&l->m, &o->run));
+        return err_set(e, ERR_LIMIT, "%d token%s, expected at most the context of %d", l->n, plural(l->n), context_len(&l->m, &o->run));
     l->hidden = c->hidden_size;
     l->vocab = c->vocab_size;
     l->n_layers = c->n_layers;

@@ -60,7 +60,7 @@ int bench_logits(const struct bench_options *options, const char *model)
         goto done;
     }
     if (n > context_len(&m, &o.run)) {
-        err_set(&e, ERR_LIMIT, "--ids: %d tokens, expected at most the context of %d", n, context_len(&m, &o.run));
+        err_set(&e, ERR_LIMIT, "--ids: %d token%s, expected at most the context of %d", n, plural(n), context_len(&m, &o.run));
         goto done;
     }
     struct atomic_file f;
@@ -108,7 +108,7 @@ static int read_text(struct text *t, const struct bench_options *o, const struct
         return err_prefix(e, "%s", path);
     size_t n = t->n_ids / (size_t)o->window;
     if (n == 0)
-        return err_set(e, ERR_FORMAT, "%s: %zu tokens, expected at least one window of %d", path, t->n_ids, o->window);
+        return err_set(e, ERR_FORMAT, "%s: %zu token%s, expected at least one window of %d", path, t->n_ids, plural((int64_t)t->n_ids), o->window);
     if (n > INT32_MAX)
         return err_set(e, ERR_LIMIT, "%s: %zu windows", path, n);
     t->n_windows = o->windows && (size_t)o->windows < n ? o->windows : (int)n;

@@ -377,7 +377,7 @@ static void print_text(struct load *l, const char *url, double seconds)
         snprintf(load, sizeof load, "%.3g a second", o->rate);
     else
         snprintf(load, sizeof load, "%d at once", o->batch);
-    printf("%s, model %s: %d requests, %s, %d failed, %.1f s\n", url, l->model, l->started, load, l->started - l->done, seconds);
+    printf("%s, model %s: %d request%s, %s, %d failed, %.1f s\n", url, l->model, l->started, plural(l->started), load, l->started - l->done, seconds);
     printf("tokens of a request        %.0f prompt (%.0f from the cache), %.0f answer\n", l->prompt_tokens / n, l->cached_tokens / n, l->completion_tokens / n);
     printf("tokens a second            %.1f", l->completion_tokens / seconds);
     if (l->full_s > 0)
@@ -388,7 +388,7 @@ static void print_text(struct load *l, const char *url, double seconds)
     print_series("request", &l->whole);
     print_series("background: between tokens", &l->background_gap);
     for (int i = 0; i < l->n_failures; i++)
-        printf("failed %d times: %s\n", l->failures[i].n, l->failures[i].what);
+        printf("failed %d time%s: %s\n", l->failures[i].n, plural(l->failures[i].n), l->failures[i].what);
 }
 
 static int report(struct load *l, const char *url)

@@ -110,7 +110,7 @@ json_t *summary_json(const struct summary *s)
 
 static void print_rate(const char *what, int n_tokens, const struct summary *s, double share, const char *limit)
 {
-    printf("%-12s %5d tokens   %8.1f tokens/s   (%.1f to %.1f)", what, n_tokens, s->median, s->min, s->max);
+    printf("%-12s %5d token%-1s   %8.1f tokens/s   (%.1f to %.1f)", what, n_tokens, plural(n_tokens), s->median, s->min, s->max);
     if (share > 0)
         printf(", %.2f of the limit of %s", share, limit);
     putchar('\n');
@@ -158,7 +158,7 @@ static int report(const struct bench_options *o, const struct opened_model *m, c
         device_line(line, &s, m->model->config.n_layers);
         printf("device       %s\n", line);
         if (s.device.name)
-            printf("GPU memory   %s weights of %d layers, %s keys and values, %s workspace\n", cli_bytes(a, s.device.weights), s.device.n_layers, cli_bytes(b, s.device.kv),
+            printf("GPU memory   %s weights of %d layer%s, %s keys and values, %s workspace\n", cli_bytes(a, s.device.weights), s.device.n_layers, plural(s.device.n_layers), cli_bytes(b, s.device.kv),
                    cli_bytes(c, s.device.work));
         return 0;
     }

@@ -61,7 +61,7 @@ static int stepper_open(struct stepper *s, const struct model *m, const struct r
     const struct backend_options o = { .n_threads = r->threads, .kv_type = r->kv, .n_blocks = n_blocks, .n_states = n_seqs, .max_tokens = max_tokens, .max_logits = n_seqs,
                                        .exact = r->exact, .kernels = r->kernels, .max_weights = (size_t)r->max_memory };
     if (m->config.max_len > 0 && context + 1 > m->config.max_len)
-        return err_set(e, ERR_LIMIT, "a context of %d tokens and one more, expected at most the model's %d", context, m->config.max_len);
+        return err_set(e, ERR_LIMIT, "a context of %d token%s and one more, expected at most the model's %d", context, plural(context), m->config.max_len);
     s->ids = malloc((size_t)max_tokens * sizeof *s->ids);
     s->table = malloc((size_t)n_blocks * sizeof *s->table);
     s->items = calloc((size_t)n_seqs, sizeof *s->items);

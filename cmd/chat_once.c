@@ -168,7 +168,7 @@ static int run_one(const struct chat_options *o, const struct opened_model *m, s
         putchar('\n');
     cli_flush();                     /* before memory is given back, which takes time; cli_finish says what failed */
     if (rc == 0 && o->grammar && a.finish == FINISH_LENGTH)
-        rc = err_set(e, ERR_LIMIT, "the answer was cut off at %d tokens: it is not complete", a.stats.n_generated);
+        rc = err_set(e, ERR_LIMIT, "the answer was cut off at %d token%s: it is not complete", a.stats.n_generated, plural(a.stats.n_generated));
 done:
     engine_close(g);
     answer_release(&a);
@@ -236,7 +236,7 @@ static int print_line(struct line *l, const struct chat_options *o, int number, 
         chat_print_escaped(a->text, a->size);
     const int cut = o->grammar && l->refused.code == ERR_NONE && a->finish == FINISH_LENGTH;
     if (cut)
-        cli_note(prog, "%s: line %d: the answer was cut off at %d tokens: it is not complete", o->batch, number, a->stats.n_generated);
+        cli_note(prog, "%s: line %d: the answer was cut off at %d token%s: it is not complete", o->batch, number, a->stats.n_generated, plural(a->stats.n_generated));
     cli_flush();
     answer_release(a);
     return l->refused.code == ERR_NONE && !cut;
@@ -270,7 +270,7 @@ static int run_batch(const struct chat_options *o, const struct opened_model *m,
     int context = context_len(m, &o->run), parallel = n < o->parallel ? n : o->parallel, len = 2, rc = 0, started = 0, printed = 0, n_failed = 0;
     for (int i = 0; i < n; i++) {
         if (lines[i].n >= context)
-            err_set(&lines[i].refused, ERR_LIMIT, "the prompt has %d tokens: with a context of %d no room is left for an answer", lines[i].n, context);
+            err_set(&lines[i].refused, ERR_LIMIT, "the prompt has %d token%s: with a context of %d no room is left for an answer", lines[i].n, plural(lines[i].n), context);
         if (lines[i].refused.code != ERR_NONE)
             continue;
         int want = o->max_tokens && o->max_tokens < context - lines[i].n ? lines[i].n + o->max_tokens : context;

@@ -313,7 +313,7 @@ static int may_replace(struct talk *t, const char *path)
     case CHAT_FILE_FREE: case CHAT_FILE_OWN:
         return 1;
     case CHAT_FILE_CONVERSATION:
-        printf("%s holds another conversation of %zu messages.  Replace it? (y/N)\n", path, n);
+        printf("%s holds another conversation of %zu message%s.  Replace it? (y/N)\n", path, n, plural((int64_t)n));
         return confirmed(t);
     case CHAT_FILE_OTHER:
         break;
@@ -332,7 +332,7 @@ static void save(struct talk *t, const char *arg)
         if (chat_file_save(&t->file, path, t->messages, &e) != 0)
             cli_note(prog, "%s", e.msg);
         else
-            printf("saved %zu messages to %s\n", json_array_size(t->messages), path);
+            printf("saved %zu message%s to %s\n", json_array_size(t->messages), plural((int64_t)json_array_size(t->messages)), path);
     }
     free(path);
 }
@@ -373,15 +373,16 @@ static void print_stats(const struct talk *t)
         printf("left out the oldest %zu of %zu messages\n", t->n_dropped, json_array_size(t->messages));
     if (t->remote) {
         if (r->n_generated)
-            printf("prompt   %d tokens, %d of them new\nanswer   %d tokens: %.2f s, %.1f tokens/s; first token after %.2f s\n", r->n_prompt, computed, r->n_generated,
+            printf("prompt   %d token%s, %d of them new\nanswer   %d token%s: %.2f s, %.1f tokens/s; first token after %.2f s\n", r->n_prompt, plural(r->n_prompt), computed, r->n_generated,
+                   plural(r->n_generated),
                    r->decode_s, r->decode_s > 0 ? (r->n_generated - 1) / r->decode_s : 0, r->first_token_s);
         printf("server   %s, model %s\n", remote_url(t->remote), remote_model(t->remote));
         return;
     }
     engine_stats(t->engine, &s);
     if (r->n_generated) {
-        printf("prompt   %d tokens, %d of them new: %.2f s, %.1f tokens/s\n", r->n_prompt, computed, r->prefill_s, r->prefill_s > 0 ? computed / r->prefill_s : 0);
-        printf("answer   %d tokens: %.2f s, %.1f tokens/s; first token after %.2f s\n", r->n_generated, r->decode_s,
+        printf("prompt   %d token%s, %d of them new: %.2f s, %.1f tokens/s\n", r->n_prompt, plural(r->n_prompt), computed, r->prefill_s, r->prefill_s > 0 ? computed / r->prefill_s : 0);
+        printf("answer   %d token%s: %.2f s, %.1f tokens/s; first token after %.2f s\n", r->n_generated, plural(r->n_generated), r->decode_s,
                r->decode_s > 0 ? (r->n_generated - 1) / r->decode_s : 0, r->first_token_s);
     }
     printf("context  %d of %d tokens\n", t->n_ids, context_len(t->m, &t->o->run));

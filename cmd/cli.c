@@ -279,8 +279,6 @@ int cli_parse_time(const char *prog, const char *option, const char *text, int d
     return *out_s > 0 ? 0 : cli_wrong(prog, "%s: '%s' is no date like 2027-01-31 or 2027-01-31T12:00:00Z and no time like 90d, 12h or 30m", option, text);
 }
 
-const char *cli_s(int64_t n) { return n == 1 ? "" : "s"; }
-
 static size_t scaled(char *out, size_t room, double n, double base, const char *const *units)
 {
     int i = 0;

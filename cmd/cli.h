@@ -14,6 +14,7 @@
 
 #include "libcommon/base/err.h"
 #include "libcommon/base/file.h"
+#include "libcommon/base/plural.h"
 #include "libcommon/base/progress.h"
 
 enum { CLI_OK = 0, CLI_FAILED = 1, CLI_USAGE = 2 };
@@ -58,9 +59,6 @@ int cli_parse_size(const char *prog, const char *option, const char *text, uint6
 
 /* A point in time, as Unix time: 2027-01-31, 2027-01-31T12:00:00Z, or 90d, 12h, 30m from now (direction 1) or before now (-1). */
 int cli_parse_time(const char *prog, const char *option, const char *text, int direction, int64_t *out_s);
-
-/* "s" unless n is 1: printf("%d file%s", n, cli_s(n)) */
-const char *cli_s(int64_t n);
 
 /* "1.07 GB"; with both: "1.07 GB (1.00 GiB)".  Returns out. */
 enum { CLI_BYTES = 48 };

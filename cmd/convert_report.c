@@ -73,8 +73,8 @@ void convert_warn_inexact(const char *prog, const struct convert_report *r)
         int rounded_floats = pairs[i].source == GGML_F32 || pairs[i].source == GGML_F16 || pairs[i].source == GGML_BF16 || pairs[i].source == GGML_F64;
         if (pairs[i].exact || to_float || rounded_floats)
             continue;           /* rounding floats is what a conversion is for */
-        cli_note(prog, "warning: %s to %s is not exact: %d tensors, largest error %.3g (%.2g of the weights' size)",
-                 source_name(pairs[i].source), t->name, pairs[i].tensors, pairs[i].max_error, pairs[i].worst_rel);
+        cli_note(prog, "warning: %s to %s is not exact: %d tensor%s, largest error %.3g (%.2g of the weights' size)",
+                 source_name(pairs[i].source), t->name, pairs[i].tensors, plural(pairs[i].tensors), pairs[i].max_error, pairs[i].worst_rel);
     }
     free(pairs);
 }

@@ -28,7 +28,7 @@ static int parse_ranks(const char *text, int n_layers, struct budget_options *b)
         return 0;
     b->n_ranks = b->layers[0];
     if (b->n_ranks > n_layers || b->n_ranks > BUDGET_RANKS)
-        return cli_wrong(prog, "--pp: %d GPUs for %d layers", b->n_ranks, n_layers);
+        return cli_wrong(prog, "--pp: %d GPU%s for %d layer%s", b->n_ranks, plural(b->n_ranks), n_layers, plural(n_layers));
     budget_partition(n_layers, b->n_ranks, b->layers);
     return 0;
 }

@@ -44,8 +44,8 @@ static void check_cpu(json_t *all, const struct machine *m)
         add(all, "quota", "ok", NULL, "no limit on processors");
     }
     if (m->n_cores > 0 && m->n_cpus > m->n_cores && m->n_usable > m->n_cores)
-        add(all, "smt", "info", "zse-bench threads MODEL", "%d processors on %d cores: decoding is bound by memory, so one thread a core may do as well; measure it", m->n_cpus,
-            m->n_cores);
+        add(all, "smt", "info", "zse-bench threads MODEL", "%d processors on %d core%s: decoding is bound by memory, so one thread a core may do as well; measure it", m->n_cpus,
+            m->n_cores, plural(m->n_cores));
     else
         add(all, "smt", "ok", NULL, "every processor is a core");
 }

@@ -78,7 +78,7 @@ static void print_cpu(const struct machine *m)
 {
     char size[CLI_BYTES];
     printf("processor     %s%s\n", *m->cpu ? m->cpu : "unknown", m->virtual_machine ? " (virtual machine)" : "");
-    printf("cores         %d in %d socket%s, %d processors", m->n_cores, m->n_sockets, m->n_sockets == 1 ? "" : "s", m->n_cpus);
+    printf("cores         %d in %d socket%s, %d processor%s", m->n_cores, m->n_sockets, plural(m->n_sockets), m->n_cpus, plural(m->n_cpus));
     if (m->n_usable != m->n_cpus)
         printf(", %d usable by this process", m->n_usable);
     if (m->cpu_quota > 0)
@@ -111,7 +111,7 @@ static void print_memory(const struct machine *m)
         printf("huge pages    transparent: %s; set aside: %llu of 2 MiB, %llu of 1 GiB\n", *m->thp ? m->thp : "unknown", (unsigned long long)m->huge_2m,
                (unsigned long long)m->huge_1g);
     for (int i = 0; m->n_nodes > 1 && i < m->n_nodes; i++)
-        printf("NUMA node %-3d %d processors, %s, %s free\n", m->node[i].id, m->node[i].n_cpus, cli_bytes(a, m->node[i].total), cli_bytes(b, m->node[i].free));
+        printf("NUMA node %-3d %d processor%s, %s, %s free\n", m->node[i].id, m->node[i].n_cpus, plural(m->node[i].n_cpus), cli_bytes(a, m->node[i].total), cli_bytes(b, m->node[i].free));
 }
 
 static void print_devices(const struct machine *m)

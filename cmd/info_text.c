@@ -53,7 +53,7 @@ static void print_numbers(const json_t *d)
     line("heads", "%" PRId64 " of %" PRId64 ", %" PRId64 " for keys and values (%s)", int_of(d, "num_attention_heads"), int_of(d, "head_dim"),
          int_of(d, "num_key_value_heads"), string_of(d, "attention_type"));
     if (int_of(d, "sliding_window_layers"))
-        line("sliding window", "in %" PRId64 " layers", int_of(d, "sliding_window_layers"));
+        line("sliding window", "in %" PRId64 " layer%s", int_of(d, "sliding_window_layers"), plural(int_of(d, "sliding_window_layers")));
     const json_t *theta = js_get(d, "rope_theta");
     if (theta)
         line("context", "%" PRId64 " tokens, RoPE theta %g", int_of(d, "max_position_embeddings"), json_number_value(theta));
@@ -108,7 +108,7 @@ static void print_overview(const json_t *d)
     if (strcmp(kind, "zse") == 0)
         line("format", "ZSE %s", string_of(d, "version"));
     else if (strcmp(kind, "gguf") == 0)
-        line("format", "GGUF %" PRId64 ", %" PRId64 " keys", int_of(d, "version"), int_of(d, "metadata_keys"));
+        line("format", "GGUF %" PRId64 ", %" PRId64 " key%s", int_of(d, "version"), int_of(d, "metadata_keys"), plural(int_of(d, "metadata_keys")));
     else
         line("format", "%s", strcmp(kind, "folder") == 0 ? "Hugging Face folder" : strcmp(kind, "config") == 0 ? "config.json only" : "tokenizer only");
     if (int_of(m, "file_bytes"))
@@ -127,7 +127,7 @@ static void print_overview(const json_t *d)
     if (js_get(d, "hidden_size"))
         print_numbers(d);
     if (js_get(d, "vocab_size"))
-        line("vocabulary", "%" PRId64 " tokens", int_of(d, "vocab_size"));
+        line("vocabulary", "%" PRId64 " token%s", int_of(d, "vocab_size"), plural(int_of(d, "vocab_size")));
     if (int_of(m, "weights_bytes"))
         print_types(m);
     else

@@ -2,6 +2,8 @@
 
 #include <stdio.h>
 
+#include "libcommon/base/plural.h"
+
 static json_t *pair_json(const double v[2], const char *by)
 {
     if (v[1] == 0)
@@ -28,7 +30,7 @@ json_t *limits_json(const struct limits *l)
 void limits_print(const struct limits *l, const char *file)
 {
     char all[32];
-    snprintf(all, sizeof all, "%d threads", l->n_threads);
+    snprintf(all, sizeof all, "%d thread%s", l->n_threads, plural(l->n_threads));
     printf("%-24s %9s %9s\n", "", "1 thread", all);
     print_pair("reading memory", l->read, 1e9, "GB/s", NULL);
     print_pair("int8 dot products", l->int8, 1e9, "Gop/s", l->int8_name);

@@ -139,7 +139,7 @@ static int check(struct serve_options *o)
     if (!o->tls_cert != !o->tls_key)
         return cli_wrong(prog, "--tls-cert and --tls-key: both or none");
     if (o->n_names > o->n_models)
-        return cli_wrong(prog, "--name %s: there are %d names for %d models", o->names[o->n_names - 1], o->n_names, o->n_models);
+        return cli_wrong(prog, "--name %s: there are %d name%s for %d model%s", o->names[o->n_names - 1], o->n_names, plural(o->n_names), o->n_models, plural(o->n_models));
     const char *host = getenv("ZSE_HOST"), *port = getenv("ZSE_PORT");
     if (!o->host && (!o->socket_path || o->port_given))
         o->host = host && *host ? host : "127.0.0.1";

@@ -215,7 +215,7 @@ static int status(struct keys *k, struct usage *u, const struct options *o, stru
     printf("\n  tokens in 24 h     %" PRId64, s.tokens_day);
     if (key.limit.tokens_day)
         printf(" of %" PRId64, key.limit.tokens_day);
-    printf("\n  ever               %" PRIu64 " requests, %" PRIu64 " tokens\n", s.requests, s.tokens);
+    printf("\n  ever               %" PRIu64 " request%s, %" PRIu64 " token%s\n", s.requests, plural((int64_t)s.requests), s.tokens, plural((int64_t)s.tokens));
     if (!s.verdict.allowed)
         printf("  again in           %d s\n", s.verdict.retry_s);
     return 0;
@@ -366,7 +366,7 @@ int main(int argc, char **argv)
     if (i == N_COMMANDS)
         return cli_no_command(prog, o.command, &commands[0].name, sizeof *commands, N_COMMANDS);
     if (argc - optind < commands[i].least || argc - optind > commands[i].most)
-        return cli_wrong(prog, "%s: %d names, expected %d%s", o.command, argc - optind, commands[i].most, commands[i].least < commands[i].most ? " or none" : "");
+        return cli_wrong(prog, "%s: %d name%s, expected %d%s", o.command, argc - optind, plural(argc - optind), commands[i].most, commands[i].least < commands[i].most ? " or none" : "");
     if (o.for_create && commands[i].command != CREATE)
         return cli_wrong(prog, "%s: limits, scopes, models and an end are given when a key is created", o.command);
     o.name = argv[optind];

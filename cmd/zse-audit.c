@@ -168,7 +168,7 @@ static json_int_t count_of(const json_t *o, const char *key) { return json_integ
 static void note_skipped(uint64_t n)
 {
     if (n)
-        cli_note(prog, "skipped %" PRIu64 " line%s of the log: no entries", n, cli_s((int64_t)n));
+        cli_note(prog, "skipped %" PRIu64 " line%s of the log: no entries", n, plural((int64_t)n));
 }
 
 static int summary(const struct options *o, const char *folder, struct err *e)
@@ -182,9 +182,9 @@ static int summary(const struct options *o, const char *folder, struct err *e)
         const double hours = json_real_value(json_object_get(s, "period_hours"));
         const json_int_t n = count_of(s, "total_requests"), errors = count_of(s, "errors"), keys = count_of(s, "unique_keys"), tokens = count_of(s, "total_tokens");
         printf("last %g hour%s: %" JSON_INTEGER_FORMAT " request%s, %" JSON_INTEGER_FORMAT " error%s, %" JSON_INTEGER_FORMAT " key%s\n", hours, hours == 1 ? "" : "s",
-               n, cli_s(n), errors, cli_s(errors), keys, cli_s(keys));
+               n, plural(n), errors, plural(errors), keys, plural(keys));
         printf("mean latency %.1f ms, %" JSON_INTEGER_FORMAT " token%s (%" JSON_INTEGER_FORMAT " of prompts, %" JSON_INTEGER_FORMAT " of answers)\n",
-               json_real_value(json_object_get(s, "avg_latency_ms")), tokens, cli_s(tokens), count_of(s, "prompt_tokens"), count_of(s, "completion_tokens"));
+               json_real_value(json_object_get(s, "avg_latency_ms")), tokens, plural(tokens), count_of(s, "prompt_tokens"), count_of(s, "completion_tokens"));
         print_counts("by path", json_object_get(s, "endpoints"));
         print_counts("by status", json_object_get(s, "status_codes"));
         print_counts("by key", json_object_get(s, "keys"));
@@ -285,7 +285,7 @@ static int export(const struct options *o, const char *folder, struct err *e)
     if (rc)
         atomic_abort(&k->file);
     else if (strcmp(o->output, "-") != 0)
-        cli_note(prog, "%s: %" PRIu64 " line%s", o->output, k->rows, cli_s((int64_t)k->rows));
+        cli_note(prog, "%s: %" PRIu64 " line%s", o->output, k->rows, plural((int64_t)k->rows));
     free(k);
     return rc;
 }
@@ -352,9 +352,9 @@ static void verify_text(const struct audit_check c[AUDIT_CHAINS])
     const struct audit_check *k = &c[AUDIT_KEYS], *a = &c[AUDIT_ANONYMOUS];
     const uint64_t lines = k->lines + a->lines, cleared = k->cleared + a->cleared;
     const int files = k->files + a->files;
-    printf("intact: %" PRIu64 " line%s in %d file%s", lines, cli_s((int64_t)lines), files, cli_s(files));
+    printf("intact: %" PRIu64 " line%s in %d file%s", lines, plural((int64_t)lines), files, plural(files));
     if (cleared)
-        printf("; %" PRIu64 " line%s cleared", cleared, cli_s((int64_t)cleared));
+        printf("; %" PRIu64 " line%s cleared", cleared, plural((int64_t)cleared));
     else if (k->older_gone || a->older_gone)
         printf("; older files were rotated away");
     puts("");
@@ -381,7 +381,7 @@ static int verify(const struct options *o, const char *folder, struct err *e)
         if (c[i].missing)
             cli_note(prog, "%s", c[i].what);
         if (c[i].bad && good)
-            cli_note(prog, "%s.jsonl: %" PRIu64 " line%s outside of the chain (half a line of a crash, or foreign text)", audit_chain_name((enum audit_chain)i), c[i].bad, cli_s((int64_t)c[i].bad));
+            cli_note(prog, "%s.jsonl: %" PRIu64 " line%s outside of the chain (half a line of a crash, or foreign text)", audit_chain_name((enum audit_chain)i), c[i].bad, plural((int64_t)c[i].bad));
     }
     if (unexpected)
         cli_note(prog, "%s: the expected hash is not part of the log: its end was cut, it was rotated away, or the log was replaced", folder);
@@ -415,8 +415,8 @@ static void stats_text(const json_t *s)
     const json_int_t rotated = count_of(s, "rotated_files"), n = count_of(s, "total_entries"), errors = count_of(s, "error_entries"), lines = count_of(s, "lines");
     printf("%s: %.1f MB\n", json_string_value(json_object_get(s, "log_file")), json_real_value(json_object_get(s, "size_mb")));
     printf("%s: %.1f MB\n", json_string_value(json_object_get(a, "log_file")), json_real_value(json_object_get(a, "size_mb")));
-    printf("%" JSON_INTEGER_FORMAT " rotated file%s, %.1f MB in all\n", rotated, cli_s(rotated), (double)count_of(s, "total_bytes") / 1e6);
-    printf("%" JSON_INTEGER_FORMAT " request%s in %" JSON_INTEGER_FORMAT " line%s, %" JSON_INTEGER_FORMAT " error%s\n", n, cli_s(n), lines, cli_s(lines), errors, cli_s(errors));
+    printf("%" JSON_INTEGER_FORMAT " rotated file%s, %.1f MB in all\n", rotated, plural(rotated), (double)count_of(s, "total_bytes") / 1e6);
+    printf("%" JSON_INTEGER_FORMAT " request%s in %" JSON_INTEGER_FORMAT " line%s, %" JSON_INTEGER_FORMAT " error%s\n", n, plural(n), lines, plural(lines), errors, plural(errors));
     note_skipped((uint64_t)count_of(s, "skipped_lines"));
 }
 
@@ -451,7 +451,7 @@ static int clear(const struct options *o, const char *folder, struct err *e)
         cli_json(out);
         json_decref(out);
     } else {
-        cli_note(prog, "%s: cleared, %" PRIu64 " line%s%s", folder, n, cli_s((int64_t)n), o->all ? " and all rotated files" : "");
+        cli_note(prog, "%s: cleared, %" PRIu64 " line%s%s", folder, n, plural((int64_t)n), o->all ? " and all rotated files" : "");
     }
     return 0;
 }

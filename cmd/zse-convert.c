@@ -382,7 +382,8 @@ static int run(struct arguments *a)
         return cli_fail(prog, &e);
     }
     if (r.n_requantized && a->o.output)
-        cli_note(prog, "warning: %d tensors were quantized in the source already and are rounded a second time; -q keep keeps their grid", r.n_requantized);
+        cli_note(prog, r.n_requantized == 1 ? "warning: %d tensor was quantized in the source already and is rounded a second time; -q keep keeps its grid"
+                                             : "warning: %d tensors were quantized in the source already and are rounded a second time; -q keep keeps their grid", r.n_requantized);
     if (a->o.output)
         convert_warn_inexact(prog, &r);
     if (a->json)

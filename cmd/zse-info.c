@@ -155,7 +155,7 @@ static int run(const struct options *o, const struct info *i, struct err *e)
     if (!d)
         r = err_nomem(e, o->model);
     else if (n && o->layer >= json_integer_value(n))
-        r = err_set(e, ERR_LIMIT, "%s: has %lld layers, there is no layer %d", o->model, (long long)json_integer_value(n), o->layer);
+        r = err_set(e, ERR_LIMIT, "%s: has %lld layer%s, there is no layer %d", o->model, (long long)json_integer_value(n), plural(json_integer_value(n)), o->layer);
     else if (o->json)
         cli_json(d);
     else

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "libcommon/base/plural.h"
 #include "libcommon/base/thread.h"
 
 struct waiting { struct waiting *next; char *line; size_t n; };
@@ -92,7 +93,7 @@ void audit_later_add(struct audit_later *w, const struct audit_entry *x)
     if (line && room)
         return;
     if (line)
-        err_set(&e, ERR_LIMIT, "%d lines of the log wait for the disk: no room for another one", n_waiting);
+        err_set(&e, ERR_LIMIT, "%d line%s of the log already waiting for the disk: no room for another one", n_waiting, plural(n_waiting));
     else
         err_nomem(&e, "a line of the log");
     audit_lost(w->a, &e);

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "libcommon/base/clock.h"
+#include "libcommon/base/plural.h"
 #include "libcommon/engine/engine_core.h"
 
 /* ---- submit ---- */
@@ -44,7 +45,8 @@ static int check_queue(struct engine *g, const struct share *s, int n, struct er
     const int room = g->limits.max_waiting + g->limits.max_running - g->n_running - g->n_waiting - g->n_pending;
     if (!g->limits.max_waiting || n <= room || share_make_room(g, s, n, n - room))
         return 0;
-    return err_set(e, ERR_LIMIT, "%d requests are waiting, expected at most %d", g->n_waiting + g->n_pending, g->limits.max_waiting);
+    return err_set(e, ERR_LIMIT, "%d request%s %s waiting, expected at most %d", g->n_waiting + g->n_pending, plural(g->n_waiting + g->n_pending),
+                   plural_are(g->n_waiting + g->n_pending), g->limits.max_waiting);
 }
 
 static void find_stop_ids(const struct engine *g, struct request *r, const struct request_params *p)

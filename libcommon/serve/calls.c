@@ -8,6 +8,7 @@
 
 #include "libcommon/base/clock.h"
 #include "libcommon/base/json.h"
+#include "libcommon/base/plural.h"
 #include "libcommon/base/utf8.h"
 
 /* Large bodies, and those with something to compile, go through threads of their own, so that the tokens of others need not wait for them. */
@@ -744,7 +745,7 @@ static void be_done(struct preparing *p, struct call *c)
 
 static int refuse_queued(struct call *c, int most)
 {
-    return problem_set(&c->problem, 503, NULL, "overloaded", "%d requests wait to be prepared, expected at most %d", most, most);
+    return problem_set(&c->problem, 503, NULL, "overloaded", "%d request%s already waiting to be prepared, expected at most %d", most, plural(most), most);
 }
 
 /* -1 with c->problem: as many wait already as --max-queue lets wait, and nobody has more of them than this one's share. */

@@ -12,6 +12,7 @@
 #include <openssl/crypto.h>
 
 #include "libcommon/base/clock.h"
+#include "libcommon/base/plural.h"
 #include "libcommon/serve/calls.h"
 
 /* ---- open and close ---- */
@@ -99,7 +100,7 @@ int guard_finish_audit(struct server *s)
     struct guard *g = &s->guard;
     const int left = g->audit ? audit_log_finish(g->audit, AUDIT_PATIENCE_S) : 0;
     if (left) {
-        server_warn(s, "%s: %d line%s of the audit log %s not written: its disk, or the program that holds its lock, does not answer", s->o.audit_folder, left, left == 1 ? "" : "s", left == 1 ? "was" : "were");
+        server_warn(s, "%s: %d line%s of the audit log could not be written: its disk, or the program that holds its lock, does not answer", s->o.audit_folder, left, plural(left));
         g->audit = NULL;                    /* the thread is at it still */
         return -1;
     }

@@ -8,6 +8,7 @@
 #include "libcommon/base/clock.h"
 #include "libcommon/base/file.h"
 #include "libcommon/base/json.h"
+#include "libcommon/base/plural.h"
 #include "libcommon/format/zfile.h"
 #include "libcommon/serve/calls.h"
 #include "libcommon/token/chat.h"
@@ -378,7 +379,7 @@ void models_unload(struct server *s, struct hosted *h)
         return;
     h->state = HOSTED_LEAVING;
     h->leave_by_ns = clock_ns() + (uint64_t)(s->o.drain_s * 1e9);
-    server_log(s, "%s: unloading, %d requests run", h->id, h->n_calls);
+    server_log(s, "%s: unloading, %d running request%s", h->id, h->n_calls, plural(h->n_calls));
     models_tick(s);
 }
 

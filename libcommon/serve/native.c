@@ -9,6 +9,7 @@
 
 #include "libcommon/base/clock.h"
 #include "libcommon/base/json.h"
+#include "libcommon/base/plural.h"
 #include "libcommon/engine/device_show.h"
 #include "libcommon/hw/machine.h"
 #include "libcommon/serve/calls.h"
@@ -408,7 +409,7 @@ void handle_unload(struct server *s, struct conn *c, const char *rest)
     } else {
         int running = h->n_calls;
         char text[80];
-        snprintf(text, sizeof text, running ? "unloading; %d requests end first" : "unloaded", running);
+        snprintf(text, sizeof text, running ? "unloading; %d request%s to end first" : "unloaded", running, plural(running));
         models_unload(s, h);
         reply_object(s, c, 200, json_pack("{s:b, s:s}", "success", 1, "message", text));
     }

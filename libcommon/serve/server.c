@@ -12,6 +12,7 @@
 #include "libcommon/base/clock.h"
 #include "libcommon/hw/machine.h"
 #include "libcommon/base/json.h"
+#include "libcommon/base/plural.h"
 #include "libcommon/serve/calls.h"
 
 static const int signals[] = { SIGTERM, SIGINT, SIGHUP };
@@ -255,7 +256,7 @@ void server_stop(struct server *s, double drain_s)
     s->drain_by_ns = clock_ns() + (uint64_t)(drain_s * 1e9);
     loop_stop_listening(s->loop);
     loop_each_websocket(s->loop, close_websocket, NULL);
-    server_log(s, "stopping; %d requests run", loop_n_busy(s->loop));
+    server_log(s, "stopping; %d running request%s", loop_n_busy(s->loop), plural(loop_n_busy(s->loop)));
     finish_draining(s);
 }
 

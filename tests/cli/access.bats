@@ -85,6 +85,18 @@ entry() {
   [ "$(zse-audit stats --json | jq -c '[.total_entries, .rotated_files, .skipped_lines]')" = '[4,1,1]' ]
 }
 
+@test "audit: one of a thing is not called many" {
+  mkdir -p "$ZSE_HOME/audit"
+  entry 1 /a 404 1 app >"$ZSE_HOME/audit/requests.jsonl"
+  echo '{"half' >>"$ZSE_HOME/audit/requests.jsonl"
+  cp "$ZSE_HOME/audit/requests.jsonl" "$ZSE_HOME/audit/requests_20261121_150000.jsonl"
+  : >"$ZSE_HOME/audit/requests.jsonl"
+  { zse-audit summary -H 1; zse-audit stats; zse-audit export -o "$T/x"; zse-audit verify; zse-audit clear --yes --all; } >"$T/o" 2>&1
+  for text in 'last 1 hour: 1 request, 1 error, 1 key$' '1 rotated file,' '1 request in 1 line, 1 error$' 'skipped 1 line of' 'x: 1 line$' 'intact: 0 lines in 2 files$'; do
+    grep -q "$text" "$T/o" || { echo "$text"; cat "$T/o"; return 1; }
+  done
+}
+
 @test "audit: what clients wrote steers no terminal, and looks like no other line" {
   mkdir -p "$ZSE_HOME/audit"
   entry 300 '/a\u001b[2J\u009b31m\u202e\n2026-11-21T00:00:00.000Z  200' 404 1 app >"$ZSE_HOME/audit/requests.jsonl"

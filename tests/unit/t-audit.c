@@ -1067,7 +1067,7 @@ static void lines_wait_for_who_holds_the_lock(void **state)
     assert_in_range(waiting, 20, N - 1);
     assert_int_equal(s.errors, N - waiting);
     assert_int_equal(s.entries, 0);
-    assert_non_null(strstr(s.last_error, "wait for the disk"));
+    assert_non_null(strstr(s.last_error, "waiting for the disk"));
     close(lock);
     assert_int_equal(audit_later_close(w, 60), 0);
     audit_stats(a, &s);

@@ -1,0 +1,10 @@
+/* plural.h - the end of a noun that is counted: printf("%d file%s", n, plural(n)). */
+#ifndef ZSE_BASE_PLURAL_H
+#define ZSE_BASE_PLURAL_H
+
+#include <stdint.h>
+
+static inline const char *plural(int64_t n) { return n == 1 ? "" : "s"; }
+static inline const char *plural_are(int64_t n) { return n == 1 ? "is" : "are"; }
+
+#endif
