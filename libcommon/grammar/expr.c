@@ -187,6 +187,7 @@ void exprs_release(struct exprs *s)
     free(s->state_of);
     free(s->rows);
     free(s->costs);
+    free(s->within);
     memset(s, 0, sizeof *s);
 }
 
@@ -470,6 +471,21 @@ uint32_t expr_repeat(struct exprs *s, uint32_t a, int32_t lo, int32_t hi)
     return intern(s, &(struct expr){ .kind = EXPR_REPEAT, .flags = (uint8_t)((lo ? 0 : EXPR_NULLABLE) | (x.flags & EXPR_FILTERED)), .a = a, .lo = lo, .hi = hi });
 }
 
+/* Next to an expr_within() any number of characters says nothing. */
+static uint32_t without_implied(const struct exprs *s, uint32_t *w, uint32_t n)
+{
+    int counted = 0;
+    uint32_t m = 0;
+    for (uint32_t i = 0; i < n; i++)
+        counted |= s->e[w[i]].kind == EXPR_WITHIN && s->e[w[i]].b == EXPR_EPSILON;
+    for (uint32_t i = 0; i < n; i++) {
+        const struct expr *x = &s->e[w[i]];
+        if (!counted || x->kind != EXPR_REPEAT || x->a != s->one_char || x->lo != 0 || x->hi != EXPR_MANY)
+            w[m++] = w[i];
+    }
+    return m;
+}
+
 static uint32_t both_list(struct exprs *s, const uint32_t *v, uint32_t n)
 {
     uint32_t few[32], m, r;
@@ -478,6 +494,7 @@ static uint32_t both_list(struct exprs *s, const uint32_t *v, uint32_t n)
     if (!w)
         return EXPR_NONE;
     m = sort_parts(s, w, m, &any, &every);
+    m = without_implied(s, w, m);
     if (m && w[0] == EXPR_NONE)
         r = EXPR_NONE;
     else if (m > 1 && w[0] == EXPR_EPSILON)
@@ -665,6 +682,27 @@ static uint32_t arm_of(const struct exprs *s, const struct expr *x, int byte)
     return a < x->b && r[a].lo <= byte ? r[a].to : (uint32_t)EXPR_NONE;
 }
 
+static struct within *find_within(const struct exprs *s, uint32_t e, uint32_t part)
+{
+    uint32_t k = mix(mix(7, e), part) & (s->room_within - 1);
+    while (s->within[k].e && (s->within[k].e != e || s->within[k].part != part))
+        k = (k + 1) & (s->room_within - 1);
+    return &s->within[k];
+}
+
+/* What is left of an expr_within(). */
+static uint32_t within(struct exprs *s, uint32_t e, uint32_t part, int32_t hi)
+{
+    if (s->failed || e == EXPR_NONE || part == EXPR_NONE || s->e[e].flags & EXPR_DEAD)
+        return EXPR_NONE;
+    const struct within *w = find_within(s, e, part);
+    if (!w->e || w->chars > (uint32_t)hi)
+        return EXPR_NONE;
+    if (e == EXPR_EPSILON)
+        return e;
+    return intern(s, &(struct expr){ .kind = EXPR_WITHIN, .flags = part == EXPR_EPSILON ? s->e[e].flags & EXPR_NULLABLE : 0, .a = e, .b = part, .hi = hi });
+}
+
 static uint32_t derive(struct exprs *s, uint32_t e, int byte)
 {
     const struct expr x = s->e[e];      /* a copy: the array moves */
@@ -673,7 +711,7 @@ static uint32_t derive(struct exprs *s, uint32_t e, int byte)
     switch (x.kind) {
     case EXPR_BRANCH:
         return arm_of(s, &x, byte);
-    case EXPR_CONCAT: case EXPR_UNION: case EXPR_REPEAT: case EXPR_BOTH: case EXPR_NOT:
+    case EXPR_CONCAT: case EXPR_UNION: case EXPR_REPEAT: case EXPR_BOTH: case EXPR_NOT: case EXPR_WITHIN:
         break;
     default:
         return EXPR_NONE;
@@ -690,6 +728,10 @@ static uint32_t derive(struct exprs *s, uint32_t e, int byte)
         r = expr_concat(s, derive(s, x.a, byte), expr_repeat(s, x.a, x.lo ? x.lo - 1 : 0, x.hi == EXPR_MANY ? x.hi : x.hi - 1));
     } else if (x.kind == EXPR_NOT) {
         r = expr_not(s, derive(s, x.a, byte));
+    } else if (x.kind == EXPR_WITHIN) {
+        const int begins = x.b == EXPR_EPSILON;
+        if (!begins || x.hi)
+            r = within(s, derive(s, x.a, byte), derive(s, begins ? s->one_char : x.b, byte), x.hi - begins);
     } else {
         uint32_t few[32], *v = x.b > 32 ? malloc(x.b * sizeof *v) : few, n = 0;
         if (!v) {
@@ -849,6 +891,9 @@ static void edges_of(struct exprs *s, uint32_t e, uint64_t set[4])
             edges_of(s, s->lists[x->a + i], set);
     } else if (x->kind == EXPR_REPEAT || x->kind == EXPR_NOT) {
         edges_of(s, x->a, set);
+    } else if (x->kind == EXPR_WITHIN) {
+        edges_of(s, x->a, set);
+        edges_of(s, x->b == EXPR_EPSILON ? s->one_char : x->b, set);
     }
 }
 
@@ -969,6 +1014,160 @@ done:
     free(alive);
     free(order);
     return result;
+}
+
+/* ---- lengths ---- */
+
+/* States of an expression with its characters, and the steps between them. */
+struct steps {
+    struct within *state; uint32_t n, room;
+    struct step { uint32_t from, to; } *step; uint32_t n_steps, room_steps;
+    uint32_t *index, n_index;           /* of a state + 1, by open addressing */
+};
+
+/* The number of a state, a new one if it was not known; max_states if there is no room. */
+static uint32_t number_of(struct steps *w, uint32_t e, uint32_t part, uint32_t max_states, int *memory)
+{
+    uint32_t k = mix(mix(7, e), part) & (w->n_index - 1);
+    for (; w->index[k]; k = (k + 1) & (w->n_index - 1))
+        if (w->state[w->index[k] - 1].e == e && w->state[w->index[k] - 1].part == part)
+            return w->index[k] - 1;
+    if (w->n == max_states)
+        return max_states;
+    if (grow((void **)&w->state, &w->room, w->n + 1, sizeof *w->state) != 0) {
+        *memory = 1;
+        return max_states;
+    }
+    w->state[w->n] = (struct within){ e, part, UINT32_MAX };
+    w->index[k] = w->n + 1;
+    return w->n++;
+}
+
+/* Find all states from number i on: 0, -1 if there are too many (or *memory ran out). */
+static int find_steps(struct exprs *s, struct steps *w, uint32_t max_states, int *memory)
+{
+    const uint64_t most = s->meter.work + (uint64_t)max_states * 256;
+    for (uint32_t i = 0; i < w->n; i++) {
+        uint64_t edges[4] = { 1, 0, 0, 0 };
+        const uint32_t e = w->state[i].e, part = w->state[i].part == EXPR_EPSILON ? s->one_char : w->state[i].part;
+        expr_edges(s, e, edges);
+        edges_of(s, part, edges);
+        for (int b = 0; b < 256; b++) {
+            if (!(edges[b >> 6] >> (b & 63) & 1))
+                continue;
+            const uint32_t next = expr_step(s, part, b), to = next == EXPR_NONE ? (uint32_t)EXPR_NONE : expr_step(s, e, b);
+            if (s->failed || s->meter.work > most)
+                return -1;
+            if (to == EXPR_NONE)
+                continue;
+            const uint32_t k = number_of(w, to, next, max_states, memory);
+            if (k == max_states)
+                return -1;
+            if (w->n_steps && w->step[w->n_steps - 1].from == i && w->step[w->n_steps - 1].to == k)
+                continue;
+            if (grow((void **)&w->step, &w->room_steps, w->n_steps + 1, sizeof *w->step) != 0) {
+                *memory = 1;
+                return -1;
+            }
+            w->step[w->n_steps++] = (struct step){ i, k };
+        }
+    }
+    return 0;
+}
+
+/* The fewest characters from each state to an end.  Backwards from the ends, breadth first; steps inside of a character count nothing, so a state may improve again. */
+static int fewest_characters(const struct exprs *s, struct steps *w)
+{
+    uint32_t *first = calloc((size_t)w->n + 2 + w->n_steps, sizeof *first), *sources = first + w->n + 2;
+    uint32_t *queue = malloc(((size_t)w->n + 1) * sizeof *queue), head = 0, waiting = 0;
+    uint8_t *queued = calloc((size_t)w->n + 1, 1);
+    const uint32_t room = w->n + 1;
+    int rc = first && queue && queued ? 0 : -1;
+    for (uint32_t i = 0; rc == 0 && i < w->n_steps; i++)
+        first[w->step[i].to + 2]++;
+    for (uint32_t i = 0; rc == 0 && i < w->n; i++)
+        first[i + 2] += first[i + 1];
+    for (uint32_t i = 0; rc == 0 && i < w->n_steps; i++)
+        sources[first[w->step[i].to + 1]++] = w->step[i].from;
+    for (uint32_t i = 0; rc == 0 && i < w->n; i++)
+        if (w->state[i].part == EXPR_EPSILON && expr_nullable(s, w->state[i].e)) {
+            w->state[i].chars = 0;
+            queue[waiting++] = i;
+            queued[i] = 1;
+        }
+    while (rc == 0 && waiting) {
+        const uint32_t to = queue[head];
+        head = (head + 1) % room;
+        waiting--;
+        queued[to] = 0;
+        for (uint32_t k = first[to]; k < first[to + 1]; k++) {
+            struct within *from = &w->state[sources[k]];
+            const uint32_t chars = w->state[to].chars + (from->part == EXPR_EPSILON);
+            if (chars >= from->chars)
+                continue;
+            from->chars = chars;
+            if (!queued[sources[k]]) {
+                queue[(head + waiting++) % room] = sources[k];
+                queued[sources[k]] = 1;
+            }
+        }
+    }
+    free(first);
+    free(queue);
+    free(queued);
+    return rc;
+}
+
+/* Keep the states from which there is an end. */
+static int keep_within(struct exprs *s, const struct steps *w)
+{
+    uint32_t room = s->room_within ? s->room_within : 256;
+    while (room < 2 * (s->n_within + w->n + 1))
+        room *= 2;
+    if (room != s->room_within) {
+        struct within *old = s->within, *v = calloc(room, sizeof *v);
+        const uint32_t n_old = s->room_within;
+        if (!v)
+            return -1;
+        s->within = v;
+        s->room_within = room;
+        for (uint32_t i = 0; i < n_old; i++)
+            if (old[i].e)
+                *find_within(s, old[i].e, old[i].part) = old[i];
+        free(old);
+    }
+    for (uint32_t i = 0; i < w->n; i++) {
+        struct within *to = find_within(s, w->state[i].e, w->state[i].part);
+        s->n_within += !to->e && w->state[i].chars != UINT32_MAX;
+        if (w->state[i].chars != UINT32_MAX)
+            *to = w->state[i];
+    }
+    return 0;
+}
+
+int expr_within(struct exprs *s, uint32_t e, int32_t hi, uint32_t max_states, uint32_t *result)
+{
+    struct steps w = { .n_index = 1024 };
+    int rc = 0, memory = 0;
+    *result = EXPR_NONE;
+    if (s->failed || e == EXPR_NONE)
+        return 0;
+    while (w.n_index < 2 * max_states)
+        w.n_index *= 2;
+    if (!(w.index = calloc(w.n_index, sizeof *w.index)))
+        memory = 1;
+    else if (number_of(&w, e, EXPR_EPSILON, max_states, &memory) != max_states)
+        rc = find_steps(s, &w, max_states, &memory);
+    if (!memory && rc == 0)
+        memory = fewest_characters(s, &w) != 0 || keep_within(s, &w) != 0;
+    if (memory)
+        fail(s, EXPR_NO_MEMORY);
+    if (rc == 0)
+        *result = within(s, e, EXPR_EPSILON, hi);
+    free(w.state);
+    free(w.step);
+    free(w.index);
+    return s->failed ? 0 : rc;
 }
 
 /* ---- context-free ---- */

@@ -17,7 +17,7 @@
 #include "libcommon/base/err.h"
 
 enum expr_kind {
-    EXPR_EMPTY, EXPR_NULL, EXPR_BRANCH, EXPR_CONCAT, EXPR_UNION, EXPR_REPEAT, EXPR_BOTH, EXPR_NOT,     /* regular */
+    EXPR_EMPTY, EXPR_NULL, EXPR_BRANCH, EXPR_CONCAT, EXPR_UNION, EXPR_REPEAT, EXPR_BOTH, EXPR_NOT, EXPR_WITHIN,        /* regular */
     EXPR_TERM, EXPR_SEQ, EXPR_ANY_OF, EXPR_TIMES, EXPR_RULE,                                           /* context-free */
     EXPR_CELL,                      /* a stack: a on top of the stack b */
 };
@@ -32,8 +32,8 @@ enum { EXPR_MANY = -1 };
 
 struct expr {
     uint8_t kind, flags;
-    uint32_t a, b;                  /* operands; BRANCH: first arm and number; UNION, BOTH, ANY_OF: first in `lists` and number */
-    int32_t lo, hi;                 /* REPEAT, TIMES: bounds, hi EXPR_MANY: none; RULE: lo is its index; CONCAT: lo parts at its front may be left out */
+    uint32_t a, b;                  /* operands; WITHIN: b is what is left of the character under way, EXPR_EPSILON between two; BRANCH: first arm and number; UNION, BOTH, ANY_OF: first in `lists` and number */
+    int32_t lo, hi;                 /* WITHIN: hi characters at most; REPEAT, TIMES: bounds, hi EXPR_MANY: none; RULE: lo is its index; CONCAT: lo parts at its front may be left out */
 };
 struct arm { uint8_t lo, hi; uint32_t to; };                /* bytes lo to hi, then `to` */
 
@@ -65,6 +65,9 @@ static inline int first_use(uint64_t used[4], int i)
     return !before;
 }
 
+/* The fewest characters that end what is left of an expression (e) and of the character under way (part). */
+struct within { uint32_t e, part, chars; };
+
 struct exprs {
     struct expr *e; uint32_t n, room, limit;
     uint32_t *table; uint32_t n_table;                      /* of the hash: power of two */
@@ -75,6 +78,8 @@ struct exprs {
     uint32_t *rows; uint32_t n_rows, room_rows;             /* [256] each */
     struct row_costs *costs;                                /* of the rows */
     uint32_t walk;                                          /* number of the walk that expr_walk() counts for */
+    uint32_t one_char;                                      /* a character, as expr_within() counts them; 0: not used */
+    struct within *within; uint32_t n_within, room_within;  /* by open addressing */
     struct meter meter;
     enum expr_failure failed;
 };
@@ -119,6 +124,9 @@ uint32_t expr_either(struct exprs *s, uint32_t a, uint32_t b);
 uint32_t expr_repeat(struct exprs *s, uint32_t a, int32_t lo, int32_t hi);
 uint32_t expr_both(struct exprs *s, uint32_t a, uint32_t b);
 uint32_t expr_not(struct exprs *s, uint32_t a);
+/* Texts of e with at most hi characters (s->one_char).  Unlike expr_both() with a repetition, which settles every pair of a state and a count, this looks at the states of e
+ * alone: from each, the fewest characters to an end say whether it still can be reached.  0, or -1 where e has more than max_states; then nothing is set. */
+int expr_within(struct exprs *s, uint32_t e, int32_t hi, uint32_t max_states, uint32_t *result);
 /* One of the texts, which are sorted by bytes (memcmp, shorter first) and distinct. */
 struct text { const char *p; size_t n; };
 int text_compare(const void *a, const void *b);         /* for qsort: by bytes, shorter first; p may be NULL where n is 0 */

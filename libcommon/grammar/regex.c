@@ -255,10 +255,12 @@ static int escape(struct parser *p, struct set *s, uint32_t *c, int negated, int
             return bad(p, start, ERR_FORMAT, "\\u needs four hexadecimal digits");
         if (*c >= 0xD800 && *c < 0xDC00 && starts(p, "\\u")) {
             uint32_t low;
+            const size_t at = p->at;
             p->at += 2;
-            if (hex_digits(p, 4, &low) != 0 || low < 0xDC00 || low > 0xDFFF)
-                return bad(p, start, ERR_FORMAT, "half of a surrogate pair");
-            *c = 0x10000 + ((*c - 0xD800) << 10) + (low - 0xDC00);
+            if (hex_digits(p, 4, &low) == 0 && low >= 0xDC00 && low <= 0xDFFF)
+                *c = 0x10000 + ((*c - 0xD800) << 10) + (low - 0xDC00);
+            else
+                p->at = at;             /* half of a pair is a character of its own, which no text has */
         }
         return 0;
     default:
@@ -331,6 +333,8 @@ static uint32_t set_expr(struct parser *p, struct set *s)
     return p->json ? expr_json_chars(p->x, s->r, s->n) : expr_chars(p->x, s->r, s->n);
 }
 
+/* Where a sequence stands: it begins or ends the expression (what is found may have other text around it), or an anchor stands there already. */
+enum { BEGINS = 1, ANCHORED_BEGIN = 2, ENDS = 4, ANCHORED_END = 8 };
 static struct piece alternatives(struct parser *p, int top);
 
 static int32_t plus(int32_t a, int32_t b) { return a == EXPR_MANY || b == EXPR_MANY ? EXPR_MANY : a > MAX_COUNT * 100 || b > MAX_COUNT * 100 ? MAX_COUNT * 200 : a + b; }
@@ -395,7 +399,52 @@ static int quantifier(struct parser *p, int32_t *lo, int32_t *hi)
     return 1;
 }
 
-static struct piece atom(struct parser *p)
+/* Offset behind the group at the cursor; its end if it is not closed.  *looks: an anchor or a lookahead is inside. */
+static size_t group_end(const struct parser *p, int *looks)
+{
+    int depth = 0, in_class = 0;
+    size_t i = p->at;
+    *looks = 0;
+    for (; i < p->n; i++) {
+        const char c = p->text[i];
+        if (c == '\\') {
+            i++;
+        } else if (in_class) {
+            in_class = c != ']';
+        } else if (c == '[') {
+            in_class = 1;
+        } else if (c == '(') {
+            depth++;
+            *looks |= p->n - i > 2 && p->text[i + 1] == '?' && (p->text[i + 2] == '=' || p->text[i + 2] == '!');
+        } else if (c == '^' || c == '$') {
+            *looks = 1;
+        } else if (c == ')' && --depth == 0) {
+            return i + 1;
+        }
+    }
+    return p->n;
+}
+
+static int ends_sequence(const struct parser *p, size_t at) { return at >= p->n || p->text[at] == '|' || p->text[at] == ')'; }
+
+/* What the group at the cursor, with anchors or lookahead inside, takes over from the sequence that it stands in. */
+static int group_place(const struct parser *p, int top, int is_first)
+{
+    int looks, place = 0;
+    const size_t end = group_end(p, &looks);
+    if (!looks || (end < p->n && strchr("*+?{", p->text[end])))
+        return 0;
+    if (is_first)
+        place = top & (BEGINS | ANCHORED_BEGIN);
+    if (ends_sequence(p, end))
+        place |= top & (ENDS | ANCHORED_END);
+    else if (p->text[end] == '$' && ends_sequence(p, end + 1) && top & (ENDS | ANCHORED_END))
+        place |= ANCHORED_END;
+    return place;
+}
+
+/* place: of a group, as group_place() has it. */
+static struct piece atom(struct parser *p, int place)
 {
     struct piece r = { EXPR_NONE, 1, 1 };
     struct set s = { 0 };
@@ -415,7 +464,7 @@ static struct piece atom(struct parser *p)
             }
             p->at = (size_t)(end + 1 - p->text);
         } else if (peek(p) == '?') {
-            bad(p, start, ERR_UNSUPPORTED, starts(p, "?<") ? "lookbehind is not enforced" : starts(p, "?=") || starts(p, "?!") ? "lookahead is enforced outside of groups only"
+            bad(p, start, ERR_UNSUPPORTED, starts(p, "?<") ? "lookbehind is not enforced" : starts(p, "?=") || starts(p, "?!") ? "lookahead is enforced outside of groups and in a last one only"
                                                                                                                                   : "flags inside of the expression are not enforced");
             return r;
         }
@@ -423,7 +472,7 @@ static struct piece atom(struct parser *p)
             bad(p, start, ERR_LIMIT, "groups nested more than 200 deep");
             return r;
         }
-        r = alternatives(p, 0);
+        r = alternatives(p, place);
         p->depth--;
         if (!p->failed && peek(p) != ')')
             bad(p, start, ERR_FORMAT, "a group without )");
@@ -470,38 +519,43 @@ struct item { struct piece p; int look; };      /* look: 1 lookahead, -1 a negat
 static struct piece sequence(struct parser *p, int top)
 {
     struct item *v = NULL;
-    size_t n = 0, room = 0;
-    int anchored_begin = 0, anchored_end = 0;
+    size_t n = 0, room = 0, n_atoms = 0;
+    int anchored_begin = !(top & BEGINS), anchored_end = !(top & ENDS);
     struct piece r = { EXPR_EPSILON, 0, 0 };
     const uint32_t all = top ? expr_repeat(p->x, p->any, 0, EXPR_MANY) : (uint32_t)EXPR_EPSILON;
     while (!p->failed && p->at < p->n && peek(p) != '|' && peek(p) != ')') {
         struct item it = { .look = 0 };
         size_t start = p->at;
         int32_t lo, hi;
-        if (top && peek(p) == '^' && n == 0) {
+        if (top & (BEGINS | ANCHORED_BEGIN) && peek(p) == '^' && n_atoms == 0) {
             anchored_begin = 1;
             p->at++;
             continue;
         }
-        if (top && peek(p) == '$' && (p->at + 1 == p->n || p->text[p->at + 1] == '|' || p->text[p->at + 1] == ')')) {
+        if (top & (ENDS | ANCHORED_END) && peek(p) == '$' && ends_sequence(p, p->at + 1)) {
             anchored_end = 1;
             p->at++;
             break;
         }
-        if (top && (starts(p, "(?=") || starts(p, "(?!"))) {
+        if (top & (ENDS | ANCHORED_END) && (starts(p, "(?=") || starts(p, "(?!"))) {
             int search = p->search;
             it.look = starts(p, "(?=") ? 1 : -1;
             p->at += 3;
             p->depth++;
             p->search = 2;              /* it begins here, it may end anywhere */
-            it.p = alternatives(p, 1);
+            it.p = alternatives(p, BEGINS | ENDS);
             p->search = search;
             p->depth--;
             if (!p->failed && peek(p) != ')')
                 bad(p, start, ERR_FORMAT, "a group without )");
             p->at++;
         } else {
-            it.p = atom(p);
+            const int first = n_atoms == 0 ? (anchored_begin && top & (BEGINS | ANCHORED_BEGIN) ? ANCHORED_BEGIN : top & (BEGINS | ANCHORED_BEGIN)) : 0;
+            const int place = peek(p) == '(' ? group_place(p, first | (top & (ENDS | ANCHORED_END)), n_atoms == 0) : 0;
+            n_atoms++;
+            anchored_begin |= place & BEGINS;
+            anchored_end |= place & ENDS;
+            it.p = atom(p, place);
             int q = p->failed ? 0 : quantifier(p, &lo, &hi);
             if (q == 1) {
                 it.p.e = expr_repeat(p->x, it.p.e, lo, hi);
@@ -520,7 +574,7 @@ static struct piece sequence(struct parser *p, int top)
         }
         v[n++] = it;
     }
-    if (top && p->search && !anchored_end) {
+    if (p->search && !anchored_end) {
         r.e = all;
         r.max = EXPR_MANY;
     }
@@ -534,7 +588,7 @@ static struct piece sequence(struct parser *p, int top)
             r.max = plus(r.max, v[n].p.max);
         }
     }
-    if (top && p->search == 1 && !anchored_begin) {
+    if (p->search == 1 && !anchored_begin) {
         r.e = expr_concat(p->x, all, r.e);
         r.max = EXPR_MANY;
     }
@@ -583,7 +637,7 @@ uint32_t regex_compile(struct grammar *g, const char *text, size_t size, int jso
         return EXPR_NONE;
     }
     p.any = json ? expr_json_chars(p.x, &every, 1) : expr_chars(p.x, &every, 1);
-    struct piece r = alternatives(&p, 1);
+    struct piece r = alternatives(&p, BEGINS | ENDS);
     if (!p.failed && p.at < p.n)
         bad(&p, p.at, ERR_FORMAT, "a ) without (");
     if (p.failed) {

@@ -126,13 +126,18 @@ json_t *schema_keep(struct schema *s, json_t *made, const json_t *from)
 
 uint32_t schema_regex(struct schema *s, const char *text, int json) { return regex_compile(s->g, text, strlen(text), json, 0, NULL, NULL, s->failed ? NULL : s->e); }
 
-uint32_t schema_pattern(struct schema *s, const json_t *at, const char *keyword, const char *text, size_t size, int32_t *min, int32_t *max)
+uint32_t schema_regex_n(struct schema *s, const json_t *at, const char *keyword, const char *text, size_t size, int search, int32_t *min, int32_t *max)
 {
     struct err e = { .msg = "" };
-    uint32_t r = regex_compile(s->g, text, size, 1, 1, min, max, &e);
+    uint32_t r = regex_compile(s->g, text, size, 1, search, min, max, &e);
     if (r != EXPR_NONE)
         return r;
     return report(s, at, keyword, e.code, e.msg);
+}
+
+uint32_t schema_pattern(struct schema *s, const json_t *at, const char *keyword, const char *text, size_t size, int32_t *min, int32_t *max)
+{
+    return schema_regex_n(s, at, keyword, text, size, 1, min, max);
 }
 
 /* ---- keywords ---- */
@@ -868,7 +873,7 @@ static int init(struct schema *s, struct grammar *g, struct err *e)
     s->any_char = schema_regex(s, "[^\"\\\\\\x00-\\x1F]|\\\\(?:[\"\\\\/bfnrt]|u(?:[1-9A-CE-Fa-ce-f][0-9A-Fa-f]{3}|0[1-9A-Fa-f][0-9A-Fa-f]{2}|00[1-9A-Fa-f][0-9A-Fa-f]|000[1-9A-Fa-f]|"
                                   "[Dd][0-7][0-9A-Fa-f]{2}|[Dd][89ABab][0-9A-Fa-f]{2}\\\\u[Dd][C-Fc-f][0-9A-Fa-f]{2}))", 0);
     g->string_char[0] = s->any_char;
-    g->string_char[1] = s->plain_char;
+    g->string_char[1] = x->one_char = s->plain_char;
     int flexible = g->options.whitespace == GRAMMAR_WS_FLEXIBLE;
     s->space = flexible ? schema_regex(s, "| |\\n[ \\t]{0,40}", 0) : (uint32_t)EXPR_EPSILON;
     uint32_t blank = flexible ? s->space : schema_regex(s, " ?", 0);

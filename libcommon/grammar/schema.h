@@ -67,6 +67,8 @@ uint32_t schema_limit(struct schema *s, const json_t *at, const char *why);
 uint32_t schema_nomem(struct schema *s);
 /* A regular expression of ours; json: of the inside of a string. */
 uint32_t schema_regex(struct schema *s, const char *text, int json);
+/* The same for the text of a keyword; search: as regex_compile() has it. */
+uint32_t schema_regex_n(struct schema *s, const json_t *at, const char *keyword, const char *text, size_t size, int search, int32_t *min, int32_t *max);
 /* The pattern of a member, or a key of its patternProperties: what it finds inside of strings. */
 uint32_t schema_pattern(struct schema *s, const json_t *at, const char *keyword, const char *text, size_t size, int32_t *min, int32_t *max);
 

@@ -4,68 +4,102 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_CONTAINS = 3, MAX_UNIQUE = 8, MAX_COUNTED = 4096, MAX_TABLE = 400000, MAX_KEY_PATTERNS = 10, MAX_BOTH = 256 };
+enum { MAX_CONTAINS = 3, MAX_UNIQUE = 8, MAX_COUNTED = 4096, MAX_TABLE = 400000, MAX_KEY_PATTERNS = 10, MAX_PATTERN_STATES = 4096 };
 
 static int32_t larger(int32_t a, int64_t b) { return b > a ? (int32_t)b : a; }
 
 /* ---- strings ---- */
 
+/* Bounds of the length, and which of them the expression keeps anyway. */
+struct lengths { int32_t lo, hi; int sure_lo, sure_hi; };
+
+static void imply(struct lengths *l, int32_t min, int32_t max)
+{
+    l->sure_lo |= min >= l->lo;
+    l->sure_hi |= l->hi == EXPR_MANY || (max != EXPR_MANY && max <= l->hi);
+}
+
+/* What the patterns and the format of a member say.  anchored: a match from the first character to the last, which fewer states can find. */
+static uint32_t member_string(struct schema *s, const json_t *m, struct lengths *l, int anchored)
+{
+    struct exprs *x = &s->g->x;
+    const json_t *pattern = json_object_get(m, "pattern"), *format = json_object_get(m, "format");
+    uint32_t r = EXPR_ALL;
+    int32_t min, max;
+    json_t *not;
+    size_t k;
+    if (pattern) {
+        const char *text = json_string_value(pattern);
+        const size_t size = json_string_length(pattern);
+        r = expr_both(x, r, anchored ? schema_regex_n(s, m, "pattern", text, size, 0, &min, &max) : schema_pattern(s, m, "pattern", text, size, &min, &max));
+        imply(l, min, max);
+    }
+    json_array_foreach(json_object_get(m, NOT_PATTERN), k, not)
+        r = expr_both(x, r, expr_not(x, schema_pattern(s, m, "pattern", json_string_value(not), json_string_length(not), NULL, NULL)));
+    if (format && schema_format(json_string_value(format)) && !s->failed) {
+        const char *text = schema_format(json_string_value(format)), *less = schema_short_format(json_string_value(format));
+        uint32_t p = regex_compile(s->g, text, strlen(text), 1, 0, &min, &max, s->e);
+        const int fits = min >= l->lo && (l->hi == EXPR_MANY || (max != EXPR_MANY && max <= l->hi));
+        if (!fits && p != EXPR_NONE && less && !s->loose) {      /* counting two lengths at once has too many states */
+            if (l->lo > 63)
+                return schema_refuse(s, m, "minLength", "above 63 it cannot be enforced together with this format");
+            p = regex_compile(s->g, less, strlen(less), 1, 0, NULL, NULL, s->e);
+            l->hi = l->hi == EXPR_MANY || l->hi > 63 ? 63 : l->hi;
+        } else {
+            imply(l, min, max);
+        }
+        if (p == EXPR_NONE)
+            s->failed = 1;
+        r = expr_both(x, r, p);
+    }
+    return r;
+}
+
+/* r with lengths between the bounds; -1 if it has too many states, then *result is not set. */
+static int within_lengths(struct schema *s, uint32_t r, const struct lengths *l, uint32_t *result)
+{
+    struct exprs *x = &s->g->x;
+    uint32_t bounded = r;
+    if (!l->sure_hi && l->hi != EXPR_MANY) {
+        bounded = exprs_settle(x, r, MAX_PATTERN_STATES);
+        if (expr_within(x, bounded, l->hi, MAX_PATTERN_STATES, &bounded) != 0)
+            return -1;
+    }
+    *result = l->sure_lo || l->lo == 0 ? bounded : expr_both(x, bounded, expr_repeat(x, s->plain_char, l->lo, EXPR_MANY));
+    return 0;
+}
+
 uint32_t schema_string(struct schema *s, const struct member *m, int n, int canonical)
 {
     struct exprs *x = &s->g->x;
-    int32_t lo = 0, hi = EXPR_MANY, min, max;
-    uint32_t r = EXPR_ALL, p;
-    int sure = 0;                       /* the bounds hold already */
+    struct lengths given = { .lo = 0, .hi = EXPR_MANY };
+    uint32_t r = EXPR_ALL;
     for (int i = 0; i < n; i++) {
         int64_t least = schema_count(s, m[i].s, "minLength"), most = schema_count(s, m[i].s, "maxLength");
-        lo = larger(lo, least);
-        if (most >= 0 && (hi == EXPR_MANY || most < hi))
-            hi = (int32_t)most;
+        given.lo = larger(given.lo, least);
+        if (most >= 0 && (given.hi == EXPR_MANY || most < given.hi))
+            given.hi = (int32_t)most;
+        canonical |= json_array_size(json_object_get(m[i].s, NOT_PATTERN)) || json_array_size(json_object_get(m[i].s, NOT_VALUES));
     }
-    for (int i = 0; i < n && !s->failed; i++) {
-        const json_t *pattern = json_object_get(m[i].s, "pattern"), *format = json_object_get(m[i].s, "format");
-        json_t *not;
-        size_t k;
-        if (pattern) {
-            p = schema_pattern(s, m[i].s, "pattern", json_string_value(pattern), json_string_length(pattern), &min, &max);
-            sure |= min >= lo && (hi == EXPR_MANY || (max != EXPR_MANY && max <= hi));
-            r = expr_both(x, r, p);
-        }
-        json_array_foreach(json_object_get(m[i].s, NOT_PATTERN), k, not) {
-            p = schema_pattern(s, m[i].s, "pattern", json_string_value(not), json_string_length(not), NULL, NULL);
-            r = expr_both(x, r, expr_not(x, p));
-            canonical = 1;
-        }
-        if (format && schema_format(json_string_value(format))) {
-            const char *text = schema_format(json_string_value(format));
-            const char *less = schema_short_format(json_string_value(format));
-            p = regex_compile(s->g, text, strlen(text), 1, 0, &min, &max, s->e);
-            int fits = min >= lo && (hi == EXPR_MANY || (max != EXPR_MANY && max <= hi));
-            if (!fits && p != EXPR_NONE && less && !s->loose) {      /* counting two lengths at once has too many states */
-                if (lo > 63)
-                    return schema_refuse(s, m[i].s, "minLength", "above 63 it cannot be enforced together with this format");
-                p = regex_compile(s->g, less, strlen(less), 1, 0, NULL, NULL, s->e);
-                hi = hi == EXPR_MANY || hi > 63 ? 63 : hi;
-            }
-            if (p == EXPR_NONE) {
-                s->failed = 1;
-                return EXPR_NONE;
-            }
-            sure |= fits;
-            r = expr_both(x, r, p);
-        }
-        for (json_t *v = json_object_get(m[i].s, NOT_VALUES); json_array_size(v) && !canonical; v = NULL)
-            canonical = 1;
-    }
-    if (s->failed || (hi != EXPR_MANY && lo > hi))
+    if (given.hi != EXPR_MANY && given.lo > given.hi)
         return EXPR_NONE;
-    if (r == EXPR_ALL)
-        return expr_repeat(x, canonical ? s->plain_char : s->any_char, lo, hi);
-    if (!sure && !s->loose && hi != EXPR_MANY && hi > MAX_BOTH && lo <= MAX_BOTH)
-        hi = MAX_BOTH;                  /* its states are those of the expression times the length: shorter strings are allowed ones too */
-    if (!sure || canonical)
-        r = expr_both(x, r, expr_repeat(x, s->plain_char, lo, hi));
-    return r;
+    for (int anchored = 0; anchored < 2 && !s->failed; anchored++) {
+        struct lengths l = given;
+        r = EXPR_ALL;
+        for (int i = 0; i < n && !s->failed; i++)
+            r = expr_both(x, r, member_string(s, m[i].s, &l, anchored));
+        if (s->failed)
+            break;
+        if (r == EXPR_ALL)
+            return expr_repeat(x, canonical ? s->plain_char : s->any_char, l.lo, l.hi);
+        if (canonical)
+            r = expr_both(x, r, expr_repeat(x, s->plain_char, 0, EXPR_MANY));
+        if (within_lengths(s, r, &l, &r) == 0)
+            return r;
+        if (s->loose)
+            break;
+    }
+    return s->failed ? (uint32_t)EXPR_NONE : schema_limit(s, m[0].s, "its pattern has too many states for its lengths to be counted next to it");
 }
 
 /* ---- arrays ---- */
