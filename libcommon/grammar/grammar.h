@@ -89,6 +89,11 @@ int matcher_busy(const struct matcher *m);
 void matcher_cancel(struct matcher *m);
 uint64_t matcher_spent(const struct matcher *m);                        /* steps so far, as the limits count them */
 
+/* Of functions that are not strict: the keywords that are not enforced, as "function 'f': /properties/a/pattern" and more of these, separated by commas.
+ * Printable ASCII, at most GRAMMAR_RELAXED bytes; borrowed.  NULL: every keyword is enforced. */
+enum { GRAMMAR_RELAXED = 1000 };
+const char *grammar_relaxed(const struct grammar *g);
+
 /* Without the lock, as of the last call that ended. */
 size_t grammar_bytes(const struct grammar *g);
 int grammar_is_worn(const struct grammar *g);           /* 1: it has grown to max_exprs, and calls that need more parts fail */

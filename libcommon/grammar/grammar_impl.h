@@ -45,6 +45,7 @@ struct grammar {
     int32_t left_recursive;             /* a rule that begins with itself, + 1, where grammar_finish() found one */
     uint32_t string_char[2];            /* one character inside a JSON string: with every escape, with the necessary ones; 0: not used */
     uint64_t compile_work;
+    char *relaxed;                      /* owned; see grammar_relaxed() */
     atomic_size_t bytes;                /* grammar_bytes(), to be read without the lock */
     atomic_int worn;
 

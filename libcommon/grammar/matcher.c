@@ -162,6 +162,7 @@ void grammar_close(struct grammar *g)
     free(g->seen.slot);
     free(g->rule);
     free(g->root_thread);
+    free(g->relaxed);
     exprs_release(&g->x);
     pthread_mutex_destroy(&g->lock);
     free(g);

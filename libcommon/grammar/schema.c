@@ -59,7 +59,8 @@ static int find_path(json_t *in, const json_t *what, struct path *p, int depth)
     return 0;
 }
 
-static void place(struct schema *s, const json_t *at, const char *keyword, struct path *p)
+/* *p: the JSON pointer of the keyword.  Returns the schema of the document that it is in. */
+static const json_t *place(struct schema *s, const json_t *at, const char *keyword, struct path *p)
 {
     memset(p, 0, sizeof *p);
     /* what was made stands where that stands of which it was made; later ones may come from earlier ones */
@@ -76,14 +77,19 @@ static void place(struct schema *s, const json_t *at, const char *keyword, struc
     for (size_t i = 0; i < p->n; i++)
         if ((unsigned char)p->text[i] < 0x20)
             p->text[i] = '?';
+    return at;
 }
 
 static uint32_t report(struct schema *s, const json_t *at, const char *keyword, enum err_code code, const char *why)
 {
     struct path p;
     if (!s->failed && !s->quiet) {
-        place(s, at, keyword, &p);
+        at = place(s, at, keyword, &p);
         err_set(s->e, code, p.n ? "schema: %s: %s" : "schema: %s%s", p.text, why);
+        if (s->refusal && code == ERR_UNSUPPORTED) {
+            s->refusal->at = at;
+            snprintf(s->refusal->keyword, sizeof s->refusal->keyword, "%s", keyword ? keyword : "");
+        }
     }
     s->failed = 1;
     return EXPR_NONE;
@@ -910,11 +916,12 @@ static struct grammar *finish(struct schema *s, struct grammar *g, struct err *e
     return NULL;
 }
 
-uint32_t grammar_schema_expr(struct grammar *g, json_t *root, uint32_t *comma, uint32_t *colon, struct err *e)
+static uint32_t compile_part(struct grammar *g, json_t *root, uint32_t *comma, uint32_t *colon, struct refusal *refusal, struct err *e)
 {
     struct schema s;
     uint32_t r = EXPR_NONE;
     if (init(&s, g, e) == 0) {
+        s.refusal = refusal;
         struct member m = { root, 0, NULL };
         s.root = json_incref(root);
         r = schema_refs_open(&s) != 0 ? (uint32_t)EXPR_NONE : schema_compile(&s, &m, 1);
@@ -927,6 +934,42 @@ uint32_t grammar_schema_expr(struct grammar *g, json_t *root, uint32_t *comma, u
     }
     release(&s);
     return r;
+}
+
+uint32_t grammar_schema_expr(struct grammar *g, json_t *root, uint32_t *comma, uint32_t *colon, struct err *e)
+{
+    return compile_part(g, root, comma, colon, NULL, e);
+}
+
+uint32_t grammar_schema_relaxed(struct grammar *g, json_t *root, json_t *dropped, uint32_t *comma, uint32_t *colon, struct err *e)
+{
+    enum { MOST_DROPPED = 32 };
+    for (int i = 0; i < MOST_DROPPED; i++) {
+        struct refusal refusal = { .at = NULL };
+        struct path p = { .n = 0 };
+        struct err why = { .code = ERR_NONE };
+        const uint32_t r = compile_part(g, root, comma, colon, &refusal, &why);
+        json_t *at = (json_t *)(uintptr_t)refusal.at;   /* a part of root, which is the caller's to change */
+        if (r != EXPR_NONE || why.code != ERR_UNSUPPORTED || !find_path(root, at, &p, 0)) {
+            if (r == EXPR_NONE)
+                *e = why;
+            return r;
+        }
+        if (refusal.keyword[0])
+            path_add(&p, refusal.keyword);
+        if (json_array_append_new(dropped, json_string(p.n ? p.text : "/")) != 0) {
+            err_nomem(e, "a schema");
+            return EXPR_NONE;
+        }
+        if (!refusal.keyword[0])
+            json_object_clear(at);
+        else if (json_object_del(at, refusal.keyword) != 0) {   /* it is not a keyword of this schema alone */
+            *e = why;
+            return EXPR_NONE;
+        }
+    }
+    err_set(e, ERR_UNSUPPORTED, "schema: more than %d keywords cannot be enforced", MOST_DROPPED);
+    return EXPR_NONE;
 }
 
 static int is_word(const char *text, size_t size, const char *word)

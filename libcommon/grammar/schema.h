@@ -51,13 +51,19 @@ struct schema {
     int loose;
     int failed;
     int quiet;                          /* only trying: errors are not the schema's */
+    struct refusal *refusal;            /* filled in where a keyword cannot be enforced; NULL: not wanted */
     struct err *e;
 };
+
+/* The keyword that cannot be enforced: of the schema `at` of the document; "": the schema as a whole. */
+struct refusal { const json_t *at; char keyword[256]; };
 
 enum { TYPE_NULL = 1, TYPE_BOOLEAN = 2, TYPE_INTEGER = 4, TYPE_FRACTION = 8, TYPE_STRING = 16, TYPE_ARRAY = 32, TYPE_OBJECT = 64, TYPE_ALL = 127 };
 
 /* A schema as a part of g; EXPR_NONE with *e set.  comma and colon: punctuation with its blanks. */
 uint32_t grammar_schema_expr(struct grammar *g, json_t *root, uint32_t *comma, uint32_t *colon, struct err *e);
+/* The same without the keywords that cannot be enforced: they are taken out of root.  Their places, as JSON pointers, are appended to the array `dropped`. */
+uint32_t grammar_schema_relaxed(struct grammar *g, json_t *root, json_t *dropped, uint32_t *comma, uint32_t *colon, struct err *e);
 
 /* Members that must all hold, compiled.  EXPR_NONE: nothing satisfies them, or it failed. */
 uint32_t schema_compile(struct schema *s, const struct member *m, int n);

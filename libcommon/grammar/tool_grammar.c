@@ -1,4 +1,5 @@
 /* tool_grammar.c - grammars of answers that call functions, in each family's way. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,6 +14,8 @@ struct maker {
     const struct tool_grammar_options *o;       /* NULL: no calls */
     int thinking;
     uint32_t character, comma, colon;
+    int strict;                         /* all keywords of the function at hand are enforced, or refused */
+    json_t *relaxed;                    /* array of strings: functions and their keywords that are not enforced; owned */
     struct err *e;
     int failed;
 };
@@ -93,6 +96,42 @@ static uint32_t term(struct maker *k, uint32_t e) { return grammar_term(k->g, e)
 
 static uint32_t literal(struct maker *k, const char *text) { return term(k, marker(k, text, NULL)); }
 
+static void no_memory(struct maker *k)
+{
+    if (!k->failed)
+        err_nomem(k->e, "a grammar");
+    k->failed = 1;
+}
+
+/* A keyword of a function is not enforced. */
+static void relax(struct maker *k, const char *function, const char *place)
+{
+    if (json_array_append_new(k->relaxed, json_sprintf("function '%s': %s", function, place)) != 0)
+        no_memory(k);
+}
+
+/* The schema of a function's arguments, or of the argument `key` (NULL: all of them), without what cannot be enforced unless the function is strict. */
+static uint32_t schema_expr(struct maker *k, const char *function, const char *key, json_t *schema)
+{
+    if (k->strict)
+        return grammar_schema_expr(k->g, schema, &k->comma, &k->colon, k->e);
+    json_t *copy = json_deep_copy(schema), *dropped = json_array(), *place;
+    uint32_t r = EXPR_NONE;
+    size_t i;
+    if (copy && dropped && json_equal(copy, schema))    /* jansson leaves out what it finds no memory for */
+        r = grammar_schema_relaxed(k->g, copy, dropped, &k->comma, &k->colon, k->e);
+    else
+        no_memory(k);
+    json_array_foreach(dropped, i, place) {
+        char whole[512];
+        snprintf(whole, sizeof whole, "%s%s%s", key ? "/properties/" : "", key ? key : "", json_string_value(place));
+        relax(k, function, whole);
+    }
+    json_decref(dropped);
+    json_decref(copy);
+    return k->failed ? (uint32_t)EXPR_NONE : r;
+}
+
 /* The arguments of a function as JSON. */
 static uint32_t json_arguments(struct maker *k, const char *name, const json_t *tool)
 {
@@ -107,10 +146,10 @@ static uint32_t json_arguments(struct maker *k, const char *name, const json_t *
     if (!none && !json_object_get(schema, "type")) {    /* arguments are an object in any case */
         json_t *typed = json_copy(schema);
         json_object_set_new(typed, "type", json_string("object"));
-        r = grammar_schema_expr(k->g, typed, &k->comma, &k->colon, k->e);
+        r = schema_expr(k, name, NULL, typed);
         json_decref(typed);
     } else {
-        r = grammar_schema_expr(k->g, none ? none : schema, &k->comma, &k->colon, k->e);
+        r = schema_expr(k, name, NULL, none ? none : schema);
     }
     json_decref(none);
     if (r == EXPR_NONE) {
@@ -132,6 +171,12 @@ static uint32_t tag_value(struct maker *k, const char *function, const char *key
     if (type && !strcmp(type, "string")) {
         for (i = 0; i < sizeof cannot / sizeof *cannot; i++)
             if (json_object_get(schema, cannot[i]) && !(i == 1 && !schema_format(json_string_value(json_object_get(schema, "format")) ? json_string_value(json_object_get(schema, "format")) : ""))) {
+                if (!k->strict) {
+                    char place[256];
+                    snprintf(place, sizeof place, "/properties/%s/%s", key, cannot[i]);
+                    relax(k, function, place);
+                    continue;
+                }
                 k->failed = 1;
                 err_set(k->e, ERR_UNSUPPORTED, "function '%s': parameters: schema: /properties/%s/%s: it cannot be enforced for strings that this model writes without quotation marks", function, key, cannot[i]);
                 return EXPR_NONE;
@@ -150,7 +195,7 @@ static uint32_t tag_value(struct maker *k, const char *function, const char *key
         json_object_set(whole, "$defs", json_object_get(root, "$defs"));
     if (json_object_get(root, "definitions") && !json_object_get(whole, "definitions"))
         json_object_set(whole, "definitions", json_object_get(root, "definitions"));
-    uint32_t r = grammar_schema_expr(k->g, whole, &k->comma, &k->colon, k->e);
+    uint32_t r = schema_expr(k, function, key, whole);
     json_decref(whole);
     if (r == EXPR_NONE) {
         k->failed = 1;
@@ -179,7 +224,11 @@ static uint32_t tag_arguments(struct maker *k, const char *name, const json_t *t
         int ok = 0;
         for (size_t i = 0; i < sizeof known / sizeof *known; i++)
             ok |= !strcmp(key, known[i]);
-        if (!ok) {
+        if (!ok && !k->strict) {
+            char place[256];
+            snprintf(place, sizeof place, "/%s", key);
+            relax(k, name, place);
+        } else if (!ok) {
             k->failed = 1;
             err_set(k->e, ERR_UNSUPPORTED, "function '%s': parameters: schema: /%s: it cannot be enforced for arguments that this model writes as tags", name, key);
             return EXPR_NONE;
@@ -211,10 +260,12 @@ static uint32_t any_tags(struct maker *k)
 static uint32_t arguments_of(struct maker *k, const char *name, const json_t *tool)
 {
     const int tags = k->f->style == TOOL_TAGS;
+    k->strict = json_object_get(k->o->strict, name) != NULL;
     uint32_t r = tags ? tag_arguments(k, name, tool) : json_arguments(k, name, tool);
-    if (!k->failed || k->e->code != ERR_UNSUPPORTED || json_object_get(k->o->strict, name))
+    if (!k->failed || k->e->code != ERR_UNSUPPORTED || k->strict)
         return r;
-    k->failed = 0;                      /* not strict: any object will do */
+    k->failed = 0;                      /* too much of it cannot be enforced: any object will do */
+    relax(k, name, "/");
     if (tags)
         return any_tags(k);
     json_t *any = json_pack("{s:{s:s}}", "parameters", "type", "object");
@@ -371,6 +422,28 @@ static uint32_t answer(struct maker *k, const json_t *const *tools, int n)
     return expr_seq(x, before, expr_seq(x, term(k, text_before(k, trigger, 1)), expr_any_of(x, (uint32_t[]){ EXPR_EPSILON, all }, 2)));
 }
 
+/* The list as a text that may stand in a header: printable ASCII. */
+static char *list_text(const json_t *list)
+{
+    char *text = malloc(GRAMMAR_RELAXED + 1);
+    size_t n = 0, i, k;
+    const json_t *v;
+    if (!text)
+        return NULL;
+    json_array_foreach(list, i, v) {
+        for (k = 0; k < i && !json_equal(json_array_get(list, k), v); k++)
+            ;
+        if (k == i && n < GRAMMAR_RELAXED)              /* calls are compiled with and without their opening marker */
+            n += (size_t)snprintf(text + n, GRAMMAR_RELAXED + 1 - n, "%s%s", n ? ", " : "", json_string_value(v));
+    }
+    for (char *c = text; *c; c++)
+        if (*c < ' ' || *c > '~')
+            *c = '?';
+    return text;
+}
+
+const char *grammar_relaxed(const struct grammar *g) { return g->relaxed; }
+
 struct grammar *tool_grammar_compile(const struct grammar_vocab *v, const struct tool_format *f, const struct tool_grammar_options *o, struct err *e)
 {
     static const struct range every[] = { { 0, 0x10FFFF } };
@@ -399,12 +472,15 @@ struct grammar *tool_grammar_compile(const struct grammar_vocab *v, const struct
     struct grammar *g = grammar_new(v, &o->grammar, e);
     if (!g)
         return NULL;
-    struct maker k = { .g = g, .x = &g->x, .f = f, .o = o, .thinking = o->reasoning, .e = e };
+    struct maker k = { .g = g, .x = &g->x, .f = f, .o = o, .thinking = o->reasoning, .relaxed = json_array(), .e = e };
     json_t *nothing = json_pack("{s:s}", "type", "null");
     grammar_schema_expr(g, nothing, &k.comma, &k.colon, e);
     json_decref(nothing);
     k.character = expr_chars(k.x, every, 1);
     uint32_t root = answer(&k, tools, n);
+    if (json_array_size(k.relaxed) && !(g->relaxed = list_text(k.relaxed)))
+        no_memory(&k);
+    json_decref(k.relaxed);
     if (k.failed || grammar_finish(g, root, e) != 0) {
         grammar_close(g);
         return NULL;

@@ -62,8 +62,8 @@ enum { MAX_TOOLS = 512 };               /* of one request */
 enum tool_choice { TOOL_AUTO, TOOL_REQUIRED };
 struct tool_grammar_options {
     const json_t *tools;                /* array of {"type": "function", "function": {"name", "parameters"}}, borrowed for the call */
-    /* An object whose keys are the functions whose schema is enforced as a whole, or refused; NULL: none.  The others' arguments may be anything in the family's form where
-     * their schema has something that cannot be enforced. */
+    /* An object whose keys are the functions whose schema is enforced as a whole, or refused; NULL: none.
+     * Of the other functions the keywords that cannot be enforced are ignored: grammar_relaxed() lists them. */
     const json_t *strict;
     const char *only;                   /* exactly one call, of this function (a named tool_choice, with TOOL_REQUIRED); NULL: any */
     enum tool_choice choice;            /* AUTO: free text, and from an opening marker on a call */

@@ -681,6 +681,14 @@ static int reserve_tokens(struct call *c, struct problem *pr)
     return 0;
 }
 
+/* Say which keywords of functions that are not strict an answer need not satisfy. */
+static void show_relaxed(const struct call *c)
+{
+    const char *relaxed = c->grammar ? grammar_relaxed(shared_grammar(c->grammar)) : NULL;
+    if (relaxed && c->conn && !conn_is_websocket(c->conn))
+        conn_set_header(c->conn, "X-Not-Enforced", relaxed);
+}
+
 static void submit(struct call *c)
 {
     struct problem pr;
@@ -695,6 +703,7 @@ static void submit(struct call *c)
                                  .prompt_logprobs = p->echo && c->n_logprobs >= 0, .embed = embed ? EMBED_MEAN : EMBED_NONE, .priority = p->priority, .share = c->share, .heard = &c->heard, .n = n };
     if (c->s->o.timeout_s > 0)
         rp.deadline_ns = c->start_ns + (uint64_t)(c->s->o.timeout_s * 1e9);
+    show_relaxed(c);
     c->n_open = c->n_choices;
     c->submitted = 1;
     for (int i = 0; i < c->n_prompts; i++) {

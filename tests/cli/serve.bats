@@ -51,6 +51,16 @@ installed() { build/venv/bin/python -c 'import importlib.util as u, sys; sys.exi
   [ "$(grep -c '^ok ' <<<"$output")" = 14 ]
 }
 
+@test "a keyword of a function that is not strict and cannot be enforced is named in a header" {
+  local f='{"name":"f","parameters":{"type":"object","properties":{"a":{"type":"array","items":{"type":"string"},"uniqueItems":true}}}}'
+  local body='{"max_tokens":1,"messages":[{"role":"user","content":"a"}],"tools":[{"type":"function","function":'$f'}]}'
+  curl -s -o /dev/null -D "$T/relaxed" "$URL/v1/chat/completions" -d "$body"
+  grep -q "^X-Not-Enforced: function 'f': /properties/a/uniqueItems" "$T/relaxed"
+  [ "$(status "$URL/v1/chat/completions" -d "${body/\"name\"/\"strict\":true,\"name\"}")" = 400 ]
+  curl -s -o /dev/null -D "$T/enforced" "$URL/v1/chat/completions" -d "${body/,\"uniqueItems\":true/}"
+  ! grep -q X-Not-Enforced "$T/enforced"
+}
+
 @test "the openai and anthropic packages: schemas, parse helpers, tools, responses, messages, whole and streamed" {
   installed openai anthropic jsonschema || skip "no openai, anthropic and jsonschema packages in build/venv (scripts/deps makes it)"
   run build/venv/bin/python tests/serve/structured_clients.py "$URL"

@@ -366,20 +366,24 @@ static void enforcing(void **state)
     assert_null(tool_grammar_compile(vocab, tool_format_find("hermes"), &o, &e));
     assert_int_equal(e.code, ERR_UNSUPPORTED);
     assert_non_null(strstr(e.msg, "function 'f': parameters: schema: /properties/a/uniqueItems: "));
-    o.strict = NULL;                    /* then any object, in the family's form */
+    o.strict = NULL;                    /* then only this keyword is ignored */
     g = tool_grammar_compile(vocab, tool_format_find("hermes"), &o, &e);
-    assert_true(takes(g, "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": [\"x\", \"x\"], \"b\": 1}}\n</tool_call>"));
+    assert_true(takes(g, "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": [\"x\", \"x\"]}}\n</tool_call>"));
+    assert_false(takes(g, "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": [1]}}\n</tool_call>"));
     assert_false(takes(g, "<tool_call>\n{\"name\": \"f\", \"arguments\": [1]}\n</tool_call>"));
+    assert_string_equal(grammar_relaxed(g), "function 'f': /properties/a/uniqueItems");
     grammar_close(g);
-    static const char *const tags[][2] = {
-        { "qwen3-coder", "<tool_call>\n<function=f>\n<parameter=a>\n[\"x\", \"x\"]\n</parameter>\n<parameter=b>\n1\n</parameter>\n</function>\n</tool_call>" },
-        { "glm", "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>x</arg_value>\n</tool_call>" },
-        { "seed-oss", "<seed:tool_call>\n<function=f>\n<parameter=a>x</parameter>\n</function>\n</seed:tool_call>" },
+    static const struct { const char *format, *ok, *bad; } tags[] = {
+        { "qwen3-coder", "<tool_call>\n<function=f>\n<parameter=a>\n[\"x\", \"x\"]\n</parameter>\n</function>\n</tool_call>", "<tool_call>\n<function=f>\n<parameter=a>\nx\n</parameter>\n</function>\n</tool_call>" },
+        { "glm", "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>[\"x\"]</arg_value>\n</tool_call>", "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>x</arg_value>\n</tool_call>" },
+        { "seed-oss", "<seed:tool_call>\n<function=f>\n<parameter=a>[\"x\"]</parameter>\n</function>\n</seed:tool_call>", "<seed:tool_call>\n<function=f>\n<parameter=a>x</parameter>\n</function>\n</seed:tool_call>" },
     };
     for (size_t i = 0; i < sizeof tags / sizeof *tags; i++) {
-        if (!(g = tool_grammar_compile(vocab, tool_format_find(tags[i][0]), &o, &e)))
-            fail_msg("%s: %s", tags[i][0], e.msg);
-        assert_true(takes(g, tags[i][1]));
+        if (!(g = tool_grammar_compile(vocab, tool_format_find(tags[i].format), &o, &e)))
+            fail_msg("%s: %s", tags[i].format, e.msg);
+        assert_true(takes(g, tags[i].ok));
+        assert_false(takes(g, tags[i].bad));
+        assert_string_equal(grammar_relaxed(g), "function 'f': /properties/a/uniqueItems");
         grammar_close(g);
     }
     json_decref(strict);
@@ -468,8 +472,37 @@ static void streaming(void **state)
         }
 }
 
+/* What cannot be enforced of a function that is not strict is ignored keyword by keyword, and listed. */
+static void relaxing(void **state)
+{
+    static const struct { const char *format, *parameters, *relaxed; } cases[] = {
+        { "hermes", "{\"properties\":{\"a\":{\"type\":\"string\"}}}", NULL },
+        { "hermes", "{\"properties\":{\"a\":{\"$ref\":\"http://elsewhere/x\"},\"b\":{\"type\":\"string\",\"pattern\":\"(a)\\\\1\"}}}",
+          "function 'f': /properties/a/$ref, function 'f': /properties/b/pattern" },
+        { "qwen3-coder", "{\"minProperties\":1,\"properties\":{\"a\":{\"type\":\"string\",\"pattern\":\"x\"}}}", "function 'f': /minProperties, function 'f': /properties/a/pattern" },
+        { "glm", "{\"properties\":{\"\\u00fc\":{\"type\":\"array\",\"items\":{\"type\":\"string\"},\"uniqueItems\":true}}}", "function 'f': /properties/?\?/uniqueItems" },
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct err e;
+        json_t *parameters = json_loads(cases[i].parameters, 0, NULL), *before = json_deep_copy(parameters);
+        json_t *list = json_pack("[{s:s, s:{s:s, s:o}}]", "type", "function", "function", "name", "f", "parameters", parameters);
+        const struct tool_grammar_options o = { .tools = list, .choice = TOOL_REQUIRED };
+        struct grammar *g = tool_grammar_compile(vocab, tool_format_find(cases[i].format), &o, &e);
+        if (!g)
+            fail_msg("case %zu: %s", i, e.msg);
+        const char *relaxed = grammar_relaxed(g);
+        if (!relaxed != !cases[i].relaxed || (relaxed && strcmp(relaxed, cases[i].relaxed) != 0))
+            fail_msg("case %zu: %s", i, relaxed ? relaxed : "nothing");
+        assert_true(json_equal(parameters, before));    /* the request's tools are read-only */
+        grammar_close(g);
+        json_decref(list);
+        json_decref(before);
+    }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(thinking), cmocka_unit_test(content), cmocka_unit_test(streaming), cmocka_unit_test(reading), cmocka_unit_test(named_but_bad), cmocka_unit_test(cut), cmocka_unit_test(damage), cmocka_unit_test(detection), cmocka_unit_test(enforcing) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(thinking), cmocka_unit_test(content), cmocka_unit_test(streaming), cmocka_unit_test(reading), cmocka_unit_test(named_but_bad), cmocka_unit_test(cut), cmocka_unit_test(relaxing), cmocka_unit_test(damage), cmocka_unit_test(detection), cmocka_unit_test(enforcing) };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
