@@ -93,11 +93,10 @@ def other_forms():
 
 @check
 def what_cannot_be_enforced():
-    bad = {'type': 'object', 'properties': {'a': {'type': 'object', 'unevaluatedProperties': {'type': 'integer'}, 'anyOf': [{'properties': {'x': {}}}, {}]}}}
-    why = refused(400, 'response_format', chat, response_format=schema(bad))
-    assert '/properties/a' in why and 'unevaluatedProperties' in why, why
     bad = {'type': 'object', 'properties': {'q': {'type': 'string', 'pattern': '(a)\\1'}}}
-    for more in ({}, {'strict': False}):           # a tool that is not strict may then be called with any object
+    why = refused(400, 'response_format', chat, response_format=schema(bad))
+    assert '/properties/q/pattern' in why, why
+    for more in ({}, {'strict': False}):           # a tool that is not strict may then be called with any string
         call, = chat(tools=[{'type': 'function', 'function': {'name': 'f', 'parameters': bad, **more}}], tool_choice='required', max_tokens=200).choices[0].message.tool_calls
         assert call.function.name == 'f' and call.function.arguments.startswith('{')
     why = refused(400, 'tools', chat, tools=[{'type': 'function', 'function': {'name': 'f', 'parameters': bad, 'strict': True}}])
