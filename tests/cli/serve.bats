@@ -58,7 +58,7 @@ installed() { build/venv/bin/python -c 'import importlib.util as u, sys; sys.exi
   grep -q "^X-Not-Enforced: function 'f': /properties/a/uniqueItems" "$T/relaxed"
   [ "$(status "$URL/v1/chat/completions" -d "${body/\"name\"/\"strict\":true,\"name\"}")" = 400 ]
   curl -s -o /dev/null -D "$T/enforced" "$URL/v1/chat/completions" -d "${body/,\"uniqueItems\":true/}"
-  ! grep -q X-Not-Enforced "$T/enforced"
+  run ! grep -q X-Not-Enforced "$T/enforced"
 }
 
 @test "the openai and anthropic packages: schemas, parse helpers, tools, responses, messages, whole and streamed" {
