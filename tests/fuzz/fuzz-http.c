@@ -10,19 +10,26 @@
 #include "libcommon/serve/talk.h"
 #include "libcommon/serve/websocket.h"
 
-static const struct http_limits limits = { .head_bytes = 4096, .body_bytes = 16384 };
+enum bodies { KEPT, UNSEEN, DROPPED };          /* in the hash; kept, but not in it; neither */
 
 /* All requests of data, given in pieces of `step` bytes: a hash of what came out. */
-static uint64_t requests(const uint8_t *data, size_t size, size_t step)
+static uint64_t requests(const uint8_t *data, size_t size, size_t step, enum bodies bodies_are)
 {
+    const struct http_limits limits = { .head_bytes = 4096, .body_bytes = 16384, .ask = bodies_are == DROPPED };
     struct http_parser p = { 0 };
     struct buf in = { 0 };
     uint64_t h = 14695981039346656037u;
     for (size_t at = 0; at < size; at += step) {
         buf_add(&in, data + at, size - at < step ? size - at : step);
         enum http_answer a;
-        while ((a = http_parse(&p, &in, &limits)) == HTTP_DONE) {
-            for (size_t i = 0; i < p.req->body.size; i++)
+        while ((a = http_parse(&p, &in, &limits)) == HTTP_DONE || a == HTTP_BODY_FOLLOWS) {
+            if (a == HTTP_BODY_FOLLOWS) {
+                p.drop_body = 1;
+                continue;
+            }
+            if (p.req->body.size && bodies_are == DROPPED)
+                abort();
+            for (size_t i = 0; i < p.req->body.size && bodies_are == KEPT; i++)
                 h = (h ^ (uint8_t)p.req->body.data[i]) * 1099511628211u;
             h = (h ^ (uint64_t)p.req->n_fields ^ strlen(p.req->path) << 8 ^ strlen(p.req->query) << 32) * 1099511628211u;
             http_has_token(http_field(p.req, "Connection"), "close");
@@ -98,7 +105,10 @@ static void frames(const uint8_t *data, size_t size)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    if (requests(data, size, size ? size : 1) != requests(data, size, 1) && size < 4096)
+    const size_t whole = size ? size : 1;
+    if (requests(data, size, whole, KEPT) != requests(data, size, 1, KEPT) && size < 4096)
+        abort();
+    if (requests(data, size, whole, UNSEEN) != requests(data, size, 7, DROPPED) && size < 4096)     /* a body that is dropped hides no request, and is none */
         abort();
     bodies(data, size);
     conversations(data, size);
