@@ -2,11 +2,17 @@
  * before supported() said yes.
  *
  * vpmaddubsw multiplies unsigned by signed bytes, adds pairs and saturates at 16 bits.
- * Values of up to 16 (linear 4-bit codes, m5, mxfp4, ternary) are used as value + 8 (12, 16, 1): 16 bits hold the sum of 32 k, which begins at -8 (..) * the
- * sum of activations; it does not matter that on the way it wraps.  m6 is used as value + 32: two pairs fit.
- * Values of up to 127: |x| * (y * sign of x) is at most 127 * 127, so a pair fits and vpmaddwd widens each; x is the weight or the activation.
- * Many tokens use such weights as value + 128 in two halves of 4 bits, each as above.
- * 8-bit scales are the multiplier of vpmaddwd: products of 8-bit scales and sums of an act group cost nothing extra. */
+ * Narrow values (linear codes of 4 bits, m5, mxfp4, ternary ones) are used as value - smallest value: 16 bits hold the sum
+ * of 32 k, which begins at the smallest value * the sum of activations; on the way it may wrap.  Of m6 two pairs fit.
+ * Wide values (codebooks up to 127, i8): |x| * (y * sign of x) is at most 127 * 127, so a pair fits and vpmaddwd widens it.
+ * 8-bit scales are the multiplier of vpmaddwd, so that sums of an act group need nothing else.
+ *
+ * Many tokens, cycles of Zen 3 for 32 products with the activations loaded for two octets (narrow) or one (wide); four
+ * pipes would allow 0.5, 0.6 and 1, but operations of one cycle and of three hinder each other:
+ *     narrow   vpmaddubsw, vpaddw (and 1/8 of vpmaddwd, vpaddd)                  0.65 (0.75)
+ *     m6       vpmaddubsw, 1/2 (vpaddw, vpmaddwd, vpaddd)                        0.9
+ *     wide     vpsignb, vpmaddubsw, vpmaddwd, vpaddd                             1.45
+ * Wide weights as two halves of 4 bits, each narrow, are level with that and take more to unpack. */
 #include "libcommon/kernels/kernels.h"
 
 #include <cpuid.h>
@@ -21,15 +27,17 @@ static int supported(void)
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) && c & bit_F16C;
 }
 
-enum { BLOCK_K = 256, PANEL_MAX = 6, STREAM_MAX = 4, SEED_PER_STEP = 0, MORE_BYTES = BLOCK_K * TILE_ROWS };
+enum { BLOCK_K = 256, PANEL_MAX = 6, STREAM_MAX = 4, SEED_PER_STEP = 0, MORE_BYTES = 64 };
 
-/* Two int16: vpmaddubsw adds k 0 and 1, and k 2 and 3, of each four. */
+/* -8 times the sums of what vpmaddubsw adds of 32 codes, as two int16: k 0 and 1, and k 2 and 3, of each four.  In halves: the
+ * codes were just stored so. */
 INLINE int32_t seed_pair(const int8_t *code)
 {
-    int32_t even = 0, odd = 0;
-    for (int i = 0; i < 32; i += 4)
-        even += code[i] + code[i + 1], odd += code[i + 2] + code[i + 3];
-    return (int32_t)((uint32_t)(-8 * odd) << 16 | (uint16_t)(-8 * even));
+    const __m128i *p = (const __m128i *)(const void *)code, one = _mm_set1_epi8(1);
+    __m128i sum = _mm_add_epi16(_mm_maddubs_epi16(one, _mm_loadu_si128(p)), _mm_maddubs_epi16(one, _mm_loadu_si128(p + 1)));
+    sum = _mm_add_epi16(sum, _mm_srli_si128(sum, 8));
+    sum = _mm_add_epi16(sum, _mm_srli_si128(sum, 4));
+    return _mm_cvtsi128_si32(_mm_sub_epi16(_mm_setzero_si128(), _mm_slli_epi16(sum, 3)));
 }
 #define SEED(codes, sum) seed_pair(codes)
 #define FLOATS_SCRATCH avx2_floats_scratch
@@ -37,38 +45,30 @@ INLINE int32_t seed_pair(const int8_t *code)
 #include "libcommon/kernels/acts.inc"
 #include "libcommon/kernels/tokens_ymm.inc"
 
-enum { NO_HALVES = 8, HALVES = 128 };                   /* of bias_of, for many tokens */
-
-static int bias_of(const struct qtype_info *t, int few)
+/* Values of little difference are used as value - the smallest one, others as they are. */
+static int is_narrow(const struct qtype_info *t)
 {
-    const int linear_4 = t->bits == 4 && t->value8[1] == t->value8[0] + 1 && t->value8[15] == t->value8[0] + 15;
-    return linear_4 ? (t->value8[0] ? NO_HALVES : 0) : !few ? HALVES : t->type == QT_MXFP4 ? 12 : 0;
+    return t->bits < 8 && t->type != QT_NL4 && t->type != QT_NF4 && t->type != QT_M2 && t->type != QT_M3;
 }
 
-/* Weights + 128 to their halves: upper ones to lines, lower ones to more. */
-static void prepare(const struct weights *w, struct scratch *s, int n_k)
+static int bias_of(const struct qtype_info *t)
 {
-    for (int i = 0; w->bias == HALVES && i < n_k * TILE_ROWS; i += 64) {
-        vbytes v = vbytes_load(s->lines + i);
-        vbytes_store(s->lines + i, vbytes_and(vbytes_shr(v, 4), 15));
-        vbytes_store(s->more + i, vbytes_and(v, 15));
-    }
+    return t->type == QT_MXFP4 ? 12 : is_narrow(t) ? -t->value8[0] : 0;
 }
 
-static const int32_t zeros[PANEL_MAX];
-
-/* x, y [T] = sums in 16 bits of 32 k of T tokens with 8 rows each: the lines at p and q.  In assembly because compilers spill the 12 sums of T = 6. */
+/* x, y [T] = sums in 16 bits of 32 k of T tokens with two octets: the lines at p and p + 32.  In assembly because compilers
+ * spill the 12 sums of T = 6. */
 #define LINE_TOKEN(T, j, t) \
     "vpbroadcastd 4*(" #T "*" #j "+" #t ")(%[a]), %%ymm14\n" "vpmaddubsw %%ymm14, %%ymm12, %%ymm15\n" "vpmaddubsw %%ymm14, %%ymm13, %%ymm14\n" \
     "vpaddw %%ymm15, %[x" #t "], %[x" #t "]\n" "vpaddw %%ymm14, %[y" #t "], %[y" #t "]\n"
-#define LINE(T, j) "vmovdqa 128*" #j "(%[p]), %%ymm12\n" "vmovdqa 128*" #j "(%[q]), %%ymm13\n" EACH_##T(LINE_TOKEN, T, j)
-#define BEGIN(T, j, t) "vpbroadcastd 4*" #t "(%[sx]), %[x" #t "]\n" "vpbroadcastd 4*" #t "(%[sy]), %[y" #t "]\n"
+#define LINE(T, j) "vmovdqa 128*" #j "(%[p]), %%ymm12\n" "vmovdqa 128*" #j "+32(%[p]), %%ymm13\n" EACH_##T(LINE_TOKEN, T, j)
+#define BEGIN(T, j, t) "vpbroadcastd 4*" #t "(%[seed]), %[x" #t "]\n" "vpbroadcastd 4*" #t "(%[seed]), %[y" #t "]\n"
 #define SUM(t) [x##t] "=&x"(x[t]), [y##t] "=&x"(y[t])
 #define DOT_32(T) \
     __asm__ volatile(EACH_##T(BEGIN, T, 0) LINE(T, 0) LINE(T, 1) LINE(T, 2) LINE(T, 3) LINE(T, 4) LINE(T, 5) LINE(T, 6) LINE(T, 7) \
-                     : SUMS_##T : [p] "r"(p), [q] "r"(q), [a] "r"(a), [sx] "r"(seed_x), [sy] "r"(seed_y) : "xmm12", "xmm13", "xmm14", "xmm15", "memory")
+                     : SUMS_##T : [p] "r"(p), [a] "r"(a), [seed] "r"(seed) : "xmm12", "xmm13", "xmm14", "xmm15", "memory")
 
-INLINE void dot_32(const int T, __m256i *x, __m256i *y, const uint8_t *p, const uint8_t *q, const int8_t *a, const int32_t *seed_x, const int32_t *seed_y)
+INLINE void dot_32(const int T, __m256i *x, __m256i *y, const uint8_t *p, const int8_t *a, const int32_t *seed)
 {
     switch (T) {
     case 3: DOT_32(3); break;
@@ -78,66 +78,148 @@ INLINE void dot_32(const int T, __m256i *x, __m256i *y, const uint8_t *p, const 
     }
 }
 
-/* Linear codes of 4 bits. */
-INLINE void dot_lines(const int T, const struct weights *w, vi d[], const uint8_t *line, struct act_panel *a)
+/* Seeds of n times 32 k, for value + 8, to those for value + bias; up to 7 more are read and written, so that no loop is for
+ * the rest: codes follow them. */
+INLINE void bias_seeds(int32_t *out, const int32_t *seed, int n, int bias)
 {
-    const __m256i one = _mm256_set1_epi16(1);
-    UNROLL for (int t = 0; t < T; t++)
-        d[t] = vi_set(0);
-    for (int k = 0; k < w->step; k += 32, line += 32 * TILE_ROWS, a->code += 32 * T, a->seed += T) {
-        __m256i x[PANEL_MAX], y[PANEL_MAX];
-        const int32_t *seed = w->bias ? a->seed : zeros;
-        dot_32(T, x, y, line, line + 32, a->code, seed, seed);
-        UNROLL for (int t = 0; t < T; t++)
-            d[t] = vi_add(d[t], (vi){ _mm256_madd_epi16(x[t], one), _mm256_madd_epi16(y[t], one) });
+    const __m256i times = _mm256_set1_epi16((short)bias);
+    for (int i = 0; i < n; i += 8) {
+        const __m256i x = _mm256_loadu_si256((const __m256i *)(const void *)(seed + i));
+        _mm256_storeu_si256((__m256i *)(void *)(out + i), _mm256_mullo_epi16(_mm256_srai_epi16(x, 3), times));
     }
 }
 
-/* A panel of weights in halves, 8 rows at a time: c [T][32] += weights * activations.  8-bit scales multiply the 16-bit sums as they are added up. */
-INLINE void dot_halves(const int T, const int is_int, const struct weights *w, const struct scratch *s, int n_groups, const struct act_panel *panel, float *c)
+/* The scales of an octet as multipliers of vpmaddwd, of those that unpack_block() left: their low halves, twice. */
+INLINE __m256i scale_twice(__m256 scale)
 {
-    const __m256i low_twice = _mm256_set_epi32(0x0d0c0d0c, 0x09080908, 0x05040504, 0x01000100, 0x0d0c0d0c, 0x09080908, 0x05040504, 0x01000100);
-    for (int row = 0; row < TILE_ROWS; row += 8, c += 8) {
+    return _mm256_shuffle_epi8(_mm256_castps_si256(scale), _mm256_set_epi32(0x0d0c0d0c, 0x09080908, 0x05040504, 0x01000100,
+                                                                           0x0d0c0d0c, 0x09080908, 0x05040504, 0x01000100));
+}
+
+/* How the sums of a step are scaled: by 8-bit scales, by f32 ones after 32 k, and after more. */
+enum { SCALED_INT, SCALED_32, SCALED_MORE };
+
+/* A panel of T tokens through an unpacked block of narrow values, two octets at a time: c [T][32] += weights * activations. */
+INLINE void dot_narrow(const int T, const int scaled, const struct weights *w, const struct scratch *s, int n_groups,
+                       const struct act_panel *panel, float *c0)
+{
+    enum { O = 2 };
+    const int has_min = w->type->extra != EXTRA_NONE, step = scaled == SCALED_MORE ? w->step : 32;
+    int32_t seeds[BLOCK_K / 32 * PANEL_MAX + 7];
+    bias_seeds(seeds, panel->seed, n_groups * w->m->act_group / 32 * T, w->bias);
+    for (int half = 0; half < 2; half++) {
         struct act_panel a = *panel;
-        const uint8_t *high = s->lines + 4 * row, *low = s->more + 4 * row;
-        const float *scale = s->scale + row;
+        const uint8_t *line = s->lines + 64 * half;
+        const float *scale = s->scale + 16 * half, *min = s->min + 16 * half;
+        const int32_t *seed = seeds;
+        float *c = c0 + 16 * half;
         for (int g = 0; g < n_groups; g++) {
-            __m256 inner[PANEL_MAX];
-            __m256i sum[PANEL_MAX];
-            UNROLL for (int t = 0; t < T; t++)
-                inner[t] = _mm256_setzero_ps(), sum[t] = _mm256_setzero_si256();
-            for (int i = 0; i < w->n_steps; i++, scale += TILE_ROWS) {
-                const __m256 sv = _mm256_loadu_ps(scale);
-                const __m256i one = is_int ? _mm256_shuffle_epi8(_mm256_castps_si256(sv), low_twice) : _mm256_set1_epi16(1), sixteen = _mm256_slli_epi16(one, 4);
-                for (int k = 0; k < w->step; k += 32, high += 32 * TILE_ROWS, low += 32 * TILE_ROWS, a.code += 32 * T, a.seed += T) {
-                    __m256i x[PANEL_MAX], y[PANEL_MAX];
-                    dot_32(T, x, y, high, low, a.code, a.seed, zeros);
-                    UNROLL for (int t = 0; t < T; t++)
-                        sum[t] = _mm256_add_epi32(sum[t], _mm256_add_epi32(_mm256_madd_epi16(x[t], sixteen), _mm256_madd_epi16(y[t], one)));
+            __m256i sum[PANEL_MAX][O];
+            __m256 inner[PANEL_MAX][O];
+            EACH_SUM(t, r)
+                sum[t][r] = _mm256_setzero_si256(), inner[t][r] = _mm256_setzero_ps();
+            for (int i = 0; i < w->n_steps; i++) {
+                const __m256 scale_f[O] = { _mm256_loadu_ps(scale), _mm256_loadu_ps(scale + 8) };
+                for (int k = 0; k < step; k += 32, line += 32 * TILE_ROWS, a.code += 32 * T, seed += T) {
+                    __m256i pairs[O][PANEL_MAX], times[O];
+                    dot_32(T, pairs[0], pairs[1], line, a.code, seed);
+                    UNROLL for (int r = 0; r < O; r++)
+                        times[r] = scaled == SCALED_INT ? scale_twice(scale_f[r]) : _mm256_set1_epi16(1);
+                    EACH_SUM(t, r) {
+                        const __m256i x = _mm256_madd_epi16(pairs[r][t], times[r]);
+                        if (scaled == SCALED_32)
+                            inner[t][r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(x), scale_f[r], inner[t][r]);
+                        else
+                            sum[t][r] = _mm256_add_epi32(sum[t][r], x);
+                    }
                 }
-                if (is_int)
-                    continue;
-                UNROLL for (int t = 0; t < T; t++) {
-                    inner[t] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[t]), sv, inner[t]);
-                    sum[t] = _mm256_setzero_si256();
-                }
+                if (scaled == SCALED_MORE)
+                    EACH_SUM(t, r) {
+                        inner[t][r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[t][r]), scale_f[r], inner[t][r]);
+                        sum[t][r] = _mm256_setzero_si256();
+                    }
+                if (scaled != SCALED_INT && has_min)
+                    EACH_SUM(t, r)
+                        inner[t][r] = _mm256_fmadd_ps(_mm256_loadu_ps(min + 8 * r), _mm256_set1_ps(a.sum[t]), inner[t][r]);
+                scale += TILE_ROWS, min += TILE_ROWS;
+                a.sum += T;
             }
-            UNROLL for (int t = 0; t < T; t++)
-                _mm256_storeu_ps(c + 32 * t, _mm256_fmadd_ps(is_int ? _mm256_cvtepi32_ps(sum[t]) : inner[t], _mm256_set1_ps(a.scale[t]), _mm256_loadu_ps(c + 32 * t)));
+            EACH_SUM(t, r) {
+                float *to = c + 32 * t + 8 * r;
+                const __m256 x = scaled == SCALED_INT ? _mm256_cvtepi32_ps(sum[t][r]) : inner[t][r];
+                _mm256_storeu_ps(to, _mm256_fmadd_ps(x, _mm256_set1_ps(a.scale[t]), _mm256_loadu_ps(to)));
+            }
             a.scale += T;
         }
     }
 }
 
-INLINE int dot_other(const int T, const struct weights *w, const struct scratch *s, int n_groups, const struct act_panel *a, float *c)
+/* The same of values whose sums of 32 k do not fit into 16 bits, an octet at a time.  TWO: those of two pairs do (m6). */
+INLINE void dot_wide(const int T, const int two, const int is_int, const struct weights *w, const struct scratch *s,
+                     int n_groups, const struct act_panel *panel, float *c)
 {
-    if (w->bias != HALVES)
-        return 0;
-    if (has_int_scale(w->type))
-        dot_halves(T, 1, w, s, n_groups, a, c);
+    for (int row = 0; row < TILE_ROWS; row += 8, c += 8) {
+        struct act_panel a = *panel;
+        const uint8_t *line = s->lines + 4 * row;
+        const float *scale = s->scale + row;
+        for (int g = 0; g < n_groups; g++) {
+            __m256i sum[PANEL_MAX];
+            __m256 inner[PANEL_MAX];
+            UNROLL for (int t = 0; t < T; t++)
+                sum[t] = _mm256_setzero_si256(), inner[t] = _mm256_setzero_ps();
+            for (int i = 0; i < w->n_steps; i++, scale += TILE_ROWS) {
+                const __m256 scale_f = _mm256_loadu_ps(scale);
+                const __m256i times = is_int ? scale_twice(scale_f) : _mm256_set1_epi16(1), four_times = _mm256_slli_epi16(times, 2);
+                for (int k = 0; k < w->step; k += 32, a.code += 32 * T, a.seed += T) {
+                    if (two)
+                        UNROLL for (int t = 0; t < T; t++)
+                            sum[t] = _mm256_add_epi32(sum[t], _mm256_madd_epi16(_mm256_set1_epi32(a.seed[t]), four_times));
+                    UNROLL for (int j = 0; j < 8; j += 1 + two, line += 128 * (1 + two)) {
+                        const __m256i v = _mm256_load_si256((const __m256i *)(const void *)line), size = _mm256_abs_epi8(v);
+                        const __m256i v2 = two ? _mm256_load_si256((const __m256i *)(const void *)(line + 128)) : v;
+                        UNROLL for (int t = 0; t < T; t++) {
+                            const int8_t *code = a.code + 4 * (j * T + t);
+                            __m256i pairs;
+                            if (two)
+                                pairs = _mm256_add_epi16(_mm256_maddubs_epi16(v, four(code)),
+                                                         _mm256_maddubs_epi16(v2, four(code + 4 * T)));
+                            else
+                                pairs = _mm256_maddubs_epi16(size, _mm256_sign_epi8(four(code), v));
+                            sum[t] = in_order(_mm256_add_epi32(sum[t], _mm256_madd_epi16(pairs, times)));
+                        }
+                    }
+                }
+                if (!is_int)
+                    UNROLL for (int t = 0; t < T; t++) {
+                        inner[t] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[t]), scale_f, inner[t]);
+                        sum[t] = _mm256_setzero_si256();
+                    }
+            }
+            UNROLL for (int t = 0; t < T; t++) {
+                const __m256 x = is_int ? _mm256_cvtepi32_ps(sum[t]) : inner[t];
+                _mm256_storeu_ps(c + 32 * t, _mm256_fmadd_ps(x, _mm256_set1_ps(a.scale[t]), _mm256_loadu_ps(c + 32 * t)));
+            }
+            a.scale += T;
+        }
+    }
+}
+
+INLINE void dot_panel(const int T, const struct weights *w, const struct scratch *s, int n_groups,
+                      const struct act_panel *a, float *c)
+{
+    const int is_int = has_int_scale(w->type);
+    if (w->type->type == QT_M6)
+        dot_wide(T, 1, 1, w, s, n_groups, a, c);
+    else if (is_narrow(w->type) && is_int)
+        dot_narrow(T, SCALED_INT, w, s, n_groups, a, c);
+    else if (is_narrow(w->type) && w->step == 32)
+        dot_narrow(T, SCALED_32, w, s, n_groups, a, c);
+    else if (is_narrow(w->type))
+        dot_narrow(T, SCALED_MORE, w, s, n_groups, a, c);
+    else if (is_int)
+        dot_wide(T, 0, 1, w, s, n_groups, a, c);
     else
-        dot_halves(T, 0, w, s, n_groups, a, c);
-    return 1;
+        dot_wide(T, 0, 0, w, s, n_groups, a, c);
 }
 
 #define OCTETS(T) ((T) == 1 ? 4 : (T) == 2 ? 2 : 1)

@@ -23,8 +23,7 @@ enum { BLOCK_K = 512, PANEL_MAX = 6, STREAM_MAX = 8, SEED_PER_STEP = 1, MORE_BYT
 #include "libcommon/kernels/acts.inc"
 #include "libcommon/kernels/tokens_ymm.inc"
 
-static int bias_of(const struct qtype_info *t, int few) { (void)t, (void)few; return BIAS; }
-static void prepare(const struct weights *w, struct scratch *s, int n_k) { (void)w, (void)s, (void)n_k; }
+static int bias_of(const struct qtype_info *t) { (void)t; return BIAS; }
 
 /* d [T] = seed + dot products of 16 rows, T tokens, n lines of 4 k (a multiple of 8).  In assembly because compilers spill the 12 sums of T = 6. */
 #define LINE_TOKEN(T, j, t) \
@@ -49,10 +48,41 @@ INLINE void dot_lines(const int T, const struct weights *w, vi d[], const uint8_
     a->seed += T;
 }
 
-INLINE int dot_other(const int T, const struct weights *w, const struct scratch *s, int n_groups, const struct act_panel *a, float *c)
+/* One panel of T tokens through an unpacked block, 16 rows at a time: c [T][32] += weights * activations. */
+INLINE void dot_panel(const int T, const struct weights *w, const struct scratch *s, int n_groups, const struct act_panel *panel, float *c0)
 {
-    (void)T, (void)w, (void)s, (void)n_groups, (void)a, (void)c;
-    return 0;
+    const int has_min = w->type->extra != EXTRA_NONE, is_int = has_int_scale(w->type);
+    for (int half = 0; half < 2; half++) {
+        struct act_panel a = *panel;
+        const uint8_t *line = s->lines + 64 * half;
+        const float *scale = s->scale + 16 * half, *min = s->min + 16 * half;
+        float *c = c0 + 16 * half;
+        for (int g = 0; g < n_groups; g++) {
+            vf inner[PANEL_MAX];                        /* bits of int32 if the scales are 8-bit */
+            UNROLL for (int t = 0; t < T; t++)
+                inner[t] = vf_set(0);
+            for (int i = 0; i < w->n_steps; i++) {
+                vi d[PANEL_MAX];
+                dot_lines(T, w, d, line, &a);
+                line += w->step * TILE_ROWS;
+                const vf sv = vf_load(scale);
+                UNROLL for (int t = 0; t < T; t++) {
+                    if (is_int)
+                        inner[t] = vf_bits(add_int_scaled(w->type, vi_bits(inner[t]), d[t], vi_bits(sv)));
+                    else
+                        inner[t] = vf_fma(vf_from_i32(d[t]), sv, inner[t]);
+                    if (has_min)
+                        inner[t] = vf_fma(vf_load(min), vf_set(a.sum[t]), inner[t]);
+                }
+                scale += TILE_ROWS;
+                min += TILE_ROWS;
+                a.sum += T;
+            }
+            UNROLL for (int t = 0; t < T; t++)
+                vf_store(c + 32 * t, vf_fma(is_int ? vf_from_i32(vi_bits(inner[t])) : inner[t], vf_set(a.scale[t]), vf_load(c + 32 * t)));
+            a.scale += T;
+        }
+    }
 }
 
 #define OCTETS(T) ((T) == 1 ? 4 : (T) == 2 ? 2 : 1)
