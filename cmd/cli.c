@@ -2,6 +2,7 @@
 
 #include <ctype.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <pthread.h>
 #include <signal.h>
@@ -30,6 +31,13 @@ void cli_hide_memory(void)
         setrlimit(RLIMIT_CORE, &l);
     }
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);         /* also for a core_pattern that is a pipe, which RLIMIT_CORE does not stop */
+}
+
+void cli_start(void)
+{
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && errno == EBADF && open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) != fd)
+            _exit(CLI_FAILED);          /* not even /dev/null, and nowhere to say so */
 }
 
 int cli_help(const char *usage)

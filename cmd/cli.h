@@ -19,6 +19,9 @@
 
 enum { CLI_OK = 0, CLI_FAILED = 1, CLI_USAGE = 2 };
 
+/* First thing in main(): a standard descriptor that is closed becomes one on which reading or writing fails.  Otherwise the next file that is opened, a model or
+ * a database, would get its number and the messages. */
+void cli_start(void);
 int cli_help(const char *usage);                            /* usage on stdout: 0 */
 int cli_version(const char *prog);                          /* "prog 0.1.0" on stdout: 0 */
 int cli_usage(const char *usage);                           /* the synopsis, where usage begins, and a hint at --help on stderr: 2 */

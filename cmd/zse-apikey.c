@@ -349,6 +349,7 @@ int main(int argc, char **argv)
     struct err e;
     char *home;
     int c, i = 0, code;
+    cli_start();
     cli_hide_memory();
     while ((c = cli_getopt(argc, argv, "jhV", long_options)) != -1) {
         if (c == 'h')

@@ -487,6 +487,7 @@ int main(int argc, char **argv)
     struct options o = { 0 };
     struct err e;
     int c, i = 0, code;
+    cli_start();
     while ((c = cli_getopt(argc, argv, "H:l:k:s:p:m:f:o:jhV", long_options)) != -1) {
         if (c == 'h' && optind < argc && argv[optind][0] >= '0' && argv[optind][0] <= '9')
             return cli_wrong(prog, "-h is --help: the last N hours are -H %s", argv[optind]);

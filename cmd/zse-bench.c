@@ -307,6 +307,7 @@ int main(int argc, char **argv)
                                .tokens = { 7, { 1, 2, 4, 8, 16, 64, 512 } } };
     unsigned given = 0;                 /* bits: of special[] */
     int c, rc;
+    cli_start();
     while ((c = cli_getopt(argc, argv, "p:n:b:r:w:o:q:hV", options)) != -1) {
         if (c == 'h')
             return cli_help(usage);

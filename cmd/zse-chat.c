@@ -334,6 +334,7 @@ int main(int argc, char **argv)
 {
     const uint64_t main_ns = clock_ns();
     struct chat_options o;
+    cli_start();
     int rc = chat_options_parse(&o, argc, argv);
     if (rc < 0)
         rc = run(&o, main_ns);

@@ -398,6 +398,7 @@ int main(int argc, char **argv)
 {
     struct arguments a = { 0 };
     int c, rc;
+    cli_start();
     guard_start(prog);
     convert_defaults(&a.o);
     while ((c = cli_getopt(argc, argv, "o:q:g:m:nfhV", options)) != -1) {

@@ -159,6 +159,7 @@ int main(int argc, char **argv)
     struct hardware_options o = { .mode = PLAN_MAX_SPEED, .divisor = 1, .headroom_mb = 500, .fraction = 1 };
     unsigned char given[OPT_QUIET - OPT_JSON + 1] = { 0 };
     int c, rc;
+    cli_start();
     while ((c = cli_getopt(argc, argv, "hV", options)) != -1) {
         if (c == 'h')
             return cli_help(usage);

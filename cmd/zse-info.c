@@ -166,6 +166,7 @@ static int run(const struct options *o, const struct info *i, struct err *e)
 
 int main(int argc, char **argv)
 {
+    cli_start();
     guard_start("zse-info");
     for (size_t k = 0; argc > 1 && k < N_COMMANDS; k++)
         if (strcmp(argv[1], commands[k].name) == 0)

@@ -291,6 +291,7 @@ static int run(struct serve_options *o)
 int main(int argc, char **argv)
 {
     struct serve_options o;
+    cli_start();
     int rc = serve_options_parse(&o, argc, argv);
     o.run.max_seqs = o.max_seqs;
     o.run.kv_most = o.kv_bytes ? o.kv_bytes : quarter_of_memory();

@@ -63,6 +63,21 @@ END
   [ "$stderr" = "zse-hardware: 'nosuch' is no model of the registry; zse-info models list shows them" ]
 }
 
+@test "a closed standard descriptor is no file's: messages go nowhere, and the program says what it could not write" {
+  local pid
+  mkfifo "$BATS_TEST_TMPDIR/fifo"
+  ZSE_HOME=$BATS_TEST_TMPDIR zse-serve --port 0 <&- >"$BATS_TEST_TMPDIR/fifo" 2>&- 3>&- &
+  pid=$!
+  read -r _ <"$BATS_TEST_TMPDIR/fifo"
+  [ "$(readlink "/proc/$pid/fd/0" "/proc/$pid/fd/2" | sort -u)" = /dev/null ]
+  kill "$pid"
+  wait "$pid"
+  run -1 --separate-stderr bash -c 'zse-info models/tiny >&-'
+  [ "$stderr" = "zse-info: standard output: Bad file descriptor" ]
+  run -1 --separate-stderr bash -c 'zse-chat models/tiny <&-'
+  [[ $stderr == *"standard input: Bad file descriptor" ]]
+}
+
 @test "every program has a man page that mandoc finds nothing wrong with" {
   for p in $(programs); do
     [ -f "man/$p.1" ] || { echo "no man/$p.1"; return 1; }
