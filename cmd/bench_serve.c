@@ -419,7 +419,7 @@ int bench_serve(const struct bench_options *given, const char *url)
     if (!o.seed)
         o.seed = clock_ns();                    /* prompts that no run before had */
     l.rng.state = ~o.seed;
-    const char *key = o.key ? o.key : getenv("OPENAI_API_KEY");
+    const char *key = cli_api_key(o.key);
     if (key && *key)
         cli_hide_memory();
     if (!(l.client = client_open(url, key && *key ? key : NULL, o.timeout_s, &e)) || choose_model(&l, &e) != 0 || learn_words(&l, &e) != 0)

@@ -19,7 +19,7 @@
 /* ---- chat_options.c ---- */
 struct chat_options {
     const char *model, *prompt, *system, *batch, *template_file;        /* NULL: not given */
-    const char *url, *key, *ca_file;    /* --url: a server answers; its key, else $ZSE_API_KEY; certificates to trust */
+    const char *url, *key, *ca_file;    /* --url: a server answers; its key; certificates to trust */
     char *text; size_t text_size;       /* the whole prompt, once chat_read_prompt() has read it; owned */
     int piped;                          /* all or some of it came from standard input */
     int raw, json, ids, ignore_eos, no_think, plan;

@@ -17,7 +17,7 @@ static const char usage[] =
     "MODEL is a .zse, a GGUF file, a Hugging Face folder or org/name on the hub (default: $ZSE_MODEL).\n"
     "\n"
     "      --url URL              talk with a server that has OpenAI's API, like http://127.0.0.1:8000\n"
-    "      --key KEY              its API key (default: $ZSE_API_KEY, which nobody sees in a list of processes)\n"
+    "      --key KEY              its API key (default: $ZSE_API_KEY, else $OPENAI_API_KEY: a list of processes shows neither)\n"
     "  -m, --model NAME           which of its models (default: the first it lists); NAME may also stand as MODEL\n"
     "\n"
     "  -p, --prompt TEXT          answer TEXT, followed by what is piped in, and end; -: standard input alone\n"
@@ -197,9 +197,8 @@ static int check_url(struct chat_options *o)
             return cli_wrong(prog, "%s: with --url the server decides that, a request cannot say it", not_sent[i].name);
     if (strncasecmp(o->url, "http://", 7) != 0 && strncasecmp(o->url, "https://", 8) != 0)
         return cli_wrong(prog, "--url: '%s', expected http://HOST:PORT or https://HOST", o->url);
-    const char *key = getenv("ZSE_API_KEY"), *ca = getenv("CURL_CA_BUNDLE");
-    if (!o->key && key && *key)
-        o->key = key;
+    const char *ca = getenv("CURL_CA_BUNDLE");
+    o->key = cli_api_key(o->key);
     o->ca_file = ca && *ca ? ca : getenv("SSL_CERT_FILE");
     if (o->key && strpbrk(o->key, "\r\n"))
         return cli_wrong(prog, "--key: it has more than one line");

@@ -160,6 +160,16 @@ int cli_ask(const char *fmt, ...)
     return fgets(answer, sizeof answer, stdin) && (answer[0] == 'y' || answer[0] == 'Y');
 }
 
+const char *cli_api_key(const char *given)
+{
+    static const char *const names[] = { "ZSE_API_KEY", "OPENAI_API_KEY" };
+    for (size_t i = 0; !given && i < sizeof names / sizeof *names; i++) {
+        const char *v = getenv(names[i]);
+        given = v && *v ? v : NULL;
+    }
+    return given;
+}
+
 char *cli_expand_home(const char *path)
 {
     const char *home = getenv("HOME");

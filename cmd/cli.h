@@ -47,6 +47,8 @@ void cli_json(const json_t *json);
 
 /* Ask a question on the terminal: 1 if the answer begins with y, else 0, also where there is no terminal to ask on. */
 int cli_ask(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+/* The key for a server: given, else ZSE_API_KEY, else OPENAI_API_KEY of the environment; NULL: none. */
+const char *cli_api_key(const char *given);
 /* path with a leading ~/ as the user's home.  Caller frees; NULL: out of memory. */
 char *cli_expand_home(const char *path);
 

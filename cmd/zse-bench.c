@@ -56,7 +56,7 @@ static const char usage[] =
     "      --background N         serve: beside the measured requests, N that answer all the time\n"
     "      --api NAME             serve: chat, completions, or tokens: completions of token ids (default: chat)\n"
     "      --model NAME           serve: what to ask for (default: the first that the server has)\n"
-    "      --key KEY              serve: the server's key (default: $OPENAI_API_KEY)\n"
+    "      --key KEY              serve: the server's key (default: $ZSE_API_KEY, else $OPENAI_API_KEY)\n"
     "      --ignore-eos           serve: ask for answers that go on to -n tokens; not every server knows how\n"
     "      --temp T               serve: temperature of the answers (default: 0, always the likeliest token)\n"
     "      --seed N               serve: the same prompts in every run (default: others each time)\n"

@@ -18,7 +18,7 @@ complete -c zse-bench -l shared -x -d 'serve the first N tokens of the prompts a
 complete -c zse-bench -l background -x -d 'serve beside the measured requests, N that answer all the time'
 complete -c zse-bench -l api -x -a 'chat completions or chat' -d 'serve chat, completions, or tokens completions of token ids (default chat)'
 complete -c zse-bench -l model -x -d 'serve what to ask for (default the first that the server has)'
-complete -c zse-bench -l key -x -d 'serve the servers key (default OPENAI_API_KEY)'
+complete -c zse-bench -l key -x -d 'serve the servers key (default ZSE_API_KEY, else OPENAI_API_KEY)'
 complete -c zse-bench -l ignore-eos -d 'serve ask for answers that go on to -n tokens; not every server knows how'
 complete -c zse-bench -l temp -x -d 'serve temperature of the answers (default 0, always the likeliest token)'
 complete -c zse-bench -l seed -x -d 'serve the same prompts in every run (default others each time)'

@@ -1,6 +1,6 @@
 # fish completion of zse-chat
 complete -c zse-chat -l url -x -d 'talk with a server that has OpenAIs API, like http//127.0.0.18000'
-complete -c zse-chat -l key -x -d 'its API key (default ZSE_API_KEY, which nobody sees in a list of processes)'
+complete -c zse-chat -l key -x -d 'its API key (default ZSE_API_KEY, else OPENAI_API_KEY a list of processes shows neither)'
 complete -c zse-chat -l model -s m -x -d 'which of its models (default the first it lists); NAME may also stand as MODEL'
 complete -c zse-chat -l prompt -s p -x -d 'answer TEXT, followed by what is piped in, and end; - standard input alone'
 complete -c zse-chat -l batch -r -d 'one prompt a line (- standard input), answered together; one line each in order'

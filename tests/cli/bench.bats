@@ -390,7 +390,7 @@ END
   exec 4< <(exec python3 "$BATS_TEST_TMPDIR/stub.py" 2>"$BATS_TEST_TMPDIR/stub.err")
   stub=$!
   read -r port <&4
-  OPENAI_API_KEY=secret run --separate-stderr zse-bench serve "http://127.0.0.1:$port/v1/" --api tokens -p 5 -n 2 -w 1 --requests 5 --json
+  ZSE_API_KEY=secret OPENAI_API_KEY=other run --separate-stderr zse-bench serve "http://127.0.0.1:$port/v1/" --api tokens -p 5 -n 2 -w 1 --requests 5 --json
   kill "$stub"
   exec 4<&-
   [ "$status" = 1 ] || { cat "$BATS_TEST_TMPDIR/stub.err"; return 1; }

@@ -22,7 +22,7 @@ teardown_file() {
 }
 setup() {
   cd "$BATS_TEST_DIRNAME/../.." || exit 1
-  unset ZSE_API_KEY CURL_CA_BUNDLE SSL_CERT_FILE http_proxy HTTP_PROXY all_proxy ALL_PROXY
+  unset ZSE_API_KEY OPENAI_API_KEY CURL_CA_BUNDLE SSL_CERT_FILE http_proxy HTTP_PROXY all_proxy ALL_PROXY
 }
 ours() { run --separate-stderr zse-chat --url "$URL" "$@"; }
 fake() { run --separate-stderr zse-chat --url "$FAKE" "$@"; }
@@ -116,7 +116,9 @@ What is 2+2?<|im_end|>
   [[ $stderr == *"wrong key (HTTP 401)"* ]]
   fake -m locked --key sesame -p hi
   [ "$status" = 0 ]
-  ZSE_API_KEY=sesame fake -m locked -p hi
+  ZSE_API_KEY=sesame OPENAI_API_KEY=other fake -m locked -p hi
+  [ "$status" = 0 ]
+  ZSE_API_KEY='' OPENAI_API_KEY=sesame fake -m locked -p hi
   [ "$status" = 0 ]
 }
 

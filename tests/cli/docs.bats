@@ -94,6 +94,49 @@ END
 }
 
 # bats test_tags=plain
+# A page as a wide terminal shows it, with typographic quotes.
+rendered() {
+  local text
+  text=$(mandoc -Tutf8 -Owidth=1000 "man/$1" | col -bx)
+  [[ $text == *DESCRIPTION* ]] && printf '%s\n' "$text"
+}
+
+@test "no man page has an option that no program has, nor words that a macro made options of" {
+  local page c words options=$BATS_TEST_TMPDIR/options
+  for c in $(programs) "zse-info tokenize" "zse-info detokenize" "zse-info render" "zse-info models "{list,info,search,check,fetch}; do $c --help; done |
+    grep -oE -- '--[a-z0-9-]+' | sort -u >"$options"
+  [ "$(wc -l <"$options")" -gt 100 ]
+  printf '%s\n' --retry --unix-socket >>"$options"                    # curl's, in examples
+  for page in man/*; do
+    rendered "${page##*/}" >"$BATS_TEST_TMPDIR/page"
+    # a Fl macro goes on to the end of its line: "--strict; -why -there -are none"; no option here has one dash and several letters, but -inf is a number
+    words=$(grep -oE -- "(^|[ (,;])-[a-z][a-z-]+" "$BATS_TEST_TMPDIR/page" | grep -vx -- ' -inf' || true)
+    [ -z "$words" ] || { echo "$page: $words"; return 1; }
+    words=$(grep -oE -- "(^|[^-a-z])--[a-z][a-z0-9-]*" "$BATS_TEST_TMPDIR/page" | grep -oE -- '--[a-z0-9-]+' | sort -u | grep -vxFf "$options" || true)
+    [ -z "$words" ] || { echo "$page: $words"; return 1; }
+    # a Sq macro, too: ‘-: standard input’
+    words=$(grep -oE "‘-[^’]+’|“-[^”]+”" "$BATS_TEST_TMPDIR/page" || true)
+    [ -z "$words" ] || { echo "$page: $words"; return 1; }
+  done
+}
+
+@test "the examples of the man pages fit a terminal of 80 columns" {
+  local page wide
+  for page in man/*; do
+    rendered "${page##*/}" >"$BATS_TEST_TMPDIR/page"
+    wide=$(awk '/^[A-Z]/ { examples = /^EXAMPLES/ } (examples && /^ {11}/ || /^ +\$ /) && length($0) > 78' "$BATS_TEST_TMPDIR/page")
+    [ -z "$wide" ] || { echo "$page: $wide"; return 1; }
+  done
+}
+
+@test "the man page of zse-convert lists the shapes that --synthetic knows" {
+  local known page
+  known=$(zse-convert --synthetic none -n 2>&1 | sed 's/.*known here: //' | tr -d ' ' | tr , '\n' | sort)
+  page=$(rendered zse-convert.1 | sed -n '/Names: /,/^$/p' | tr -s ' \n' ' ' | sed 's/.*Names: //; s/\. .*//' | tr -d ' ' | tr , '\n' | sort)
+  [ "$(wc -l <<<"$known")" -gt 10 ]
+  diff <(echo "$known") <(echo "$page")
+}
+
 @test "the man page of zse-info names the options of its commands" {
   for c in tokenize detokenize render models 'models search' 'models check' 'models fetch'; do
     for option in $(zse-info $c --help | long_options); do
@@ -177,4 +220,27 @@ keys() {
       done
     done
   done
+}
+
+@test "scripts/deps waits for the lock of another package manager" {
+  local bin=$BATS_TEST_TMPDIR/bin
+  mkdir "$bin"
+  printf '#!/bin/sh\nexit 1\n' >"$bin/dpkg-query"                      # nothing is installed
+  printf '#!/bin/sh\nexec "$@"\n' >"$bin/sudo"
+  printf '#!/bin/sh\necho "sleep $*" >>"%s/log"\n' "$bin" >"$bin/sleep"
+  cat >"$bin/apt-get" <<END
+#!/bin/sh
+echo "\$*" >>"$bin/log"
+case "\$*" in *update*) [ "\$(grep -c update "$bin/log")" -ge \${TRIES:-3} ] || { echo "E: Could not get lock" >&2; exit 100; } ;; esac
+END
+  chmod +x "$bin"/*
+  PATH=$bin:$PATH run -0 scripts/deps --run-time
+  [ "$(sed 's/no-install-recommends .*/no-install-recommends/' "$bin/log")" = "update -qq
+sleep 30
+update -qq
+sleep 30
+update -qq
+-o DPkg::Lock::Timeout=600 install -y -qq --no-install-recommends" ] || { cat "$bin/log"; return 1; }
+  TRIES=99 PATH=$bin:$PATH run -1 scripts/deps --run-time
+  [[ $output == *"apt-get update failed 10 times"* ]]
 }

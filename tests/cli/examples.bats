@@ -21,11 +21,19 @@ setup() {
   ln -s "$ROOT/models" "$ROOT/README.md" .
 }
 
-examples() { mandoc -Tascii -Owidth=1000 "$ROOT/man/$1" | col -bx | sed -n 's/^ *\$ //p'; }
+# Each command that begins with "$ ", with the lines below it that are further to the right; \0 after each.
+examples() {
+  mandoc -Tascii -Owidth=1000 "$ROOT/man/$1" | col -bx | awk '
+    { match($0, /^ */); column = RLENGTH }
+    $1 == "$" { if (open) printf "%c", 0; open = 1; at = column; sub(/^ *\$ /, ""); printf "%s", $0; next }
+    open && NF && column > at { printf "\n%s", $0; next }
+    open { printf "%c", 0; open = 0 }
+    END { if (open) printf "%c", 0 }'
+}
 
 run_page() {
   local n=0 line
-  while read -r line; do
+  while IFS= read -r -d '' line; do
     n=$((n + 1))
     line=${line/--quality best/--quality best --calibration text.txt}          # a short text: the usual one takes as long as all other lines of the page together
     bash -e -o pipefail -c "trap 'kill \$! 2>/dev/null' ERR; $line" </dev/null >out 2>err 3>&- || { echo "$1: $line: exit $?"; cat err; return 1; }

@@ -268,7 +268,7 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   await listens "$URL"
   waiting() { curl -s -H "X-API-Key: $one" "$URL/api/stats/models" | jq '.models[0].waiting'; }
   zse-apikey delete one && one=$(zse-apikey create one --scope chat,models 2>/dev/null)
-  OPENAI_API_KEY=$many zse-bench serve "$URL" --api tokens --model tiny -w 0 -p 8 -n "$([ -n "${ZSE_SANITIZED-}" ] && echo 400 || echo 1500)" -b 10 --requests 10 --ignore-eos >"$log.bench" 3>&- &
+  ZSE_API_KEY=$many zse-bench serve "$URL" --api tokens --model tiny -w 0 -p 8 -n "$([ -n "${ZSE_SANITIZED-}" ] && echo 400 || echo 1500)" -b 10 --requests 10 --ignore-eos >"$log.bench" 3>&- &
   local bench=$!
   until [ "$(waiting)" -ge 6 ]; do kill -0 $bench; done
   [ "$(curl -s -H "X-API-Key: $one" "$URL/api/batching" | jq .engines.tiny.shares)" = 1 ]
