@@ -87,7 +87,7 @@ void prompter_close(struct prompter *p)
 int prompter_render(const struct prompter *p, const json_t *messages, char **text, size_t *size, struct err *e)
 {
     json_t *vars = p->no_think ? json_pack("{s:b}", "enable_thinking", 0) : NULL;
-    int rc = chat_render(p->tmpl, messages, NULL, 1, p->bos, p->eos, (int64_t)time(NULL), vars, text, size, e);
+    int rc = chat_render(p->tmpl, messages, NULL, 1, p->bos, p->eos, (int64_t)time(NULL), vars, NULL, text, size, e);
     json_decref(vars);
     return rc;
 }

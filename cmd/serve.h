@@ -18,6 +18,7 @@ struct serve_options {
     const char *user;                                           /* NULL: stay who it is */
     uint64_t audit_bytes, audit_anonymous_bytes;                /* 0: not given */
     int audit_files;                                            /* 0: not given */
+    size_t max_request_memory, work_memory;                     /* 0: not given */
     uint64_t kv_bytes, max_memory, max_body;                    /* 0: not given */
     double timeout_s, drain_s;
     const char **origins, **hosts, **names;                     /* owned */

@@ -44,6 +44,8 @@ static const char usage[] =
     "      --max-connections N    clients that are connected at once (default: 4096)\n"
     "      --max-per-address N    of these, from one address (IPv6: /64) before they show a good key, 0: any number (default: 512)\n"
     "      --max-body SIZE        largest body of a request (default: 16MB)\n"
+    "      --max-request-memory SIZE  memory of a request: body, its JSON, prompt, answers (default: a quarter of --work-memory)\n"
+    "      --work-memory SIZE     memory of all requests together, half of it for one key or address (default: 1/8 of the machine's, at most 1GiB)\n"
     "      --quiet                no messages but errors\n"
     "\n"
     RUN_HELP
@@ -55,7 +57,7 @@ static const char usage[] =
 
 enum {
     OPT_HOST = 300, OPT_PORT, OPT_SOCKET, OPT_CERT, OPT_KEY, OPT_NO_AUTH, OPT_PROXY, OPT_ORIGIN, OPT_ALLOW_HOST, OPT_NAME, OPT_SEQS, OPT_QUEUE, OPT_KV_BYTES,
-    OPT_QUERY_KEY, OPT_ANONYMOUS, OPT_AUDIT_FOLDER, OPT_AUDIT_SIZE, OPT_AUDIT_ANONYMOUS, OPT_AUDIT_FILES, OPT_AUDIT_PROMPTS, OPT_NO_AUDIT, OPT_MEMORY, OPT_NO_PREFIX, OPT_TIMEOUT, OPT_DRAIN, OPT_CONNECTIONS, OPT_PER_ADDRESS, OPT_BODY, OPT_QUIET, OPT_PLAN, OPT_CONFIG, OPT_NO_WATCH, OPT_MODEL_DIR, OPT_USER,
+    OPT_QUERY_KEY, OPT_ANONYMOUS, OPT_AUDIT_FOLDER, OPT_AUDIT_SIZE, OPT_AUDIT_ANONYMOUS, OPT_AUDIT_FILES, OPT_AUDIT_PROMPTS, OPT_NO_AUDIT, OPT_MEMORY, OPT_NO_PREFIX, OPT_TIMEOUT, OPT_DRAIN, OPT_CONNECTIONS, OPT_PER_ADDRESS, OPT_BODY, OPT_QUIET, OPT_PLAN, OPT_CONFIG, OPT_NO_WATCH, OPT_MODEL_DIR, OPT_USER, OPT_REQUEST_MEMORY, OPT_WORK_MEMORY,
 };
 
 static const struct option options[] = {
@@ -71,7 +73,8 @@ static const struct option options[] = {
     { "max-queue", required_argument, NULL, OPT_QUEUE }, { "kv-bytes", required_argument, NULL, OPT_KV_BYTES },
     { "user", required_argument, NULL, OPT_USER }, { "model-dir", required_argument, NULL, OPT_MODEL_DIR }, { "max-memory", required_argument, NULL, OPT_MEMORY }, { "no-prefix-cache", no_argument, NULL, OPT_NO_PREFIX },
     { "timeout", required_argument, NULL, OPT_TIMEOUT }, { "drain", required_argument, NULL, OPT_DRAIN },
-    { "max-connections", required_argument, NULL, OPT_CONNECTIONS }, { "max-per-address", required_argument, NULL, OPT_PER_ADDRESS }, { "max-body", required_argument, NULL, OPT_BODY }, { "quiet", no_argument, NULL, OPT_QUIET },
+    { "max-connections", required_argument, NULL, OPT_CONNECTIONS }, { "max-per-address", required_argument, NULL, OPT_PER_ADDRESS }, { "max-body", required_argument, NULL, OPT_BODY }, { "max-request-memory", required_argument, NULL, OPT_REQUEST_MEMORY },
+    { "work-memory", required_argument, NULL, OPT_WORK_MEMORY }, { "quiet", no_argument, NULL, OPT_QUIET },
     { "plan", no_argument, NULL, OPT_PLAN }, { "no-memory-watch", no_argument, NULL, OPT_NO_WATCH },
     RUN_LONG_OPTIONS, { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
 };
@@ -82,6 +85,17 @@ static int whole(const char *name, const char *arg, long long min, long long max
     if (cli_parse_int(prog, name, arg, min, max, &v) != 0)
         return CLI_USAGE;
     *out = (int)v;
+    return 0;
+}
+
+static int work_memory(const char *name, const char *arg, size_t *out)
+{
+    uint64_t size;
+    if (cli_parse_size(prog, name, arg, &size) != 0)
+        return CLI_USAGE;
+    if (size < 1 << 20)
+        return cli_wrong(prog, "%s: %s, expected at least 1MiB", name, arg);
+    *out = size;
     return 0;
 }
 
@@ -126,6 +140,8 @@ static int take(struct serve_options *o, int c, const char *arg)
             return cli_wrong(prog, "--max-body: %s is not in the range 1KiB to 4GiB", arg);
         o->max_body = size;
         return 0;
+    case OPT_REQUEST_MEMORY: return work_memory("--max-request-memory", arg, &o->max_request_memory);
+    case OPT_WORK_MEMORY: return work_memory("--work-memory", arg, &o->work_memory);
     case OPT_QUIET: o->quiet = 1; return 0;
     case OPT_PLAN: o->plan = 1; return 0;
     case OPT_NO_WATCH: o->no_watch = 1; return 0;

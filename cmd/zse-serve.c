@@ -242,7 +242,8 @@ static int serve(struct serve_options *o, const struct serve_user *user, struct 
         .opener = { open_served, close_served, o }, .host = o->host, .port = o->port, .socket_path = o->socket_path, .tls_cert = o->tls_cert, .tls_key = o->tls_key,
         .home = p->home, .no_auth = o->no_auth, .query_keys = o->query_keys, .anonymous_limit = o->anonymous_limit,
         .audit_folder = p->audit, .audit_bytes = o->audit_bytes, .audit_anonymous_bytes = o->audit_anonymous_bytes, .audit_files = o->audit_files, .audit_prompts = o->audit_prompts, .trust_proxy = o->trust_proxy, .origins = o->origins, .n_origins = o->n_origins, .hosts = o->hosts, .n_hosts = o->n_hosts,
-        .model_dir = o->model_dir, .max_connections = o->max_connections, .max_per_address = o->max_per_address, .max_body = o->max_body, .max_queue = o->max_queue, .timeout_s = o->timeout_s, .drain_s = o->drain_s,
+        .model_dir = o->model_dir, .max_connections = o->max_connections, .max_per_address = o->max_per_address, .max_body = o->max_body, .max_request_memory = o->max_request_memory, .work_memory = o->work_memory,
+        .max_queue = o->max_queue, .timeout_s = o->timeout_s, .drain_s = o->drain_s,
         .max_memory = o->max_memory, .no_watch = o->no_watch, .sysroot = preflight_root(), .log = say, .warn = warn, .user = o,
     };
     struct server *s = server_bind(&so, e);

@@ -1,5 +1,6 @@
 #include "libcommon/serve/calls.h"
 
+#include <malloc.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,6 +22,8 @@ struct preparing {
     uint64_t round;                     /* of the one that was taken last */
     struct call *done, **done_last;
     struct call *current[N_PREPARING];  /* what each thread works on */
+    struct call *dropped;               /* ended, and too large to be freed by the loop */
+    size_t freed_bytes;                 /* since memory was last given back to the system */
     int stop;
     struct loop *loop;
 };
@@ -30,12 +33,86 @@ enum { STAGE_PARSE, STAGE_PROMPTS, STAGE_READY };
 static void end_visit(struct call *c);
 static void forget_preparing(struct call *c);
 
-static void call_free(struct call *c)
+/* ---- memory ----
+ *
+ * Everything that a client determines the size of is held of the account before it is allocated: the body, its tree (prescan.h), the template's values,
+ * what tokenizing takes, ids, and for each answer what the engine keeps for it.  Text of answers is held in steps of ANSWER_STEP as it comes. */
+
+enum { CALL_BYTES = 16 << 10, CHOICE_BYTES = 4 << 10, ANSWER_STEP = 64 << 10, LARGE_CALL = 256 << 10, TRIM_BYTES = 32 << 20 };
+enum { ANSWER_COPIES = 3 };             /* of an answer: its parts, the JSON, what waits for the client */
+
+int call_hold(struct call *c, size_t more, struct problem *pr)
 {
-    end_visit(c);                               /* one that the server's end cut off */
+    const size_t bytes = CALL_BYTES + c->kept_bytes + ANSWER_COPIES * c->held_answers + more;
+    const enum hold_answer why = hold_set(&c->hold, bytes);
+    return why == HOLD_OK ? 0 : hold_problem(&c->hold, why, bytes, pr);
+}
+
+int call_keep(struct call *c, size_t more, struct problem *pr)
+{
+    c->kept_bytes += more;
+    if (call_hold(c, 0, pr) == 0)
+        return 0;
+    c->kept_bytes -= more;
+    return -1;
+}
+
+static size_t bytes_of(const struct choice *ch)
+{
+    size_t n = ch->text.room + ch->logprobs.room + ch->values.room + ch->tops.room + ch->offsets.room;
+    for (int i = 0; i < ch->n_parts; i++)
+        n += sizeof *ch->part + ch->part[i].text.room;
+    return n;
+}
+
+/* What an answer has come to since it was last counted. */
+static int hold_answer(struct call *c, struct choice *ch)
+{
+    const size_t n = bytes_of(ch);
+    c->answer_bytes += n - ch->n_bytes;
+    ch->n_bytes = n;
+    if (c->answer_bytes <= c->held_answers)
+        return 0;
+    c->held_answers = c->answer_bytes + ANSWER_STEP;
+    return call_hold(c, 0, &c->problem);
+}
+
+/* An upper bound of what a tree takes, as prescan.c counts. */
+static size_t tree_bytes(const json_t *v)
+{
+    size_t n = 0, i;
+    const char *key;
+    json_t *x;
+    union { const json_t *in; json_t *out; } u = { .in = v };
+    if (json_is_string(v))
+        return 160 + json_string_length(v);
+    if (!json_is_object(v) && !json_is_array(v))
+        return 64;
+    json_object_foreach(u.out, key, x)
+        n += 160 + strlen(key) + tree_bytes(x);
+    json_array_foreach(v, i, x)
+        n += tree_bytes(x);
+    return n + 280;
+}
+
+/* The prompt has its ids: what the body said of it is freed at once, in the thread that made it. */
+static void drop_prompt(struct call *c)
+{
+    static const char *const names[] = { "messages", "input", "prompt", "system", "chat_template_kwargs", "logit_bias", "content", "tokens", "grammar", "regex" };
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        json_object_del(c->json, names[i]);
+    json_decref(c->talk.vars);
+    c->talk.vars = NULL;
+    const size_t tree = tree_bytes(c->json);
+    if (tree >= c->scan.tree_bytes)
+        return;
+    c->kept_bytes -= c->scan.tree_bytes - tree;
+    c->scan.tree_bytes = tree;
+}
+
+static void call_destroy(struct call *c)
+{
     for (int i = 0; i < c->n_prompts; i++) {
-        if (c->prompts[i].constraint.state)
-            c->prompts[i].constraint.close(c->prompts[i].constraint.state);
         free(c->prompts[i].ids);
         free(c->prompts[i].text);
     }
@@ -49,16 +126,6 @@ static void call_free(struct call *c)
         buf_release(&ch->offsets);
         free(ch->embedding);
     }
-    if (c->h) {
-        if (c->prev)
-            c->prev->next = c->next;
-        else
-            c->h->calls = c->next;
-        if (c->next)
-            c->next->prev = c->prev;
-        c->h->n_calls--;
-    }
-    grammars_release(c->grammar);
     talk_release(&c->talk);
     free(c->prompts);
     free(c->choices);
@@ -68,7 +135,38 @@ static void call_free(struct call *c)
     buf_release(&c->head);
     buf_release(&c->line);
     json_decref(c->json);
+    hold_release(&c->hold);
     free(c);
+}
+
+/* A large one is freed in a preparing thread: a tree of a million values takes the better part of a second. */
+static void call_free(struct call *c)
+{
+    struct preparing *p = c->s->preparing;
+    end_visit(c);                               /* one that the server's end cut off */
+    for (int i = 0; i < c->n_prompts; i++)
+        if (c->prompts[i].constraint.state)
+            c->prompts[i].constraint.close(c->prompts[i].constraint.state);
+    if (c->h) {
+        if (c->prev)
+            c->prev->next = c->next;
+        else
+            c->h->calls = c->next;
+        if (c->next)
+            c->next->prev = c->prev;
+        c->h->n_calls--;
+        grammars_release(c->grammar);           /* before its model may go */
+        c->grammar = NULL;
+    }
+    if (!p || c->hold.bytes < LARGE_CALL) {
+        call_destroy(c);
+        return;
+    }
+    pthread_mutex_lock(&p->lock);
+    c->next_preparing = p->dropped;
+    p->dropped = c;
+    pthread_cond_signal(&p->work);
+    pthread_mutex_unlock(&p->lock);
 }
 
 void calls_drop(struct hosted *h)
@@ -223,8 +321,8 @@ void call_fail_answer(struct call *c, const struct problem *p)
     if (!c->conn)
         return;
     if (conn_status(c->conn) == 0) {
-        if (p->status == 503)
-            conn_add_header(c->conn, "Retry-After", "1");
+        if (p->status == 503 || (p->status == 429 && strcmp(p->code, "tenant_memory") == 0))
+            conn_set_header(c->conn, "Retry-After", "1");
         reply_problem(c->s, c->conn, p);
         return;
     }
@@ -355,6 +453,8 @@ static void on_event(struct events *b, const struct event *ev, uint64_t now)
             c->form->begin(c);
         }
         c->form->event(c, ch, b, ev);
+        if (hold_answer(c, ch) != 0)
+            call_cancel(c);
     }
     end_if_over(c);
 }
@@ -428,8 +528,12 @@ int call_tokenize(struct call *c, int i, const char *text, size_t size, int spec
     struct prompt *p = &c->prompts[i];
     struct err e;
     size_t n;
+    if (call_hold(c, (TOKENIZE_BYTES + 1) * size, pr) != 0)
+        return -1;
     if (tokenizer_encode(t, text, size, (special ? TOKENIZE_PARSE_SPECIAL : 0) | (bos ? TOKENIZE_ADD_SPECIAL : 0), &p->ids, &n, &e) != 0)
         return problem_err(pr, field, NULL, &e);
+    if (call_keep(c, n * sizeof *p->ids, pr) != 0)
+        return -1;
     p->n_ids = n > INT32_MAX ? INT32_MAX : (int)n;
     if (bos && c->form->body != BODY_EMBEDDING) {       /* a tokenizer that closes every text with EOS would end the answer before it begins */
         int n_eos;
@@ -448,6 +552,8 @@ static int ids_prompt(struct call *c, int i, const json_t *list, const char *fie
     struct prompt *p = &c->prompts[i];
     size_t n = json_array_size(list);
     int vocab = c->h->m.model->config.vocab_size;
+    if (call_keep(c, (n + 1) * sizeof *p->ids, pr) != 0)
+        return -1;
     if (!(p->ids = malloc((n + 1) * sizeof *p->ids)))
         return problem_nomem(pr);
     for (size_t k = 0; k < n; k++) {
@@ -482,6 +588,8 @@ static int one_prompt(struct call *c, int i, const json_t *v, const char *field,
     }
     if (!json_is_string(v))
         return problem_set(pr, 400, field, "invalid_type", "%s: found %s in the list, expected text or token ids", field, js_kind(v));
+    if (c->params.echo && call_keep(c, ANSWER_COPIES * json_string_length(v), pr) != 0)
+        return -1;
     if (c->params.echo && keep_text(p, json_string_value(v), json_string_length(v)) != 0)
         return problem_nomem(pr);
     return call_tokenize(c, i, json_string_value(v), json_string_length(v), special, 1, pr, field);
@@ -516,6 +624,8 @@ static int parse_stop(struct call *c, struct problem *pr)
         const json_t *s = json_is_array(v) ? json_array_get(v, i) : v;
         if (!json_is_string(s) || json_string_length(s) == 0 || strlen(json_string_value(s)) != json_string_length(s))
             return problem_set(pr, 400, name, "invalid_type", "%s: text %zu is %s", name, i + 1, !json_is_string(s) ? js_kind(s) : json_string_length(s) ? "with a zero byte" : "empty");
+        if (json_string_length(s) > MAX_STOP_BYTES)
+            return problem_set(pr, 400, name, "out_of_range", "%s: text %zu has %zu bytes, expected at most %d", name, i + 1, json_string_length(s), MAX_STOP_BYTES);
         c->stop[c->n_stop++] = json_string_value(s);
     }
     return 0;
@@ -530,6 +640,8 @@ static int parse_bias(struct call *c, struct problem *pr)
         return 0;
     if (!json_is_object(v))
         return problem_set(pr, 400, "logit_bias", "invalid_type", "logit_bias: found %s, expected an object of token ids", js_kind(v));
+    if (call_keep(c, (json_object_size(v) + 1) * sizeof *c->bias, pr) != 0)
+        return -1;
     if (!(c->bias = calloc(json_object_size(v) + 1, sizeof *c->bias)))
         return problem_nomem(pr);
     json_object_foreach(v, key, x) {
@@ -631,11 +743,29 @@ static int bind(struct call *c, struct problem *pr)
     return check_params(c, pr) || parse_stop(c, pr) || parse_bias(c, pr) || parse_stream_options(c, pr) ? -1 : 0;
 }
 
+/* What the engine and the answers take for n answers to each prompt, but for keys, values and the text of answers. */
+static size_t engine_bytes(const struct call *c, int n)
+{
+    const int embed = c->form->body == BODY_EMBEDDING, max_len = c->h->m.max_len;
+    const size_t embedding = embed ? (size_t)c->h->m.model->config.hidden_size * 64 : 0;       /* twice, and as text */
+    size_t bytes = 0, stops = 0;
+    for (int i = 0; i < c->n_stop; i++)
+        stops += strlen(c->stop[i]) + 64;
+    for (int i = 0; i < c->n_prompts; i++) {
+        const int room = max_len - c->prompts[i].n_ids;
+        const size_t len = (size_t)c->prompts[i].n_ids + (size_t)(c->max_tokens && c->max_tokens < room ? c->max_tokens : room);
+        bytes += (size_t)n * (CHOICE_BYTES + embedding + stops + (size_t)c->params.sampling.n_bias * sizeof *c->bias + 2 * len * sizeof(int32_t) + (size_t)max_len);
+    }
+    return bytes;
+}
+
 static int make_choices(struct call *c, struct problem *pr)
 {
     int n = c->form->body == BODY_EMBEDDING ? 1 : c->params.n;
     if (c->n_prompts * n > MAX_CHOICES)
         return problem_set(pr, 400, "n", "out_of_range", "n: %d answers to %d prompts, expected at most %d together", n, c->n_prompts, MAX_CHOICES);
+    if (call_keep(c, engine_bytes(c, n), pr) != 0)
+        return -1;
     c->n_choices = c->n_prompts * n;
     c->choices = calloc((size_t)c->n_choices, sizeof *c->choices);
     c->jobs = calloc((size_t)c->n_choices, sizeof *c->jobs);
@@ -693,7 +823,7 @@ static void submit(struct call *c)
 {
     struct problem pr;
     struct params *p = &c->params;
-    if (make_choices(c, &pr) != 0 || reserve_tokens(c, &pr) != 0) {
+    if (reserve_tokens(c, &pr) != 0 || make_choices(c, &pr) != 0) {
         refuse(c, &pr);
         return;
     }
@@ -726,22 +856,49 @@ static void submit(struct call *c)
         conclude(c);
 }
 
+/* The body becomes a tree; it is not needed any more. */
+static void parse(struct call *c, struct problem *pr)
+{
+    struct err e;
+    if (prescan_body(c->body.data, c->body.size, c->form->body, &c->scan, pr) != 0 || call_keep(c, c->scan.tree_bytes, pr) != 0)
+        return;
+    c->body_bytes -= c->scan.n_blanked;
+    c->json = js_parse("body", c->body.data ? c->body.data : "", c->body.size, &e);
+    c->kept_bytes -= c->body.room;
+    buf_release(&c->body);
+    call_hold(c, 0, pr);
+    if (!c->json)
+        problem_err(pr, NULL, "invalid_json", &e);
+}
+
+/* A conversation has two more trees with the template's values, whose memory follows from the body's size; the text has a limit, too. */
+static int hold_prompts(struct call *c, struct problem *pr)
+{
+    enum { TEMPLATED = BODY_CHAT | BODY_RESPONSES | BODY_MESSAGES | BODY_COUNT | BODY_TEMPLATE | BODY_WS_CHAT };
+    static const size_t mib = 1 << 20;
+    const size_t b = c->body_bytes, output = mib + 8 * b, values = 16 * mib + 32 * b;
+    if (!(c->form->body & TEMPLATED))
+        return 0;
+    c->talk.limits = (struct tmpl_limits){ .max_output = output < 16 * mib ? output : 16 * mib, .max_memory = values < 192 * mib ? values : 192 * mib };
+    return call_hold(c, 2 * (c->scan.tree_bytes + c->scan.text_bytes) + c->talk.limits.max_output + c->talk.limits.max_memory, pr);
+}
+
 /* One stage; any thread. */
 static void work_on(struct call *c)
 {
     struct problem *pr = &c->problem;
-    struct err e;
     const double limit = c->s->o.timeout_s;
     if (limit > 0 && (double)(clock_ns() - c->start_ns) * 1e-9 > limit) {
         problem_set(pr, 504, NULL, "timeout", "no complete answer within %g s", limit);
     } else if (c->stage == STAGE_PROMPTS) {
-        if (c->form->prepare(c, pr) != 0 && !pr->status)
+        if (hold_prompts(c, pr) == 0 && c->form->prepare(c, pr) != 0 && !pr->status)
             problem_nomem(pr);
+        if (!pr->status) {
+            drop_prompt(c);
+            call_keep(c, c->form->event ? 0 : ANSWER_COPIES * c->line.size, pr);
+        }
     } else {
-        c->json = js_parse("body", c->body.data ? c->body.data : "", c->body.size, &e);
-        buf_release(&c->body);
-        if (!c->json)
-            problem_err(pr, NULL, "invalid_json", &e);
+        parse(c, pr);
     }
 }
 
@@ -850,6 +1007,19 @@ static void advance(struct call *c, int large)
     conclude(c);
 }
 
+static void take_body(struct call *c, int whole, const char *text, size_t size)
+{
+    if (whole)
+        conn_take_body(c->conn, &c->body);
+    else if (call_keep(c, size + 64, &c->problem) == 0)
+        buf_add(&c->body, text, size);
+    c->kept_bytes = c->body.room;
+    if (c->body.failed)
+        problem_nomem(&c->problem);
+    else if (!c->problem.status)
+        call_hold(c, 0, &c->problem);
+}
+
 void call_start(struct server *s, struct conn *conn, struct visit *visit, const struct call_form *form, const char *text, size_t size)
 {
     struct call *c = calloc(1, sizeof *c);
@@ -876,10 +1046,10 @@ void call_start(struct server *s, struct conn *conn, struct visit *visit, const 
     snprintf(c->client, sizeof c->client, "%s", visit ? visit->client : client_address(s, conn, address));
     conn_set_exchange(conn, c);
     c->share = guard_share(call_visit(c));
+    c->hold = hold_for(s->account, c->share);
+    c->body_bytes = size;
     visit_prompt(s, call_visit(c), text, size);
-    buf_add(&c->body, text, size);
-    if (c->body.failed)
-        problem_nomem(&c->problem);
+    take_body(c, visit == NULL, text, size);
     if (large && !c->problem.status && to_thread(c) == 0)
         return;
     if (!c->problem.status)
@@ -889,6 +1059,21 @@ void call_start(struct server *s, struct conn *conn, struct visit *visit, const 
 
 /* ---- the preparing thread ---- */
 
+static void give_memory_back(void)
+{
+#ifdef __GLIBC__
+    malloc_trim(0);
+#endif
+}
+
+static size_t bytes_of_dropped(const struct call *c)
+{
+    size_t n = 0;
+    for (; c; c = c->next_preparing)
+        n += c->hold.bytes;
+    return n;
+}
+
 static void *prepare(void *arg)
 {
     struct preparing *p = arg;
@@ -897,10 +1082,13 @@ static void *prepare(void *arg)
     pthread_mutex_unlock(&p->lock);
     for (;;) {
         pthread_mutex_lock(&p->lock);
-        while (!p->first && !p->stop)
+        while (!p->first && !p->dropped && !p->stop)
             pthread_cond_wait(&p->work, &p->lock);
         int stop = p->stop;
-        struct call *c = stop ? NULL : p->first;
+        struct call *c = stop ? NULL : p->first, *dropped = stop ? NULL : p->dropped;
+        p->dropped = stop ? p->dropped : NULL;
+        const int trim = dropped && (p->freed_bytes += bytes_of_dropped(dropped)) > TRIM_BYTES;
+        p->freed_bytes = trim ? 0 : p->freed_bytes;
         if (c) {
             p->n--;
             p->first = c->next_preparing;
@@ -908,6 +1096,12 @@ static void *prepare(void *arg)
         }
         p->current[i] = c;
         pthread_mutex_unlock(&p->lock);
+        for (struct call *next; dropped; dropped = next) {
+            next = dropped->next_preparing;
+            call_destroy(dropped);
+        }
+        if (trim)
+            give_memory_back();
         if (!c && !stop)
             continue;                   /* the other thread took it */
         if (stop)
@@ -960,12 +1154,16 @@ void calls_close(struct server *s)
     pthread_mutex_unlock(&p->lock);
     while (p->n_threads > 0)
         pthread_join(p->thread[--p->n_threads], NULL);
+    s->preparing = NULL;                        /* from here on calls are freed at once */
     free_calls(p->first);
     free_calls(p->done);
+    for (struct call *c = p->dropped, *next; c; c = next) {
+        next = c->next_preparing;
+        call_destroy(c);
+    }
     pthread_cond_destroy(&p->work);
     pthread_mutex_destroy(&p->lock);
     free(p);
-    s->preparing = NULL;
 }
 
 void calls_events(struct server *s)

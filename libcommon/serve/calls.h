@@ -5,11 +5,13 @@
 #define ZSE_SERVE_CALLS_H
 
 #include "libcommon/grammar/constrain.h"
+#include "libcommon/serve/account.h"
+#include "libcommon/serve/prescan.h"
 #include "libcommon/serve/server_impl.h"
 #include "libcommon/serve/splitter.h"
 #include "libcommon/serve/talk.h"
 
-enum { MAX_STOP = 16, MAX_CHOICES = 256, INLINE_BODY = 32 << 10 };
+enum { MAX_STOP = 16, MAX_STOP_BYTES = 1024, MAX_CHOICES = 256, INLINE_BODY = 32 << 10 };
 
 struct call;
 
@@ -32,6 +34,7 @@ struct choice {
     enum finish finish;
     int stop;                           /* which stop string ended it; 0: none */
     int n_reasoning;
+    size_t n_bytes;                     /* of text, parts and lists above, as counted in call.answer_bytes */
     struct request_stats stats;
     uint64_t last_ns;                   /* of its last token */
 };
@@ -68,6 +71,10 @@ struct call {
     int route;
     char id[48], client[64];
     int64_t created;
+    struct hold hold;                   /* of the account: see memory in calls.c */
+    size_t kept_bytes, body_bytes;      /* what it keeps besides answers; of the body as it came */
+    size_t answer_bytes, held_answers;  /* of answers so far; of which the hold has */
+    struct prescan scan;
     struct buf body;                    /* emptied when it was parsed */
     json_t *json;                       /* owned */
     struct params params;
@@ -92,8 +99,7 @@ struct call {
     int heard;                          /* the engine's, while jobs are open: see request_params */
 };
 
-/* A request arrived; its body is taken. */
-/* visit: of a WebSocket's message, taken over; NULL: the connection's. */
+/* A request arrived. visit: of a WebSocket's message, taken over, whose text is copied; NULL: the connection's, whose body is taken. */
 void call_start(struct server *s, struct conn *c, struct visit *visit, const struct call_form *form, const char *text, size_t size);
 void call_charge(const struct call *c, int *prompt, int *completion);     /* tokens that count against a key */
 struct visit *call_visit(const struct call *c);        /* NULL: none */
@@ -105,6 +111,11 @@ int calls_open(struct server *s, struct err *e);
 void calls_close(struct server *s);
 
 /* ---- for the forms ---- */
+/* The call needs `more` bytes for a while, besides what it keeps: 0, or -1 with *pr (413, 429 or 503).  0 bytes: what it needed is free. */
+int call_hold(struct call *c, size_t more, struct problem *pr);
+/* The same from now on. */
+int call_keep(struct call *c, size_t more, struct problem *pr);
+enum { TOKENIZE_BYTES = 144 };          /* that tokenizing takes for each byte of valid UTF-8, at most (spaces in SentencePiece vocabularies) */
 /* Room for n prompts. */
 int call_prompts(struct call *c, int n, struct problem *pr);
 /* Text becomes prompt i; special: texts of special tokens become those tokens; bos: with what the tokenizer adds. */

@@ -47,6 +47,7 @@ struct conn *conn_open(struct loop *l, int fd, const struct listener *at, const 
         return NULL;
     c->source = (struct source){ SOURCE_CONN, fd };
     c->l = l;
+    c->hold = hold_for(l->o.account, 0);
     c->local = at->local;
     c->mode = at->tls ? CONN_HANDSHAKE : CONN_HTTP;
     c->events = EPOLLIN;
@@ -81,6 +82,7 @@ void conn_free(struct conn *c)
     if (c->ws)
         ws_next(c->ws);
     free(c->ws);
+    hold_release(&c->hold);
     free(c);
 }
 
@@ -151,6 +153,40 @@ static void dirty(struct conn *c)
     c->dirty = 1;
     c->next_dirty = c->l->dirty;
     c->l->dirty = c;
+}
+
+/* ---- memory ---- */
+
+static size_t held(size_t bytes) { return bytes > HELD_FROM ? bytes : 0; }
+
+/* A body that grows has room for half as much again. */
+static size_t body_room(size_t size) { return held(size + size / 2); }
+
+/* What this connection holds, from now on. */
+static enum hold_answer hold_buffers(struct conn *c)
+{
+    const struct http_parser *p = &c->parser;
+    const int comes = p->req && !p->drop_body && (p->state == HTTP_BODY || p->state == HTTP_CHUNK);
+    const size_t body = comes ? body_room(p->req->body.size + p->left) : p->req ? held(p->req->body.room) : 0;
+    c->not_held = body + held(c->out.room) + held(c->in.room) + (c->ws ? held(c->ws->message.room) : 0);
+    return c->no_hold = hold_set(&c->hold, c->not_held);
+}
+
+int conn_hold_body(struct conn *c, uint64_t tenant, size_t size)
+{
+    hold_release(&c->hold);
+    c->hold.id = tenant;
+    c->not_held = size == SIZE_MAX ? 0 : body_room(size);
+    return (c->no_hold = hold_set(&c->hold, c->not_held)) == HOLD_OK;
+}
+
+int conn_hold_problem(const struct conn *c, struct problem *pr) { return c->no_hold == HOLD_OK ? 0 : hold_problem(&c->hold, c->no_hold, c->not_held, pr); }
+
+void conn_take_body(struct conn *c, struct buf *to)
+{
+    *to = c->parser.req->body;
+    c->parser.req->body = (struct buf){ 0 };
+    hold_buffers(c);
 }
 
 /* ---- bytes ---- */
@@ -251,6 +287,10 @@ void conn_flush(struct conn *c)
         linger(c);
     if (!c->dead && !c->busy && c->mode != CONN_LINGER)
         next_request(c);
+    if (!c->dead && hold_buffers(c) != HOLD_OK && c->out.size > HELD_FROM) {
+        conn_kill(c);                       /* an answer that there is no memory for cannot be kept until the client reads it */
+        return;
+    }
     if (!c->dead && !c->busy && c->ssl && SSL_pending(c->ssl) > 0 && !c->eof)
         on_readable(c);
     if (c->dead)
@@ -273,6 +313,13 @@ static void refused(struct conn *c, int status, const char *why)
         c->l->o.on_refused(c->l->o.user, c, status, why);
     else
         conn_reply(c, status, "text/plain", why, strlen(why));
+}
+
+static void refuse_memory(struct conn *c)
+{
+    struct problem pr;
+    conn_hold_problem(c, &pr);
+    refused(c, pr.status, pr.message);
 }
 
 static void on_head_seen(struct conn *c)
@@ -331,6 +378,8 @@ static void next_http(struct conn *c)
             conn_kill(c);
         else if (c->parser.drop_body && c->parser.body_bytes + c->parser.left > DROPPED_BODY)
             hand_over(c, 0);
+        else if (hold_buffers(c) != HOLD_OK)
+            refuse_memory(c);
         else if (c->parser.req)
             on_head_seen(c);
         return;
@@ -544,7 +593,6 @@ void conn_check_time(struct conn *c, uint64_t now)
 
 const struct http_request *conn_request(const struct conn *c) { return c->parser.req; }
 int conn_has_body(const struct conn *c) { return c->parser.state == HTTP_COMPLETE && !c->parser.drop_body; }
-struct http_request *conn_take_body(struct conn *c) { return c->parser.req; }
 const char *conn_peer(const struct conn *c) { return c->peer; }
 int conn_is_local(const struct conn *c) { return c->local; }
 

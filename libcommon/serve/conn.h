@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 #include "libcommon/base/err.h"
+#include "libcommon/serve/account.h"
 #include "libcommon/serve/buf.h"
 #include "libcommon/serve/http.h"
 #include "libcommon/serve/websocket.h"
@@ -28,6 +29,7 @@ struct loop_options {
     int max_per_address;            /* connections of one address without a key, see places.h; 0: any number. Unix sockets have no addresses. */
     size_t max_unsent;              /* bytes of a response that may wait for a slow client */
     double head_s, body_s;          /* a head must be whole after head_s, a body must go on arriving at 1 KB/s, with body_s to begin with */
+    struct account *account;        /* of bodies and responses beyond HELD_FROM; NULL: they are not counted */
     double idle_s, stalled_s;       /* between requests; without progress while there is something to send */
     double ping_s;                  /* a WebSocket that was silent for so long gets a ping, and after as long again it is closed; 0: never */
     /* A body is to come, of SIZE bytes or SIZE_MAX (chunked).  0: it is not kept, and conn_has_body says so.  A small one is read past, so that the connection can
@@ -73,7 +75,12 @@ uint64_t loop_bytes_sent(const struct loop *l);
 
 /* ---- one connection ---- */
 const struct http_request *conn_request(const struct conn *c);
-struct http_request *conn_take_body(struct conn *c);    /* the same, to move the body out of it */
+void conn_take_body(struct conn *c, struct buf *to);    /* moves it; what it takes is not this connection's any more */
+/* Smaller buffers of a connection are not counted: max_connections bounds them. */
+enum { HELD_FROM = 1 << 16 };
+/* From on_body: bodies and responses of this connection count for this tenant; may a body of so many bytes (SIZE_MAX: chunked) be kept?  0: conn_hold_problem says why. */
+int conn_hold_body(struct conn *c, uint64_t tenant, size_t size);
+int conn_hold_problem(const struct conn *c, struct problem *pr);       /* 0: none; -1 with *pr */
 int conn_has_body(const struct conn *c);        /* its body was kept, or it has none */
 const char *conn_peer(const struct conn *c);    /* "127.0.0.1", "unix" */
 int conn_is_local(const struct conn *c);        /* its listener is loopback or a Unix socket */

@@ -35,6 +35,8 @@ struct conn {
     int eof;                    /* the client sends no more */
     int ssl_wants_write;        /* reading waits until the socket is writable */
     struct buf in, out, headers;
+    struct hold hold;           /* of large buffers; what refused a body, and how large it was */
+    enum hold_answer no_hold; size_t not_held;
     size_t sent;                /* of out */
     struct http_parser parser;
     struct ws_parser *ws;       /* owned; NULL: no WebSocket */

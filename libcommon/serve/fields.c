@@ -87,8 +87,8 @@ const struct field fields[] = {
     WHOLE("max_tokens", GENERATE & ~BODY_RESPONSES, 0, INT_MAX, AT(max_tokens), GIVEN_MAX_TOKENS, "most tokens of an answer"),
     WHOLE("max_completion_tokens", BODY_CHAT, 1, INT_MAX, AT(max_completion_tokens), GIVEN_MAX_COMPLETION_TOKENS, "the same; one of the two"),
     WHOLE("n", API, 1, 128, AT(n), GIVEN_N, "answers to each prompt"),
-    OTHER("stop_sequences", BODY_MESSAGES, STRINGS, "at most 16 texts that end the answer before them; stop_reason says so"),
-    OTHER("stop", GENERATE & ~BODY_MESSAGES, "{\"oneOf\":[{\"type\":\"string\"}," STRINGS "]}", "at most 16 texts that end the answer before them"),
+    OTHER("stop_sequences", BODY_MESSAGES, STRINGS, "at most 16 texts of at most 1024 bytes that end the answer before them; stop_reason says so"),
+    OTHER("stop", GENERATE & ~BODY_MESSAGES, "{\"oneOf\":[{\"type\":\"string\"}," STRINGS "]}", "at most 16 texts of at most 1024 bytes that end the answer before them"),
     TRUTH("stream", STREAMED | BODY_WS_CHAT, AT(stream), "server-sent events as tokens come"),
     OTHER("stream_options", API, "{\"type\":\"object\",\"properties\":{\"include_usage\":{\"type\":\"boolean\"}}}", "include_usage: a last event with the counts"),
     { "logprobs", BODY_CHAT, FIELD_USED, FIELD_BOOL, 0, 0, AT(logprobs), 0, NULL, "logarithms of the tokens' probabilities", NULL },
@@ -102,7 +102,8 @@ const struct field fields[] = {
     WHOLE("dimensions", BODY_EMBEDDING, 1, INT_MAX, AT(dimensions), 0, "cut to so many numbers, and scale to length 1 again"),
 
     TEXT("user", API | BODY_RESPONSES | BODY_EMBEDDING | BODY_WS_CHAT, AT(user), "kept in /api/analytics/requests"),
-    IGNORED("metadata", STREAMED | BODY_WS_CHAT, "cannot change the answer"),
+    OTHER("metadata", BODY_RESPONSES, "{\"type\":\"object\"}", "comes back in the answer"),
+    IGNORED("metadata", (STREAMED & ~BODY_RESPONSES) | BODY_WS_CHAT, "cannot change the answer"),
     IGNORED("store", BODY_CHAT | BODY_RESPONSES, "cannot change the answer; nothing is stored"),
     IGNORED("service_tier", BODY_CHAT | BODY_RESPONSES | BODY_MESSAGES, "cannot change the answer"),
     IGNORED("prompt_cache_key", API | BODY_RESPONSES, "cannot change the answer"),
@@ -180,10 +181,10 @@ const int n_fields = sizeof fields / sizeof *fields;
 
 /* ---- parsing ---- */
 
-static const struct field *find(const char *name, enum body_kind kind)
+const struct field *fields_find(const char *name, size_t n, enum body_kind kind)
 {
     for (int i = 0; i < n_fields; i++)
-        if (fields[i].bodies & (unsigned)kind && strcmp(fields[i].name, name) == 0)
+        if (fields[i].bodies & (unsigned)kind && strncmp(fields[i].name, name, n) == 0 && !fields[i].name[n])
             return &fields[i];
     return NULL;
 }
@@ -261,7 +262,7 @@ int fields_parse(const json_t *body, enum body_kind kind, struct params *p, stru
         return problem_set(pr, 400, NULL, "invalid_type", "the body: found %s, expected an object", js_kind(body));
     union { const json_t *in; json_t *out; } u = { .in = body };       /* jansson iterates over what is not const */
     json_object_foreach(u.out, name, v) {
-        const struct field *f = find(name, kind);
+        const struct field *f = fields_find(name, strlen(name), kind);
         if (!f)
             return problem_set(pr, 400, name, "unknown_parameter", "%.80s: no such field", name);
         if (!json_is_null(v) && parse_field(f, v, p, pr) != 0)

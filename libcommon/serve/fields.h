@@ -53,6 +53,8 @@ struct params {
     unsigned given;
 };
 
+/* The field of this name, n bytes, in bodies of this kind; NULL: there is none. */
+const struct field *fields_find(const char *name, size_t n, enum body_kind kind);
 /* All fields of the object, by the table, into p (filled with defaults before). 0, or -1 with *pr. */
 int fields_parse(const json_t *body, enum body_kind kind, struct params *p, struct problem *pr);
 

@@ -400,6 +400,7 @@ int guard_knows(struct server *s, struct conn *c, const struct route *r, uint64_
     struct key_info k;
     struct verdict v;
     const char *key = given_key(s, c, query, sizeof query);
+    *owner = address_number(client_address(s, c, address)) << 1;
     if (r->access == ACCESS_PUBLIC)
         return 1;
     if (!s->o.query_keys && http_query(conn_request(c), "api_key", query, sizeof query))

@@ -57,7 +57,7 @@ int guard_has_keys(const struct server *s);             /* a key is needed, and 
 
 /* A request begins: its answer gets the header X-Request-Id, with the id that its line in the audit log has. */
 void guard_visit(struct server *s, struct conn *c);
-/* Would guard_admits take its key?  Nothing is counted.  *owner: as guard_share will tell; untouched for ACCESS_PUBLIC. */
+/* Would guard_admits take its key?  Nothing is counted.  *owner: as guard_share will tell; of ACCESS_PUBLIC the address's. */
 int guard_knows(struct server *s, struct conn *c, const struct route *r, uint64_t *owner);
 /* May it go on? 0 after a refusal was sent. */
 int guard_admits(struct server *s, struct conn *c, const struct route *r);

@@ -207,6 +207,20 @@ VALUE(steps, e->steps)
 VALUE(step_seconds, (double)e->step_ns * 1e-9)
 VALUE(memory, h->memory_bytes)
 
+static void work_memory(const struct server *s, struct buf *out)
+{
+    struct account_stats a;
+    account_stats(s->account, &a);
+    about(out, "zse_work_memory_bytes", "gauge", "Memory that requests hold: bodies, their JSON, prompts, answers that wait.");
+    buf_printf(out, "zse_work_memory_bytes %zu\n", a.used);
+    about(out, "zse_work_memory_peak_bytes", "gauge", "The most that they held at once.");
+    buf_printf(out, "zse_work_memory_peak_bytes %zu\n", a.peak);
+    about(out, "zse_work_memory_limit_bytes", "gauge", "The most that they may hold (--work-memory).");
+    buf_printf(out, "zse_work_memory_limit_bytes %zu\n", a.total);
+    about(out, "zse_work_memory_refused_total", "counter", "Times that a request was refused memory.");
+    buf_printf(out, "zse_work_memory_refused_total %llu\n", (unsigned long long)a.refused);
+}
+
 void handle_metrics(struct server *s, struct conn *c, const char *rest)
 {
     struct buf b = { 0 }, *out = &b;
@@ -241,6 +255,7 @@ void handle_metrics(struct server *s, struct conn *c, const char *rest)
     buf_printf(out, "zse_uptime_seconds %lld\n", (long long)time(NULL) - (long long)s->started);
     about(out, "process_resident_memory_bytes", "gauge", "Resident memory, file pages of the models included.");
     buf_printf(out, "process_resident_memory_bytes %llu\n", (unsigned long long)memory_resident());
+    work_memory(s, out);
     of_models(s, out, "zse_requests_total", "counter", "Answers that were asked of the engine.", engine_requests);
     of_models(s, out, "zse_requests_cancelled_total", "counter", "Answers that were cancelled, or ran out of time.", cancelled);
     of_models(s, out, "zse_requests_running", "gauge", "Answers in the making.", running);

@@ -162,6 +162,15 @@ static double cpu_percent(struct server *s)
     return total > 0 ? round2(100 * busy / total) : 0;
 }
 
+/* Memory of requests: see account.h. */
+static json_t *work_memory(struct server *s)
+{
+    struct account_stats a;
+    account_stats(s->account, &a);
+    return json_pack("{s:I, s:I, s:I, s:I, s:i, s:I}", "used_bytes", (json_int_t)a.used, "peak_bytes", (json_int_t)a.peak, "limit_bytes", (json_int_t)a.total, "request_limit_bytes",
+                     (json_int_t)a.request, "holds", a.n_holds, "refused", (json_int_t)a.refused);
+}
+
 json_t *stats_object(struct server *s)
 {
     char host[256] = "", why[160];
@@ -172,11 +181,11 @@ json_t *stats_object(struct server *s)
     for (const struct hosted *h = s->models; h; h = h->next)
         if (h->state == HOSTED_READY)
             json_array_append_new(models, json_pack("{s:s, s:s}", "id", h->id, "name", h->path));
-    return json_pack("{s:s, s:f, s:f, s:f, s:f, s:o, s:o, s:f, s:f, s:f, s:i, s:i}", "hostname", host, "cpu_percent", cpu_percent(s), "memory_percent",
+    return json_pack("{s:s, s:f, s:f, s:f, s:f, s:o, s:o, s:f, s:f, s:f, s:i, s:i, s:o}", "hostname", host, "cpu_percent", cpu_percent(s), "memory_percent",
                      total > 0 ? round2(100 * (total - available) / total) : 0.0, "memory_used_gb", round2((total - available) / GB), "memory_total_gb",
                      round2(total / GB), "gpus", gpus_array(s, why), "models_loaded", models, "uptime_seconds", round2(uptime(s)), "process_memory_gb",
                      round2((double)memory_resident() / GB), "tokens_per_sec", metrics_rate(&s->metrics), "active_requests", active(s), "connections",
-                     loop_n_connections(s->loop));
+                     loop_n_connections(s->loop), "work_memory", work_memory(s));
 }
 
 void handle_stats(struct server *s, struct conn *c, const char *rest)

@@ -171,14 +171,13 @@ static void preflight(struct server *s, struct conn *c, const char *methods)
     conn_reply(c, 204, NULL, "", 0);
 }
 
-int routes_wants_body(struct server *s, struct conn *c)
+int routes_wants_body(struct server *s, struct conn *c, uint64_t *owner)
 {
     const int at = conn_route(c);
-    uint64_t owner;
-    if (at < 0 || routes[at].kind != ROUTE_PLAIN || !routes[at].body || !host_is_ours(s, c) || origin_of(s, c) == ORIGIN_FOREIGN || !guard_knows(s, c, &routes[at], &owner))
+    if (at < 0 || routes[at].kind != ROUTE_PLAIN || !routes[at].body || !host_is_ours(s, c) || origin_of(s, c) == ORIGIN_FOREIGN || !guard_knows(s, c, &routes[at], owner))
         return 0;
     if (routes[at].access != ACCESS_PUBLIC)
-        conn_own(c, owner);
+        conn_own(c, *owner);
     return 1;
 }
 
@@ -205,8 +204,11 @@ void routes_request(struct server *s, struct conn *c)
     } else if (!guard_admits(s, c, &routes[at])) {
         return;
     } else if (routes[at].body && routes[at].kind == ROUTE_PLAIN && !conn_has_body(c)) {       /* admitted now, but not when the body began */
-        conn_add_header(c, "Retry-After", "1");
-        if (s->watch.state != WATCH_FINE)
+        struct problem pr;
+        conn_set_header(c, "Retry-After", "1");
+        if (conn_hold_problem(c, &pr) != 0)
+            reply_problem(s, c, &pr);
+        else if (s->watch.state != WATCH_FINE)
             reply_refusal(s, c, 503, "memory_pressure", "memory is short: no large bodies until there is more");
         else
             reply_refusal(s, c, 503, "body_not_kept", "the body came before the key was good: send it again");

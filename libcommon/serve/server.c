@@ -104,6 +104,10 @@ json_t *read_body(struct server *s, struct conn *c, enum body_kind kind, struct 
     const struct http_request *r = conn_request(c);
     struct problem pr;
     struct err e;
+    if (r->body.size > INLINE_BODY) {           /* it is parsed here and now */
+        reply_refusal(s, c, 413, "body_too_large", "a body of %zu bytes, expected at most %d", r->body.size, INLINE_BODY);
+        return NULL;
+    }
     json_t *body = js_parse("body", r->body.size ? r->body.data : "{}", r->body.size ? r->body.size : 2, &e);
     if (!body)
         problem_err(&pr, NULL, "invalid_json", &e);
@@ -149,7 +153,8 @@ enum { SMALL_BODY = 1 << 16 };
 static int on_body(void *user, struct conn *c, size_t size)
 {
     struct server *s = user;
-    return (size <= SMALL_BODY || s->watch.state == WATCH_FINE) && routes_wants_body(s, c);
+    uint64_t owner;
+    return (size <= SMALL_BODY || s->watch.state == WATCH_FINE) && routes_wants_body(s, c, &owner) && conn_hold_body(c, owner, size);
 }
 
 static void on_request(void *user, struct conn *c) { routes_request(user, c); }
@@ -309,6 +314,18 @@ static int listen_if_guarded(struct server *s, struct err *e)
     return err_set(e, ERR_UNSUPPORTED, "--host %s reaches beyond this machine, and there are no keys: expected 127.0.0.1 or ::1, a key (zse-apikey create NAME), or --no-auth", s->o.host);
 }
 
+/* By default an eighth of the machine's memory, at most 1 GiB, for all requests, and a quarter of that for each. */
+static struct account *open_account(const struct server_options *o, struct err *e)
+{
+    static const size_t most = (size_t)1 << 30, least = (size_t)64 << 20;
+    struct memory m;
+    struct err ignored;
+    const uint64_t machine = memory_read(&m, o->sysroot, &ignored) == 0 ? memory_most(&m) : 0;
+    const size_t eighth = machine && machine / 8 < most ? (size_t)(machine / 8) : most;
+    const size_t total = o->work_memory ? o->work_memory : eighth > least ? eighth : least;
+    return account_open(o->max_request_memory ? o->max_request_memory : total / 4, total, e);
+}
+
 struct server *server_bind(const struct server_options *o, struct err *e)
 {
     struct server *s = calloc(1, sizeof *s);
@@ -316,10 +333,16 @@ struct server *server_bind(const struct server_options *o, struct err *e)
         err_nomem(e, "server");
         return NULL;
     }
-    const struct loop_options lo = { .http = { .head_bytes = 16 << 10, .body_bytes = o->max_body }, .max_connections = o->max_connections, .max_per_address = o->trust_proxy ? 0 : o->max_per_address, .max_unsent = 16 << 20,
+    struct account *account = open_account(o, e);
+    if (!account) {
+        free(s);
+        return NULL;
+    }
+    const struct loop_options lo = { .account = account, .http = { .head_bytes = 16 << 10, .body_bytes = o->max_body }, .max_connections = o->max_connections, .max_per_address = o->trust_proxy ? 0 : o->max_per_address, .max_unsent = 16 << 20,
                                      .head_s = 10, .body_s = 10, .idle_s = 75, .stalled_s = 30, .ping_s = 30, .on_body = on_body, .on_request = on_request, .on_gone = on_gone,
                                      .on_refused = on_refused, .on_answered = on_answered, .on_message = on_message, .on_wake = on_wake, .on_second = on_second, .on_signal = on_signal,
                                      .user = s };
+    s->account = lo.account;
     s->o = *o;
     s->start_ns = clock_ns();
     s->started = (int64_t)time(NULL);
@@ -355,6 +378,7 @@ int server_close(struct server *s)
     models_stop(s);
     const int rc = guard_close(s);              /* joins a thread that wakes the loop */
     loop_close(s->loop);
+    account_close(s->account);
     metrics_release(&s->metrics);
     free(s->openapi);
     nvml_close(s->nvml);

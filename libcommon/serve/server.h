@@ -58,6 +58,7 @@ struct server_options {
     const char *model_dir;              /* models loaded over HTTP lie below it; NULL: anywhere, if the request comes from this machine and through no proxy */
     int max_connections; size_t max_body;
     int max_per_address;                /* connections of one address without a key, see places.h; 0: any number; not with trust_proxy */
+    size_t max_request_memory, work_memory;         /* bytes of a request, and of all of them together (account.h); 0: by what the machine has */
     int max_queue;                      /* requests that wait to be prepared; 0: any number */
     double timeout_s;                   /* of a request; 0: none */
     double drain_s;                     /* of a shutdown or unload: what runs may go on for so long */

@@ -113,6 +113,7 @@ struct server {
     struct preparing *preparing;
     struct metrics metrics;
     struct guard guard;
+    struct account *account;            /* memory of requests */
     unsigned long long cpu_total, cpu_idle;     /* of /proc/stat, when it was last read */
     struct nvml *nvml; char no_nvml[160];       /* NULL: nobody has asked yet, or why it is not there */
     uint64_t ws_stats_ns;
@@ -155,7 +156,7 @@ struct route {
 extern const struct route routes[];
 extern const int n_routes;
 /* Will this request, of which there is only the head, need its body?  Not if it is going to be refused. */
-int routes_wants_body(struct server *s, struct conn *c);
+int routes_wants_body(struct server *s, struct conn *c, uint64_t *owner);
 void routes_request(struct server *s, struct conn *c);
 int conn_route(const struct conn *c);           /* index in routes, -1 */
 int route_of(void (*handle)(struct server *s, struct conn *c, const char *rest));

@@ -96,7 +96,7 @@ static int call_grammar(struct call *c, const char *param, const struct buf *key
 int call_shape(struct call *c, struct problem *pr)
 {
     const struct talk *t = &c->talk;
-    const int is_talk = t->messages != NULL, thinks = is_talk && (c->h->thinks || tool_format_has_channels(c->h->calls_form));
+    const int is_talk = c->form->piece != NULL, thinks = is_talk && (c->h->thinks || tool_format_has_channels(c->h->calls_form));
     struct shape s = { .options = { .thinker = thinks ? c->h->calls_form : NULL, .thinking = c->starts_thinking, .cancel = &c->cancelled } };
     json_t *schema = t->format ? format_schema(t->format, t->format_param, pr) : NULL;
     char *dump = schema ? json_dumps(schema, JSON_COMPACT | JSON_ENCODE_ANY) : NULL;

@@ -158,7 +158,7 @@ int talk_render(const struct hosted *h, const struct talk *t, int generation_pro
         if ((way == ARGUMENTS_AS_TEXT && !has_calls(t->messages)) || (way == NO_SYSTEM && (!tools || h->knows_tools)))
             continue;
         json_t *messages = written(h, t, tools, way);
-        int rc = messages ? chat_render(h->tmpl, messages, h->knows_tools ? tools : NULL, generation_prompt, h->bos, h->eos, (int64_t)time(NULL), t->vars, text, size, &e) : -1;
+        int rc = messages ? chat_render(h->tmpl, messages, h->knows_tools ? tools : NULL, generation_prompt, h->bos, h->eos, (int64_t)time(NULL), t->vars, &t->limits, text, size, &e) : -1;
         json_decref(messages);
         if (!messages)
             return problem_nomem(pr);
@@ -183,6 +183,8 @@ int talk_prepare(struct call *c, struct problem *pr)
         return -1;
     c->starts_thinking = c->h->thinks && splitter_begun(text, size);
     c->raw_text = reads_calls(c);
+    json_decref(c->talk.messages);              /* the text has them */
+    c->talk.messages = NULL;
     int rc = call_tokenize(c, 0, text, size, 1, 0, pr, c->talk.param);
     free(text);
     return rc == 0 ? call_shape(c, pr) : -1;

@@ -11,6 +11,7 @@
 #include "libcommon/serve/buf.h"
 #include "libcommon/serve/problem.h"
 #include "libcommon/serve/splitter.h"
+#include "libcommon/token/template.h"
 
 struct call;
 struct choice;
@@ -30,6 +31,7 @@ struct talk {
     enum talk_choice choice;
     const char *only;                   /* borrowed: the one function to be called; NULL: any */
     int serial;                         /* at most one call */
+    struct tmpl_limits limits;          /* of the template; 0: its own */
 };
 void talk_release(struct talk *t);
 

@@ -63,12 +63,20 @@ static int tokenize(struct call *c, struct problem *pr)
     size_t n;
     if (!json_is_string(text))
         return problem_set(pr, 400, "content", text ? "invalid_type" : "missing", text ? "content: found %s, expected text" : "content: %s", text ? js_kind(text) : "missing");
+    if (call_hold(c, TOKENIZE_BYTES * json_string_length(text), pr) != 0)
+        return -1;
     if (tokenizer_encode(c->h->m.tokenizer, json_string_value(text), json_string_length(text), flags, &ids, &n, &e) != 0)
         return problem_err(pr, "content", NULL, &e);
-    tokens_json(c->h->m.tokenizer, ids, n, c->params.with_pieces, &c->line);
+    /* a piece has at most 6 bytes for each of its own, which are no more than its text's */
+    const size_t each = c->params.with_pieces ? 48 : 8, pieces = c->params.with_pieces ? 6 * json_string_length(text) : 0;
+    const int rc = call_hold(c, n * sizeof *ids + 3 * (n * each + pieces), pr);
+    if (rc == 0)
+        tokens_json(c->h->m.tokenizer, ids, n, c->params.with_pieces, &c->line);
     free(ids);
-    return 0;
+    return rc;
 }
+
+enum { TEXT_BYTES = 8 };                /* that an answer takes for each byte of a text: the text, as JSON (once more as it grows), and what waits for the client */
 
 static int detokenize(struct call *c, struct problem *pr)
 {
@@ -79,9 +87,12 @@ static int detokenize(struct call *c, struct problem *pr)
     char *text;
     if (!json_is_array(list))
         return problem_set(pr, 400, "tokens", list ? "invalid_type" : "missing", list ? "tokens: found %s, expected a list of token ids" : "tokens: %s", list ? js_kind(list) : "missing");
+    if (call_hold(c, (n + 1) * sizeof(int32_t), pr) != 0)
+        return -1;
     int32_t *ids = malloc((n + 1) * sizeof *ids);
     if (!ids)
         return problem_nomem(pr);
+    size_t bytes = 0;
     for (size_t i = 0; i < n; i++) {
         const json_t *v = json_array_get(list, i);
         if (!json_is_integer(v) || json_integer_value(v) < 0 || json_integer_value(v) >= vocab) {
@@ -89,11 +100,15 @@ static int detokenize(struct call *c, struct problem *pr)
             return problem_set(pr, 400, "tokens", "out_of_range", "tokens: number %zu is no token id from 0 to %d", i, vocab - 1);
         }
         ids[i] = (int32_t)json_integer_value(v);
+        if (tokenizer_token(c->h->m.tokenizer, ids[i], &size))
+            bytes += size + 3;
     }
-    int rc = tokenizer_decode(c->h->m.tokenizer, ids, n, 0, &text, &size, &e);
+    int rc = call_hold(c, (n + 1) * sizeof *ids + TEXT_BYTES * bytes, pr);
+    if (rc == 0 && tokenizer_decode(c->h->m.tokenizer, ids, n, 0, &text, &size, &e) != 0)
+        rc = problem_err(pr, "tokens", NULL, &e);
     free(ids);
     if (rc != 0)
-        return problem_err(pr, "tokens", NULL, &e);
+        return -1;
     buf_str(&c->line, "{\"content\":");
     buf_json(&c->line, text, size);
     buf_str(&c->line, "}");
@@ -107,6 +122,10 @@ static int apply_template(struct call *c, struct problem *pr)
     size_t size;
     if (chat_read(c->json, c->params.parallel_calls, &c->talk, pr) != 0 || talk_render(c->h, &c->talk, c->params.add_generation_prompt, &text, &size, pr) != 0)
         return -1;
+    if (call_hold(c, 2 * c->scan.tree_bytes + TEXT_BYTES * size, pr) != 0) {
+        free(text);
+        return -1;
+    }
     buf_str(&c->line, "{\"prompt\":");
     buf_json(&c->line, text, size);
     buf_str(&c->line, "}");

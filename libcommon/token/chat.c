@@ -39,7 +39,7 @@ static json_t *with_reasoning(const json_t *message)
 static int is_text(const char *s) { return !s || utf8_valid(s, strlen(s)) == strlen(s); }
 
 int chat_render(const struct tmpl *t, const json_t *messages, const json_t *tools, int add_generation_prompt, const char *bos,
-                const char *eos, int64_t now, const json_t *extra_vars, char **out, size_t *size, struct err *e)
+                const char *eos, int64_t now, const json_t *extra_vars, const struct tmpl_limits *limits, char **out, size_t *size, struct err *e)
 {
     json_t *vars = json_object(), *list = json_array(), *extra = extra_vars ? shared(extra_vars) : NULL;
     int r = -1;
@@ -71,7 +71,7 @@ int chat_render(const struct tmpl *t, const json_t *messages, const json_t *tool
             err_set(e, ERR_FORMAT, "the variables of the chat template are not UTF-8");
         goto done;
     }
-    r = tmpl_render(t, vars, now, NULL, out, size, e);
+    r = tmpl_render(t, vars, now, limits, out, size, e);
 done:
     json_decref(extra);
     json_decref(list);

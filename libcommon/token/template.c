@@ -80,7 +80,7 @@ int tmpl_render(const struct tmpl *t, const json_t *vars, int64_t now, const str
     struct vm vm = { .e = e, .name = t->name, .line = 1, .t = t, .now = now,
         .max_output = l->max_output ? l->max_output : (size_t)16 << 20, .max_steps = l->max_steps ? l->max_steps : 50000000,
         .max_depth = l->max_depth ? l->max_depth : 200 };
-    vm.max_arena = ((size_t)64 << 20) + (vm.max_output < SIZE_MAX / 16 ? vm.max_output * 8 : SIZE_MAX / 4);
+    vm.max_arena = l->max_memory ? l->max_memory : ((size_t)64 << 20) + (vm.max_output < SIZE_MAX / 16 ? vm.max_output * 8 : SIZE_MAX / 4);
     union { const json_t *in; void *out; } v = { .in = vars };
     int r = guarded(&vm, render, v.out);
     vm_free_arena(vm.chunks);

@@ -17,9 +17,10 @@ struct tmpl;
 struct tmpl *tmpl_parse(const char *source, size_t size, const char *name, struct err *e);
 void tmpl_free(struct tmpl *t);
 
-/* Of one render.  Its memory is bounded too: 64 MiB and 8 times max_output, and 1 MiB of stack. */
+/* Of one render.  Besides, it takes 1 MiB of stack. */
 struct tmpl_limits {
     size_t max_output;          /* bytes; 0: 16 MiB */
+    size_t max_memory;          /* bytes, of values and output; 0: 64 MiB and 8 times max_output */
     uint64_t max_steps;         /* evaluation steps; 0: 50 million.  Deterministic, unlike wall-clock time */
     int max_depth;              /* nested calls and blocks; 0: 200 */
 };

@@ -226,7 +226,7 @@ static int render(const void *what, struct err *e)
     struct tmpl *t = tmpl_parse(source, strlen(source), NULL, e);
     if (!t)
         return -1;
-    int rc = chat_render(t, messages, tools, 1, "<s>", "</s>", 1795262400, NULL, &text, &size, e);
+    int rc = chat_render(t, messages, tools, 1, "<s>", "</s>", 1795262400, NULL, NULL, &text, &size, e);
     tmpl_free(t);
     if (rc != 0)
         return -1;

@@ -2,13 +2,17 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
+#include <malloc.h>
 #include <math.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <cmocka.h>
 
 #include "libcommon/base/json.h"
+#include "libcommon/serve/account.h"
+#include "libcommon/serve/prescan.h"
 #include "libcommon/serve/watch.h"
 #include "libcommon/serve/fields.h"
 #include "libcommon/serve/http.h"
@@ -380,12 +384,153 @@ static void memory_watch_steps(void **state)
     }
 }
 
+/* ---- memory of requests ---- */
+
+static size_t allocated, most_allocated;
+
+static void *counting_malloc(size_t n)
+{
+    void *p = malloc(n);
+    allocated += p ? malloc_usable_size(p) + sizeof(size_t) : 0;
+    most_allocated = allocated > most_allocated ? allocated : most_allocated;
+    return p;
+}
+
+static void counting_free(void *p)
+{
+    allocated -= p ? malloc_usable_size(p) + sizeof(size_t) : 0;
+    free(p);
+}
+
+/* BEFORE, PIECE n times, AFTER. */
+static char *repeated(const char *before, const char *piece, int n, const char *after)
+{
+    struct buf b = { 0 };
+    buf_str(&b, before);
+    for (int i = 0; i < n; i++)
+        if (strchr(piece, '%'))
+            buf_printf(&b, piece, i);       /* NOLINT: a literal below */
+        else
+            buf_str(&b, piece);
+    buf_str(&b, after);
+    buf_add(&b, "", 1);
+    assert_false(b.failed);
+    return b.data;
+}
+
+/* What a tree takes is never more than was announced, and not far below it. */
+static void trees_take_what_is_announced(void **state)
+{
+    static const struct { const char *before, *piece, *after; } shapes[] = {
+        { "{\"messages\":[", "{},", "{}]}" }, { "{\"messages\":[", "[],", "1]}" }, { "{\"messages\":[", "1,", "2]}" }, { "{\"messages\":[", "1.5,", "2]}" }, { "{\"messages\":[", "\"\",", "2]}" },
+        { "{\"messages\":[", "true,", "2]}" }, { "{\"messages\":[", "{\"a\":{}},", "2]}" }, { "{\"messages\":{", "\"k%d\":0,", "\"x\":0}}" }, { "{\"messages\":\"", "abcdefgh", "\"}" },
+        { "{\"messages\":[", "[[[[[[[[[[]]]]]]]]]],", "2]}" }, { "{\"messages\":\"", "\\u00e9", "\"}" }, { "{\"messages\":[", "{},", "" }, { "{\"messages\":[", "\"x\",", "nul]}" }, { "{\"seed\":[", "12345678901234567890,", "1]}" },
+    };
+    (void)state;
+    json_set_alloc_funcs(counting_malloc, counting_free);
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (int n = 1; n < 100000; n = n * 3 + 1) {
+            char *text = repeated(shapes[i].before, shapes[i].piece, n, shapes[i].after);
+            struct prescan p;
+            struct problem pr;
+            struct err e;
+            assert_int_equal(prescan_body(text, strlen(text), BODY_CHAT, &p, &pr), 0);
+            allocated = most_allocated = 0;
+            json_decref(js_parse("body", text, strlen(text), &e));
+            if (most_allocated > p.tree_bytes || (n > 100 && p.tree_bytes > 5 * most_allocated))
+                fail_msg("%s%s * %d: announced %zu, took %zu", shapes[i].before, shapes[i].piece, n, p.tree_bytes, most_allocated);
+            assert_int_equal(allocated, 0);
+            free(text);
+        }
+    json_set_alloc_funcs(malloc, free);
+}
+
+static void what_is_ignored_never_becomes_a_tree(void **state)
+{
+    static const struct { const char *in, *out; } cases[] = {
+        { "{\"metadata\":[{},{}],\"n\":1}", "{ \"n\":1}" }, { "{\"n\":1,\"metadata\":{\"a\":\"\\\"}]\"}}", "{\"n\":1 }" }, { "{\"metadata\":null}", "{ }" }, { "{\"metadata\":1,\"store\":true}", "{ }" },
+        { "{\"store\":1,\"n\":1,\"metadata\":1.5e-3 , \"store_\":1}", "{ \"n\":1, \"store_\":1}" }, { "{ \"n\" : 1 , \"metadata\" : [ ] }", "{ \"n\" : 1 }" }, { "{\"n\":{\"metadata\":1}}", "{\"n\":{\"metadata\":1}}" },
+        /* not valid: jansson sees it */
+        { "{\"metadata\":[{},{]}", NULL }, { "{\"metadata\":\"\xff\"}", NULL }, { "{\"metadata\":01}", NULL }, { "{\"metadata\":1.}", NULL }, { "{\"metadata\":\"\\x\"}", NULL }, { "{\"metadata\":{\"a\"}}", NULL }, { "{\"metadata\":[1,]}", NULL },
+        { "{\"metadata\":tru}", NULL }, { "{\"metadata\":\"\\u12g4\"}", NULL }, { "{\"metadata\":[1}", NULL }, { "{\"metadata\":1", NULL }, { "[{\"metadata\":1}]", NULL }, { "{\"metadata\":\"\x01\"}", NULL }, { "{\"metadata\":}", NULL }, { "", NULL }, { "{", NULL },
+    };
+    struct prescan p;
+    struct problem pr;
+    char text[600];
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct buf squeezed = { 0 };
+        strcpy(text, cases[i].in);
+        assert_int_equal(prescan_body(text, strlen(text), BODY_CHAT, &p, &pr), 0);
+        assert_int_equal(strlen(text), strlen(cases[i].in));
+        for (const char *c = text; *c; c++)
+            if (*c != ' ' || c == text || c[-1] != ' ')
+                buf_add(&squeezed, c, 1);
+        buf_add(&squeezed, "", 1);
+        assert_string_equal(squeezed.data, cases[i].out ? cases[i].out : cases[i].in);
+        buf_release(&squeezed);
+        for (size_t cut = 0; cut < strlen(cases[i].in); cut++) {        /* any beginning of it, on a heap block of its size */
+            char *part = malloc(cut + 1);
+            memcpy(part, cases[i].in, cut);
+            prescan_body(part, cut, BODY_CHAT, &p, &pr);
+            free(part);
+        }
+    }
+    strcpy(text, "{\"metadata\":1,\"metadata\":2}");
+    assert_int_equal(prescan_body(text, strlen(text), BODY_CHAT, &p, &pr), -1);
+    assert_non_null(strstr(pr.message, "duplicate"));
+    memset(text, '[', sizeof text);
+    assert_int_equal(prescan_body(text, JSON_DEPTH, BODY_CHAT, &p, &pr), 0);
+    assert_int_equal(prescan_body(text, JSON_DEPTH + 1, BODY_CHAT, &p, &pr), -1);
+    assert_non_null(strstr(pr.message, "levels"));
+}
+
+static void memory_is_admitted_before_it_is_taken(void **state)
+{
+    struct err e;
+    struct problem pr;
+    struct account_stats s;
+    struct account *a = account_open(100, 400, &e);
+    struct hold h[8];
+    (void)state;
+    for (int i = 0; i < 8; i++)
+        h[i] = hold_for(a, i < 4 ? 1 : (uint64_t)i);
+    assert_int_equal(hold_set(&h[0], 101), HOLD_REQUEST);
+    hold_problem(&h[0], HOLD_REQUEST, 101, &pr);
+    assert_int_equal(pr.status, 413);
+    assert_non_null(strstr(pr.message, "--max-request-memory"));
+    assert_int_equal(hold_set(&h[0], 100), HOLD_OK);
+    assert_int_equal(hold_set(&h[1], 60), HOLD_OK);
+    assert_int_equal(hold_set(&h[2], 41), HOLD_TENANT);             /* one tenant: half of all */
+    hold_problem(&h[2], HOLD_TENANT, 41, &pr);
+    assert_int_equal(pr.status, 429);
+    assert_int_equal(hold_set(&h[2], 40), HOLD_OK);
+    assert_int_equal(hold_set(&h[3], 1), HOLD_TENANT);
+    assert_int_equal(hold_set(&h[0], 50), HOLD_OK);
+    assert_int_equal(hold_set(&h[3], 50), HOLD_OK);
+    assert_int_equal(hold_set(&h[4], 100), HOLD_OK);
+    assert_int_equal(hold_set(&h[5], 90), HOLD_OK);
+    assert_int_equal(hold_set(&h[6], 11), HOLD_TOTAL);
+    hold_problem(&h[6], HOLD_TOTAL, 11, &pr);
+    assert_int_equal(pr.status, 503);
+    assert_non_null(strstr(pr.message, "--work-memory"));
+    account_stats(a, &s);
+    assert_true(s.used == 390 && s.peak == 390 && s.n_holds == 6 && s.refused == 4);
+    for (int i = 0; i < 8; i++)
+        hold_release(&h[i]);
+    hold_release(&h[0]);
+    account_stats(a, &s);
+    assert_true(s.used == 0 && s.peak == 390 && s.n_holds == 0);
+    account_close(a);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(memory_watch), cmocka_unit_test(memory_watch_steps), cmocka_unit_test(test_http_cut_at_every_byte), cmocka_unit_test(test_http_limits),
         cmocka_unit_test(test_bodies_dropped), cmocka_unit_test(test_absolute_targets), cmocka_unit_test(test_websocket), cmocka_unit_test(test_small_pieces),
         cmocka_unit_test(test_fields), cmocka_unit_test(test_json_text), cmocka_unit_test(test_reasoning),
+        cmocka_unit_test(trees_take_what_is_announced), cmocka_unit_test(what_is_ignored_never_becomes_a_tree), cmocka_unit_test(memory_is_admitted_before_it_is_taken),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -331,7 +331,7 @@ static void test_chat(void **state)
     size_t size;
     struct tmpl *t = tmpl_parse(chat_fallback_template, strlen(chat_fallback_template), NULL, &e);
     json_t *messages = json_pack("[{s:s, s:s}, {s:s, s:s}]", "role", "user", "content", "hi", "role", "assistant", "content", "yo");
-    assert_int_equal(chat_render(t, messages, NULL, 1, NULL, NULL, now, NULL, &got, &size, &e), 0);
+    assert_int_equal(chat_render(t, messages, NULL, 1, NULL, NULL, now, NULL, NULL, &got, &size, &e), 0);
     assert_string_equal(got, "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nyo<|im_end|>\n<|im_start|>assistant\n");
     free(got);
     tmpl_free(t);
@@ -341,13 +341,13 @@ static void test_chat(void **state)
     t = tmpl_parse(source, sizeof source - 1, NULL, &e);
     json_t *extra = json_pack("{s:b, s:s}", "think", 1, "eos_token", "E"), *tools = json_pack("[i]", 1);
     json_object_set_new(json_array_get(messages, 0), "reasoning", json_string("why"));
-    assert_int_equal(chat_render(t, messages, tools, 0, "B", "other", now, extra, &got, &size, &e), 0);
+    assert_int_equal(chat_render(t, messages, tools, 0, "B", "other", now, extra, NULL, &got, &size, &e), 0);
     assert_string_equal(got, "B[1]TrueNoneFalseEwhywhyTrue2026");
     assert_null(json_object_get(json_array_get(messages, 0), "thinking"));      /* the caller's message is as it was */
     free(got);
-    assert_int_equal(chat_render(t, extra, NULL, 0, NULL, NULL, now, NULL, &got, &size, &e), -1);
+    assert_int_equal(chat_render(t, extra, NULL, 0, NULL, NULL, now, NULL, NULL, &got, &size, &e), -1);
     assert_string_equal(e.msg, "messages: expected an array of objects");
-    assert_int_equal(chat_render(t, tools, NULL, 0, NULL, NULL, now, NULL, &got, &size, &e), -1);
+    assert_int_equal(chat_render(t, tools, NULL, 0, NULL, NULL, now, NULL, NULL, &got, &size, &e), -1);
     assert_string_equal(e.msg, "messages[0]: found a whole number, expected an object");
     tmpl_free(t);
     json_decref(messages);
