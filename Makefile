@@ -137,11 +137,11 @@ $(B)/tests/bench/%: $(O)/tests/bench/%.o $(B)/libzse.a
 	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $^ $(PKG_LIBS) $(GPU_LIBS) -lm
 
 # Before a program (LD_PRELOAD), in a test: never built with a sanitizer.
-$(B)/tests/lib/nomem.so: tests/lib/nomem.c
+$(B)/tests/lib/%.so: tests/lib/%.c
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Werror -shared -fPIC -o $@ $<
 
-unit: $(UNIT) $(B)/tests/lib/nomem.so
+unit: $(UNIT) $(B)/tests/lib/nomem.so $(B)/tests/lib/stuck.so
 
 # A compiler's warnings on the tests, and on the device's backend, which no program without a device has.
 syntax:

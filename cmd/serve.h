@@ -20,7 +20,7 @@ struct serve_options {
     int audit_files;                                            /* 0: not given */
     size_t max_request_memory, work_memory;                     /* 0: not given */
     uint64_t kv_bytes, max_memory, max_body;                    /* 0: not given */
-    double timeout_s, drain_s;
+    double timeout_s, drain_s, stall_s;
     const char **origins, **hosts, **names;                     /* owned */
     int n_origins, n_hosts, n_names;
     const char *const *models; int n_models;                    /* of argv, or of the file */

@@ -41,6 +41,7 @@ static const char usage[] =
     "      --no-prefix-cache      compute every prompt from its beginning\n"
     "      --timeout SECONDS      end a request after this time, 0: never (default: 600)\n"
     "      --drain SECONDS        what running requests get when the server stops or a model leaves (default: 30)\n"
+    "      --stall SECONDS        /health answers 503 when a model's step lasts longer, 0: never (default: 60)\n"
     "      --max-connections N    clients that are connected at once (default: 4096)\n"
     "      --max-per-address N    of these, from one address (IPv6: /64) before they show a good key, 0: any number (default: 512)\n"
     "      --max-body SIZE        largest body of a request (default: 16MB)\n"
@@ -57,7 +58,7 @@ static const char usage[] =
 
 enum {
     OPT_HOST = 300, OPT_PORT, OPT_SOCKET, OPT_CERT, OPT_KEY, OPT_NO_AUTH, OPT_PROXY, OPT_ORIGIN, OPT_ALLOW_HOST, OPT_NAME, OPT_SEQS, OPT_QUEUE, OPT_KV_BYTES,
-    OPT_QUERY_KEY, OPT_ANONYMOUS, OPT_AUDIT_FOLDER, OPT_AUDIT_SIZE, OPT_AUDIT_ANONYMOUS, OPT_AUDIT_FILES, OPT_AUDIT_PROMPTS, OPT_NO_AUDIT, OPT_MEMORY, OPT_NO_PREFIX, OPT_TIMEOUT, OPT_DRAIN, OPT_CONNECTIONS, OPT_PER_ADDRESS, OPT_BODY, OPT_QUIET, OPT_PLAN, OPT_CONFIG, OPT_NO_WATCH, OPT_MODEL_DIR, OPT_USER, OPT_REQUEST_MEMORY, OPT_WORK_MEMORY,
+    OPT_QUERY_KEY, OPT_ANONYMOUS, OPT_AUDIT_FOLDER, OPT_AUDIT_SIZE, OPT_AUDIT_ANONYMOUS, OPT_AUDIT_FILES, OPT_AUDIT_PROMPTS, OPT_NO_AUDIT, OPT_MEMORY, OPT_NO_PREFIX, OPT_TIMEOUT, OPT_DRAIN, OPT_STALL, OPT_CONNECTIONS, OPT_PER_ADDRESS, OPT_BODY, OPT_QUIET, OPT_PLAN, OPT_CONFIG, OPT_NO_WATCH, OPT_MODEL_DIR, OPT_USER, OPT_REQUEST_MEMORY, OPT_WORK_MEMORY,
 };
 
 static const struct option options[] = {
@@ -72,7 +73,7 @@ static const struct option options[] = {
     { "allow-host", required_argument, NULL, OPT_ALLOW_HOST }, { "name", required_argument, NULL, OPT_NAME }, { "max-seqs", required_argument, NULL, OPT_SEQS },
     { "max-queue", required_argument, NULL, OPT_QUEUE }, { "kv-bytes", required_argument, NULL, OPT_KV_BYTES },
     { "user", required_argument, NULL, OPT_USER }, { "model-dir", required_argument, NULL, OPT_MODEL_DIR }, { "max-memory", required_argument, NULL, OPT_MEMORY }, { "no-prefix-cache", no_argument, NULL, OPT_NO_PREFIX },
-    { "timeout", required_argument, NULL, OPT_TIMEOUT }, { "drain", required_argument, NULL, OPT_DRAIN },
+    { "timeout", required_argument, NULL, OPT_TIMEOUT }, { "drain", required_argument, NULL, OPT_DRAIN }, { "stall", required_argument, NULL, OPT_STALL },
     { "max-connections", required_argument, NULL, OPT_CONNECTIONS }, { "max-per-address", required_argument, NULL, OPT_PER_ADDRESS }, { "max-body", required_argument, NULL, OPT_BODY }, { "max-request-memory", required_argument, NULL, OPT_REQUEST_MEMORY },
     { "work-memory", required_argument, NULL, OPT_WORK_MEMORY }, { "quiet", no_argument, NULL, OPT_QUIET },
     { "plan", no_argument, NULL, OPT_PLAN }, { "no-memory-watch", no_argument, NULL, OPT_NO_WATCH },
@@ -130,6 +131,7 @@ static int take(struct serve_options *o, int c, const char *arg)
     case OPT_MEMORY: return cli_parse_size(prog, "--max-memory", arg, &o->max_memory);
     case OPT_NO_PREFIX: o->no_prefix_cache = 1; return 0;
     case OPT_TIMEOUT: return cli_parse_float(prog, "--timeout", arg, 0, 1e6, &o->timeout_s);
+    case OPT_STALL: return cli_parse_float(prog, "--stall", arg, 0, 1e6, &o->stall_s);
     case OPT_DRAIN: return cli_parse_float(prog, "--drain", arg, 0, 1e6, &o->drain_s);
     case OPT_CONNECTIONS: return whole("--max-connections", arg, 1, 1000000, &o->max_connections);
     case OPT_PER_ADDRESS: return whole("--max-per-address", arg, 0, 1000000, &o->max_per_address);
@@ -191,7 +193,7 @@ int serve_options_parse(struct serve_options *o, int argc, char **argv)
 {
     int c, rc, n_models, n_names;
     struct err e;
-    *o = (struct serve_options){ .port = 8000, .max_seqs = 32, .max_queue = 1000, .timeout_s = 600, .drain_s = 30, .max_connections = 4096, .max_per_address = 512, .max_body = 16000000 };
+    *o = (struct serve_options){ .port = 8000, .max_seqs = 32, .max_queue = 1000, .timeout_s = 600, .drain_s = 30, .stall_s = 60, .max_connections = 4096, .max_per_address = 512, .max_body = 16000000 };
     const char *config = find_config(argc, argv, &n_models, &n_names);
     if (serve_config_open(&o->config, config, options, argc, argv, n_models, n_names, &e) != 0)
         return cli_fail(prog, &e);

@@ -1,10 +1,13 @@
 /* zse-serve - serve models on the OpenAI API. */
+#include <errno.h>
 #include <malloc.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "cmd/cli.h"
@@ -235,6 +238,60 @@ static int become_user(const struct serve_options *o, const struct serve_user *u
     return 0;
 }
 
+/* ---- the last resort: the end does not come to its end ---- */
+
+enum { END_PATIENCE_S = 8 };
+struct last_resort { struct server *s; pthread_t thread; pthread_mutex_t lock; pthread_cond_t over; int started, ended; };
+
+__attribute__((noreturn)) static void end_at_once(const char *why)
+{
+    cli_note(prog, "%s", why);
+    fflush(stdout);
+    _exit(CLI_FAILED);
+}
+
+static void *watch_the_end(void *arg)
+{
+    struct last_resort *l = arg;
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += END_PATIENCE_S;
+    pthread_mutex_lock(&l->lock);
+    while (!l->ended && pthread_cond_timedwait(&l->over, &l->lock, &until) != ETIMEDOUT)
+        ;
+    const int ended = l->ended;
+    pthread_mutex_unlock(&l->lock);
+    if (ended)
+        return NULL;
+    server_finish_audit(l->s);
+    end_at_once("closing the models does not end; ending without it");
+}
+
+static int start_last_resort(struct last_resort *l)
+{
+    pthread_condattr_t a;
+    pthread_condattr_init(&a);
+    pthread_condattr_setclock(&a, CLOCK_MONOTONIC);
+    pthread_mutex_init(&l->lock, NULL);
+    pthread_cond_init(&l->over, &a);
+    pthread_condattr_destroy(&a);
+    l->started = pthread_create(&l->thread, NULL, watch_the_end, l) == 0;
+    return l->started ? 0 : -1;
+}
+
+static void stop_last_resort(struct last_resort *l)
+{
+    if (!l->started)
+        return;
+    pthread_mutex_lock(&l->lock);
+    l->ended = 1;
+    pthread_cond_signal(&l->over);
+    pthread_mutex_unlock(&l->lock);
+    pthread_join(l->thread, NULL);
+    pthread_cond_destroy(&l->over);
+    pthread_mutex_destroy(&l->lock);
+}
+
 /* Until it is stopped.  user: whom to become; NULL: nobody else. */
 static int serve(struct serve_options *o, const struct serve_user *user, struct places *p, struct err *e)
 {
@@ -243,7 +300,7 @@ static int serve(struct serve_options *o, const struct serve_user *user, struct 
         .home = p->home, .no_auth = o->no_auth, .query_keys = o->query_keys, .anonymous_limit = o->anonymous_limit,
         .audit_folder = p->audit, .audit_bytes = o->audit_bytes, .audit_anonymous_bytes = o->audit_anonymous_bytes, .audit_files = o->audit_files, .audit_prompts = o->audit_prompts, .trust_proxy = o->trust_proxy, .origins = o->origins, .n_origins = o->n_origins, .hosts = o->hosts, .n_hosts = o->n_hosts,
         .model_dir = o->model_dir, .max_connections = o->max_connections, .max_per_address = o->max_per_address, .max_body = o->max_body, .max_request_memory = o->max_request_memory, .work_memory = o->work_memory,
-        .max_queue = o->max_queue, .timeout_s = o->timeout_s, .drain_s = o->drain_s,
+        .max_queue = o->max_queue, .timeout_s = o->timeout_s, .drain_s = o->drain_s, .stall_s = o->stall_s,
         .max_memory = o->max_memory, .no_watch = o->no_watch, .sysroot = preflight_root(), .log = say, .warn = warn, .user = o,
     };
     struct server *s = server_bind(&so, e);
@@ -265,7 +322,14 @@ static int serve(struct serve_options *o, const struct serve_user *user, struct 
         fflush(stdout);
         _exit(rc ? CLI_FAILED : CLI_OK);
     }
-    return server_close(s) || rc;
+    struct last_resort l = { .s = s };
+    if (s && start_last_resort(&l) != 0)
+        cli_note(prog, "no thread to watch over the end");
+    const int closed = server_close(s);
+    if (closed == SERVER_STUCK)
+        end_at_once("a model's step does not end; ending without it");
+    stop_last_resort(&l);
+    return closed || rc;
 }
 
 static int run(struct serve_options *o)

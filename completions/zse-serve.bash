@@ -24,6 +24,7 @@ _zse_serve() {
     --max-memory) COMPREPLY=(); return ;;
     --timeout) COMPREPLY=(); return ;;
     --drain) COMPREPLY=(); return ;;
+    --stall) COMPREPLY=(); return ;;
     --max-connections) COMPREPLY=(); return ;;
     --max-per-address) COMPREPLY=(); return ;;
     --max-body) COMPREPLY=(); return ;;
@@ -42,7 +43,7 @@ _zse_serve() {
     --cache-weights) COMPREPLY=($(compgen -W "auto on off" -- "$cur")); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--config --host --port --socket --tls-cert --tls-key --user --no-auth --allow-query-key --anonymous-limit --audit-folder --audit-size --audit-anonymous-size --audit-files --audit-prompts --no-audit --trust-proxy --cors-origin --allow-host --name --max-seqs --max-queue --kv-bytes --model-dir --max-memory --no-memory-watch --no-prefix-cache --timeout --drain --max-connections --max-per-address --max-body --max-request-memory --work-memory --quiet --quantize --mode --threads --ctx --kv --exact --kernels --device --gpu-layers --strict --cuda-graphs --act --cache-weights --force --verbose --plan --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--config --host --port --socket --tls-cert --tls-key --user --no-auth --allow-query-key --anonymous-limit --audit-folder --audit-size --audit-anonymous-size --audit-files --audit-prompts --no-audit --trust-proxy --cors-origin --allow-host --name --max-seqs --max-queue --kv-bytes --model-dir --max-memory --no-memory-watch --no-prefix-cache --timeout --drain --stall --max-connections --max-per-address --max-body --max-request-memory --work-memory --quiet --quantize --mode --threads --ctx --kv --exact --kernels --device --gpu-layers --strict --cuda-graphs --act --cache-weights --force --verbose --plan --help --version" -- "$cur")) ;;
     *) COMPREPLY=($(compgen -f -- "$cur"))
        ;;
   esac

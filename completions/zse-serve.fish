@@ -28,6 +28,7 @@ complete -c zse-serve -l no-memory-watch -d 'go on when memory runs short (defau
 complete -c zse-serve -l no-prefix-cache -d 'compute every prompt from its beginning'
 complete -c zse-serve -l timeout -x -d 'end a request after this time, 0 never (default 600)'
 complete -c zse-serve -l drain -x -d 'what running requests get when the server stops or a model leaves (default 30)'
+complete -c zse-serve -l stall -x -d '/health answers 503 when a models step lasts longer, 0 never (default 60)'
 complete -c zse-serve -l max-connections -x -d 'clients that are connected at once (default 4096)'
 complete -c zse-serve -l max-per-address -x -d 'of these, from one address (IPv6 /64) before they show a good key, 0 any number (default 512)'
 complete -c zse-serve -l max-body -x -d 'largest body of a request (default 16MB)'

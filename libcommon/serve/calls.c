@@ -379,6 +379,24 @@ void call_gone(struct call *c)
     forget_preparing(c);                        /* what a thread has begun is looked at afterwards */
 }
 
+void calls_give_up(struct hosted *h, uint64_t before_ns)
+{
+    struct problem pr;
+    problem_set(&pr, 503, NULL, "model_unavailable", "the model %.80s does not answer", h->id);
+    for (struct call *c = h->calls; c; c = c->next) {
+        if (c->start_ns > before_ns)
+            continue;
+        if (c->conn) {
+            c->form->fail(c, &pr);
+            c->status = pr.status;
+            if (c->conn)
+                conn_set_exchange(c->conn, NULL);
+            c->conn = NULL;
+        }
+        end_visit(c);
+    }
+}
+
 static void refuse(struct call *c, const struct problem *p)
 {
     c->problem = *p;

@@ -106,6 +106,8 @@ struct visit *call_visit(const struct call *c);        /* NULL: none */
 void call_gone(struct call *c);                         /* the client is */
 void call_cancel(struct call *c);
 void calls_drop(struct hosted *h);                      /* its worker is closed: nothing more will come */
+/* Its engine is in a step that does not end: the clients of calls that began by then are answered, and the calls have their lines in the log. */
+void calls_give_up(struct hosted *h, uint64_t before_ns);
 void calls_events(struct server *s);                    /* on_wake: what the engines and the preparing thread have done */
 int calls_open(struct server *s, struct err *e);
 void calls_close(struct server *s);

@@ -15,7 +15,8 @@
 
 enum task_kind { TASK_OPEN, TASK_CLOSE };
 /* What is to be closed, taken out of the hosted, which the loop goes on looking at. */
-struct closing { struct worker *worker; struct tmpl *tmpl; struct served_model m; int opened; };
+struct closing { struct worker *worker; struct tmpl *tmpl; struct served_model m; int opened, stuck; };
+enum { PATIENCE_S = 3 };                /* for the step that an engine is in */
 struct task { struct task *next; enum task_kind kind; struct hosted *h; struct closing closing; };
 
 struct opening {
@@ -92,7 +93,11 @@ static void open_model(struct hosted *h)
 
 static void close_model(struct server *s, struct closing *c)
 {
-    worker_close(c->worker);
+    if (worker_close(c->worker, PATIENCE_S) != 0) {
+        c->stuck = 1;
+        s->n_stuck++;
+        return;
+    }
     if (c->tmpl)
         tmpl_free(c->tmpl);
     if (c->opened)
@@ -129,7 +134,7 @@ static void *run_tasks(void *arg)
 
 static struct closing take_out(struct hosted *h)
 {
-    const struct closing c = { h->worker, h->tmpl, h->m, h->opened };
+    const struct closing c = { h->worker, h->tmpl, h->m, h->opened, 0 };
     h->worker = NULL;
     h->tmpl = NULL;
     h->opened = 0;
@@ -522,6 +527,8 @@ void models_opened(struct server *s)
         struct task *next = t->next;
         if (t->kind == TASK_OPEN) {
             on_opened(s, t->h);
+        } else if (t->closing.stuck) {
+            server_warn(s, "%s: its engine is in a step that does not end; its memory stays until the server ends", t->h->id);
         } else {
             server_log(s, "%s: closed", t->h->id);
             free_hosted(t->h);
@@ -575,17 +582,32 @@ void models_tick(struct server *s)
         } else if (now > h->leave_by_ns) {
             for (struct call *c = h->calls; c; c = c->next)
                 call_cancel(c);
+            if (now > h->leave_by_ns + PATIENCE_S * 1000000000u && h->worker && worker_step_s(h->worker) > PATIENCE_S)
+                calls_give_up(h, now);
         }
     }
 }
 
+int models_halt(struct server *s)
+{
+    const uint64_t until = clock_ns() + PATIENCE_S * 1000000000u;
+    for (struct hosted *h = s->models; h; h = h->next) {
+        const uint64_t now = clock_ns();
+        if (worker_close(h->worker, now < until ? (double)(until - now) * 1e-9 : 0) == 0) {
+            h->worker = NULL;
+            continue;
+        }
+        server_warn(s, "%s: its engine has been in one step for %.0f s", h->id, worker_step_s(h->worker));
+        s->n_stuck++;
+        calls_give_up(h, now);
+    }
+    return s->n_stuck ? -1 : 0;
+}
+
 void models_leave(struct server *s)
 {
-    for (struct hosted *h = s->models; h; h = h->next) {
-        worker_close(h->worker);
-        h->worker = NULL;
+    for (struct hosted *h = s->models; h; h = h->next)
         calls_drop(h);
-    }
 }
 
 /* Nothing of the loop runs any more. */
@@ -601,6 +623,8 @@ void models_stop(struct server *s)
     pthread_cond_signal(&o->work);
     pthread_mutex_unlock(&o->lock);
     pthread_join(o->thread, NULL);
+    if (s->n_stuck)
+        return;                                 /* the process is about to end */
     for (int k = 0; k < 2; k++, t = o->done)
         while (t) {
             struct task *next = t->next;

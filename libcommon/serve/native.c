@@ -93,6 +93,14 @@ void handle_health(struct server *s, struct conn *c, const char *rest)
     (void)rest;
     if (left && !wait_s)                /* a server without its model is not healthy, and who asks only here would wait for ever */
         models_recall(s, left, &ignored);
+    const struct hosted *stalled = s->draining ? NULL : stall_find(s);
+    if (stalled) {
+        char why[160];
+        snprintf(why, sizeof why, "%.80s: no step has ended for %.0f s", stalled->id, worker_step_s(stalled->worker));
+        conn_add_header(c, "Retry-After", "1");
+        reply_object(s, c, 503, json_pack("{s:s, s:s}", "status", "stalled", "reason", why));
+        return;
+    }
     if (s->draining || left || (ready == 0 && loading > 0)) {
         snprintf(wait, sizeof wait, "%d", wait_s ? wait_s : 1);
         conn_add_header(c, "Retry-After", wait);

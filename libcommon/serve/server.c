@@ -8,6 +8,7 @@
 #include <strings.h>
 #include <sys/random.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "libcommon/base/clock.h"
 #include "libcommon/hw/machine.h"
@@ -239,6 +240,7 @@ static void on_second(void *user)
     guard_tick(s);
     ws_stats_tick(s);
     watch_tick(s);
+    stall_tick(s);
     if (s->draining && clock_ns() > s->drain_by_ns)
         for (struct hosted *h = s->models; h; h = h->next)
             for (struct call *c = h->calls; c; c = c->next)
@@ -364,9 +366,12 @@ int server_leave(struct server *s)
 {
     loop_drop_all(s->loop);
     calls_close(s);
-    models_leave(s);
-    return guard_finish_audit(s);
+    if (models_halt(s) == 0)
+        models_leave(s);
+    return server_finish_audit(s);
 }
+
+int server_finish_audit(struct server *s) { return atomic_exchange(&s->audit_finished, 1) ? 0 : guard_finish_audit(s); }
 
 int server_close(struct server *s)
 {
@@ -375,7 +380,14 @@ int server_close(struct server *s)
     if (s->loop)
         loop_drop_all(s->loop);                 /* clients are gone; threads may still be busy with what they asked for */
     calls_close(s);
-    models_stop(s);
+    if (s->opening && models_halt(s) == 0)
+        models_stop(s);
+    if (s->n_stuck) {
+        server_finish_audit(s);
+        return SERVER_STUCK;
+    }
+    while (atomic_exchange(&s->audit_finished, 1))
+        pause();                                /* server_finish_audit() is at it: the process is about to end */
     const int rc = guard_close(s);              /* joins a thread that wakes the loop */
     loop_close(s->loop);
     account_close(s->account);

@@ -61,6 +61,7 @@ struct server_options {
     size_t max_request_memory, work_memory;         /* bytes of a request, and of all of them together (account.h); 0: by what the machine has */
     int max_queue;                      /* requests that wait to be prepared; 0: any number */
     double timeout_s;                   /* of a request; 0: none */
+    double stall_s;                     /* /health answers 503 when the step of an engine lasts longer; 0: never */
     double drain_s;                     /* of a shutdown or unload: what runs may go on for so long */
     uint64_t max_memory;                /* bytes of weights and private memory of all models; 0: no limit */
     int no_watch;                       /* memory is not watched; else see watch.h */
@@ -75,7 +76,11 @@ struct server;
 struct server *server_bind(const struct server_options *o, struct err *e);
 /* Opens all else, as who the process is by then, and listens on return.  admin_token: borrowed; NULL: no administration over HTTP. */
 int server_start(struct server *s, const char *admin_token, struct err *e);
-int server_close(struct server *s);                     /* -1: lines of the audit log were not written, as warn was told; NULL is fine */
+/* -1: lines of the audit log were not written, as warn was told.  SERVER_STUCK: the step of an engine does not end; the audit log is written, nothing is freed, and the
+ * process is to end by _exit. NULL is fine. */
+enum { SERVER_STUCK = 1 };
+int server_close(struct server *s);
+int server_finish_audit(struct server *s);              /* any thread, while server_close does not return: as much of the log as can be written */
 /* Instead, before the process ends at once: clients are let go, and their requests have their lines in the audit log. */
 int server_leave(struct server *s);
 int server_port(const struct server *s);                /* 0: no TCP */

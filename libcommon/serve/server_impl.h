@@ -3,6 +3,7 @@
 #define ZSE_SERVE_SERVER_IMPL_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "libcommon/base/rng.h"
 #include "libcommon/engine/device_show.h"
@@ -35,6 +36,7 @@ struct hosted {
     struct served_model m;
     int opened;                         /* m is there */
     int wanted;                         /* named when the server started: without it there is nothing to serve */
+    int stalled;                        /* no step of its engine has ended for very long, as was said: stall_tick() */
     int comparing;                      /* its file's time of writing is another one, and the engine looks at what is in it */
     uint64_t touched;                   /* of engine_stats, as far as that was said */
     int recalled, changed;              /* it had left by nobody's word and is loaded again; because its file was written to */
@@ -81,7 +83,9 @@ void models_tick(struct server *s);                             /* closes what h
 void models_check(struct server *s);                            /* unloads those whose files are not what was opened any more */
 int models_start(struct server *s, struct err *e);
 void models_stop(struct server *s);
-void models_leave(struct server *s);                            /* end the calls of those that are open; what is being opened stays */
+/* Ends the threads of the engines.  -1: some are in a step that does not end; the calls of their models have their lines in the audit log, and nothing is freed. */
+int models_halt(struct server *s);
+void models_leave(struct server *s);                            /* after models_halt: end the calls of those that are open; what is being opened stays */
 int models_n(const struct server *s, enum hosted_state state);
 char *models_default_id(const char *path);                      /* "tiny" of "models/tiny.zse"; malloc'd */
 void model_json(const struct hosted *h, struct buf *out);       /* an element of /v1/models */
@@ -101,6 +105,8 @@ struct server {
     const char *admin_token;            /* borrowed; NULL: there is none */
     struct loop *loop;
     int port, draining, failed;
+    atomic_int n_stuck;                 /* engines whose step has not ended when they were closed: they stay as they are */
+    atomic_int audit_finished;
     uint64_t start_ns, drain_by_ns;
     int64_t started;
     struct rng ids;

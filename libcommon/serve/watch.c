@@ -1,7 +1,7 @@
 #include "libcommon/serve/watch.h"
 
 #include "libcommon/base/clock.h"
-#include "libcommon/serve/server_impl.h"
+#include "libcommon/serve/calls.h"
 #include "libcommon/serve/worker.h"
 
 /* Is so little left? Both the share and the amount, so that a large machine is not refused with plenty, nor a small one with what its model left. */
@@ -57,4 +57,28 @@ void watch_tick(struct server *s)
                 worker_shed(h->worker);
     if (now == WATCH_END)
         end(s, &m);
+}
+
+static int stalls(const struct hosted *h) { return h->s->o.stall_s > 0 && h->worker && worker_step_s(h->worker) > h->s->o.stall_s; }
+
+const struct hosted *stall_find(const struct server *s)
+{
+    const struct hosted *h = s->models;
+    while (h && !stalls(h))
+        h = h->next;
+    return h;
+}
+
+void stall_tick(struct server *s)
+{
+    for (struct hosted *h = s->models; h; h = h->next) {
+        const int now = stalls(h);
+        if (now && !h->stalled)
+            server_warn(s, "%s: no step has ended for %.0f s, although requests wait; /health answers 503 until one does", h->id, worker_step_s(h->worker));
+        else if (!now && h->stalled)
+            server_warn(s, "%s: steps go on", h->id);
+        h->stalled = now;
+        if (now && s->o.timeout_s > 0 && clock_ns() > (uint64_t)(s->o.timeout_s * 1e9))
+            calls_give_up(h, clock_ns() - (uint64_t)(s->o.timeout_s * 1e9));        /* the engine cannot end them */
+    }
 }

@@ -1,4 +1,5 @@
-/* watch.h - when memory runs short: no new requests and no prefix cache, then a clean end before the kernel's OOM killer makes one. */
+/* watch.h - when memory runs short: no new requests and no prefix cache, then a clean end before the kernel's OOM killer makes one.  And when the step of an
+ * engine does not end: /health says so. */
 #ifndef ZSE_SERVE_WATCH_H
 #define ZSE_SERVE_WATCH_H
 
@@ -20,5 +21,10 @@ void watch_step(struct watch *w, const struct memory *m);
 struct server;
 /* Once a second, from the loop. */
 void watch_tick(struct server *s);
+/* Once a second, too: a line in the log when a model begins to stall, and when it goes on. */
+void stall_tick(struct server *s);
+struct hosted;
+/* A model whose engine has been in one step for longer than server_options.stall_s; NULL: none. */
+const struct hosted *stall_find(const struct server *s);
 
 #endif

@@ -1,9 +1,14 @@
 #include "libcommon/serve/worker.h"
 
+#include <errno.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+
+#include "libcommon/base/clock.h"
 
 enum order_kind { ORDER_SUBMIT, ORDER_CANCEL, ORDER_LIMITS, ORDER_SHED };
 
@@ -22,12 +27,13 @@ struct worker {
     void *user;
     pthread_t thread;
     pthread_mutex_t lock;
-    pthread_cond_t work;
+    pthread_cond_t work, over;          /* over: the thread has ended */
+    atomic_uint_fast64_t began_ns;      /* clock_ns() at which the step in hand began; 0: it waits for work */
     /* under the lock */
     struct order *first, **last;
     struct events *out, **out_last, *spare;
     int n_spare;
-    int stop, check;                    /* check: engine_check is asked for */
+    int stop, ended, check;             /* check: engine_check is asked for */
     struct engine_stats stats;
     struct engine_limits limits;
     /* the thread's own */
@@ -243,6 +249,7 @@ static void *work(void *arg)
     int running = 0;
     for (;;) {
         pthread_mutex_lock(&w->lock);
+        atomic_store_explicit(&w->began_ns, 0, memory_order_relaxed);
         while (!w->first && !w->check && !running && !w->stop)
             pthread_cond_wait(&w->work, &w->lock);
         struct order *list = w->first;
@@ -250,6 +257,11 @@ static void *work(void *arg)
         w->first = NULL;
         w->check = 0;
         w->last = &w->first;
+        w->ended = stop;
+        if (stop)
+            pthread_cond_signal(&w->over);
+        else
+            atomic_store_explicit(&w->began_ns, clock_ns(), memory_order_relaxed);
         pthread_mutex_unlock(&w->lock);
         if (stop) {
             while (list) {
@@ -292,12 +304,18 @@ struct worker *worker_open(struct engine *g, void (*wake)(void *user), void *use
     w->out_last = &w->out;
     engine_stats(g, &w->stats);
     engine_limits(g, &w->limits);
+    pthread_condattr_t a;
+    pthread_condattr_init(&a);
+    pthread_condattr_setclock(&a, CLOCK_MONOTONIC);
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->work, NULL);
+    pthread_cond_init(&w->over, &a);
+    pthread_condattr_destroy(&a);
     int rc = pthread_create(&w->thread, NULL, work, w);
     if (rc == 0)
         return w;
     err_set(e, ERR_IO, "engine thread: %s", strerror(rc));
+    pthread_cond_destroy(&w->over);
     pthread_cond_destroy(&w->work);
     pthread_mutex_destroy(&w->lock);
     free(w);
@@ -315,21 +333,36 @@ static void free_batches(struct events *b)
     }
 }
 
-void worker_close(struct worker *w)
+int worker_close(struct worker *w, double patience_s)
 {
     if (!w)
-        return;
+        return 0;
+    const uint64_t until = clock_ns() + (uint64_t)(patience_s * 1e9);
+    const struct timespec t = { (time_t)(until / 1000000000), (long)(until % 1000000000) };
     pthread_mutex_lock(&w->lock);
     w->stop = 1;
     pthread_cond_signal(&w->work);
+    while (!w->ended && pthread_cond_timedwait(&w->over, &w->lock, &t) != ETIMEDOUT)
+        ;
+    const int ended = w->ended;
     pthread_mutex_unlock(&w->lock);
+    if (!ended)
+        return -1;
     pthread_join(w->thread, NULL);
     free_batches(w->out);
     free_batches(w->spare);
     free_batches(w->batch);
+    pthread_cond_destroy(&w->over);
     pthread_cond_destroy(&w->work);
     pthread_mutex_destroy(&w->lock);
     free(w);
+    return 0;
+}
+
+double worker_step_s(const struct worker *w)
+{
+    const uint64_t began = atomic_load_explicit(&w->began_ns, memory_order_relaxed), now = clock_ns();
+    return began && now > began ? (double)(now - began) * 1e-9 : 0;
 }
 
 static int give_order(struct worker *w, const struct order *what)

@@ -46,8 +46,11 @@ struct events {                          /* of one or more steps */
 
 /* wake is called from the thread when there are events. g is borrowed until worker_close. */
 struct worker *worker_open(struct engine *g, void (*wake)(void *user), void *user, struct err *e);
-/* Ends the thread after the step that it is in. Jobs that are not done get no more events. */
-void worker_close(struct worker *w);
+/* Ends the thread after the step that it is in. Jobs that are not done get no more events.  -1: after so many seconds it is in that step still; then the worker and
+ * all that it uses must stay. NULL is fine. */
+int worker_close(struct worker *w, double patience_s);
+/* Any thread: seconds since the step that it is in began; 0: it waits for work. */
+double worker_step_s(const struct worker *w);
 /* Requests for p->n (at least 1) jobs. What p points to stays until their first events or last, but for its constraint, which is copied and taken over.
  * 0, or -1 without memory; a refusal is an event. */
 int worker_submit(struct worker *w, const struct request_params *p, struct job *jobs);

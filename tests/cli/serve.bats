@@ -583,6 +583,57 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   stop "$PID"
 }
 
+# bats test_tags=plain
+@test "a step or a close that does not end: /health says so and recovers; SIGTERM ends the process all the same, with its log" {
+  local so=$B/tests/lib/stuck.so d=$BATS_TEST_TMPDIR/stuck asks
+  [ -e "$so" ] || skip "$so is not there (make unit)"
+  mkdir -p "$d/other"
+  # begin FOLDER: what it says in FOLDER/err
+  begin() {
+    cp "$T/tiny.zse" "$1/m.zse"
+    mkfifo "$1/pipe"
+    ZSE_HOME=$1 ZSE_STUCK=$1 LD_PRELOAD=$so zse-serve --port 0 --stall 1 --drain 0 "$1/m.zse" >"$1/pipe" 2>"$1/err" 3>&- &
+    PID=$!
+    read -r _ _ URL <"$1/pipe"
+    await listens "$URL"
+  }
+  # ends FOLDER PID TEXT: it failed, soon, and said why
+  ends() {
+    local code=0
+    wait "$2" || code=$?
+    cat "$1/err"
+    [ "$code" = 1 ] && grep -q "$3" "$1/err"
+  }
+  is_stalled() { [ "$(curl -s "$URL/health" | jq -r .status)" = stalled ]; }
+  complete() { curl -s "$URL/v1/completions" -d '{"prompt":"Once","max_tokens":20,"ignore_eos":true}' >"$d/answer"; }
+  begin "$d/other"
+  touch "$d/other/close"
+  local began=$SECONDS other=$PID
+  kill -TERM "$other"                       # meanwhile:
+  begin "$d"
+  touch "$d/step"
+  complete & asks=$!
+  await is_stalled
+  [ "$(status "$URL/health")" = 503 ]
+  [[ $(curl -s "$URL/health" | jq -r .reason) == "m: no step has ended for "*" s" ]]
+  await grep -q 'm: no step has ended for' "$d/err"
+  rm "$d/step"
+  wait "$asks"
+  [ "$(jq .usage.completion_tokens "$d/answer")" = 20 ]
+  await listens "$URL"
+  await grep -q 'm: steps go on' "$d/err"
+  [ "$(grep -c 'no step has ended' "$d/err")" = 1 ]
+  touch "$d/step"
+  complete & asks=$!
+  await is_stalled
+  kill -TERM "$PID"
+  ends "$d" "$PID" "step does not end"
+  wait "$asks" || true
+  [ "$(cat "$d"/audit/*.jsonl | grep -c '"path":"/v1/completions"')" = 2 ]
+  ends "$d/other" "$other" "closing the models does not end"
+  [ $((SECONDS - began)) -le 60 ]           # some seconds each, on a machine that does other things as well
+}
+
 @test "some seconds of mixed load: every answer as alone, no block lost, no memory grown" {
   start "$BATS_TEST_TMPDIR/log" --port 0 --quiet "$T/tiny.zse"
   await listens "$URL"
