@@ -75,7 +75,8 @@ print(f"{h:016x}-bf16.lock")')
   [ "$(count)" = 2 ]
   rm -r "$BATS_TEST_TMPDIR/m"
   zse-chat models/tiny -p "What is 2+2?" >/dev/null 2>&1
-  [ "$(count)" = 1 ] && [ "$(cat "$XDG_CACHE_HOME"/zse/*.source)" = "$PWD/models/tiny" ]
+  [ "$(count)" = 1 ]
+  [ "$(cat "$XDG_CACHE_HOME"/zse/*.source)" = "$PWD/models/tiny" ]
   # conversions that were interrupted long ago go, others may still be gone on with
   for name in old new; do
     for end in partial journal state-0; do : >"$XDG_CACHE_HOME/zse/.$name.zse.zse-$end"; done

@@ -190,7 +190,8 @@ P
   convert -o "$T/m.zse" --quality fast -q f32 >/dev/null                # the same source: it can be made again
   cp "$T/m.zse" "$T/before"
   run -1 --separate-stderr zse-convert "$T/other" -o "$T/m.zse" --quality fast </dev/null
-  [ -z "$output" ] && [ "$stderr" = "zse-convert: $T/m.zse: exists (f32, made of another source, tiny); it is only replaced with --force" ]
+  [ -z "$output" ]
+  [ "$stderr" = "zse-convert: $T/m.zse: exists (f32, made of another source, tiny); it is only replaced with --force" ]
   run -1 --separate-stderr zse-convert --synthetic SmolLM2-135M -o "$T/m.zse" </dev/null
   cmp "$T/m.zse" "$T/before"
   printf 'expect Replace it. .y/N.\nsend\nexpect only replaced with --force\nend 1\n' >"$T/script"

@@ -417,9 +417,13 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   wait "$PID" || true
   run --separate-stderr zse-serve --port 0 /no/such.zse
   [ "$status" = 1 ]
-  [ -z "$output" ] && [ "$stderr" = "zse-serve: /no/such.zse: No such file or directory" ]          # before it listens, once
+  # before it listens, once
+  [ -z "$output" ]
+  [ "$stderr" = "zse-serve: /no/such.zse: No such file or directory" ]
   run --separate-stderr zse-serve --port 0 nosuch
-  [ "$status" = 1 ] && [ -z "$output" ] && [ "$stderr" = "zse-serve: nosuch: No such file or directory (models on the hub are named org/name)" ]
+  [ "$status" = 1 ]
+  [ -z "$output" ]
+  [ "$stderr" = "zse-serve: nosuch: No such file or directory (models on the hub are named org/name)" ]
   run --separate-stderr zse-serve --port 0 README.md
   [ "$status" = 1 ] && [ "${#stderr_lines[@]}" = 1 ] && [[ $stderr == "zse-serve: README.md: neither "* ]]
 }
