@@ -540,15 +540,38 @@ static int check_length(const struct call *c, const struct prompt *p, const char
     return 0;
 }
 
+/* A text that is far too long for the context is refused by its beginning: tokenizing all of it would take its time, and TOKENIZE_BYTES a byte.
+ * SLACK: tokens that the end of a text, which a beginning lacks, could have joined with those before it. */
+static int check_beginning(struct call *c, const char *text, size_t size, unsigned flags, const char *field, struct problem *pr)
+{
+    enum { LONG_TOKEN = 16, SLACK = 64 };
+    const int max_len = c->h->m.max_len;
+    size_t part = (size_t)max_len * LONG_TOKEN + 4096, n;
+    int32_t *ids;
+    struct err e;
+    if (c->form->body == BODY_COUNT || size / 4 < part)
+        return 0;
+    part -= utf8_incomplete(text, part);
+    if (call_hold(c, TOKENIZE_BYTES * part, pr) != 0)
+        return -1;
+    if (tokenizer_encode(c->h->m.tokenizer, text, part, flags, &ids, &n, &e) != 0)
+        return problem_err(pr, field, NULL, &e);
+    free(ids);
+    if (n <= (size_t)max_len + SLACK)
+        return 0;
+    return problem_set(pr, 400, field, "context_length_exceeded", "%s: the prompt has more than %zu tokens, the context of %s is %d tokens", field, n - SLACK, c->h->id, max_len);
+}
+
 int call_tokenize(struct call *c, int i, const char *text, size_t size, int special, int bos, struct problem *pr, const char *field)
 {
     const struct tokenizer *t = c->h->m.tokenizer;
     struct prompt *p = &c->prompts[i];
     struct err e;
     size_t n;
-    if (call_hold(c, (TOKENIZE_BYTES + 1) * size, pr) != 0)
+    const unsigned flags = (special ? TOKENIZE_PARSE_SPECIAL : 0) | (bos ? TOKENIZE_ADD_SPECIAL : 0);
+    if (check_beginning(c, text, size, flags, field, pr) != 0 || call_hold(c, (TOKENIZE_BYTES + 1) * size, pr) != 0)
         return -1;
-    if (tokenizer_encode(t, text, size, (special ? TOKENIZE_PARSE_SPECIAL : 0) | (bos ? TOKENIZE_ADD_SPECIAL : 0), &p->ids, &n, &e) != 0)
+    if (tokenizer_encode(t, text, size, flags, &p->ids, &n, &e) != 0)
         return problem_err(pr, field, NULL, &e);
     if (call_keep(c, n * sizeof *p->ids, pr) != 0)
         return -1;
