@@ -15,7 +15,7 @@
 #include "libcommon/serve/conn_impl.h"
 
 /* READ_SMALL: at a time where it may pile up; READ_SIZE: of what is parsed or dropped at once. */
-enum { READ_SIZE = 1 << 16, READ_SMALL = 1 << 14, MAX_AHEAD = 1 << 14, DROPPED_BODY = 1 << 16, MAX_WS_MESSAGE = 4 << 20, LINGER_BYTES = 64 << 20 };
+enum { READ_SIZE = 1 << 16, READ_SMALL = 1 << 14, MAX_AHEAD = 1 << 14, DROPPED_BODY = 1 << 16, MAX_WS_MESSAGE = 4 << 20, LINGER_BYTES = 64 << 20, MAX_FLUSH = 1 << 20 };
 static const double second = 1e9;
 
 static uint64_t after(double s) { return clock_ns() + (uint64_t)(s * second); }
@@ -72,13 +72,20 @@ struct conn *conn_open(struct loop *l, int fd, const struct listener *at, const 
     return c;
 }
 
+static void forget_request(struct conn *c)
+{
+    if (c->parser.req)
+        reaper_take(c->l->reaper, &c->parser.req->body);
+    http_reset(&c->parser);
+}
+
 void conn_free(struct conn *c)
 {
     SSL_free(c->ssl);
-    buf_release(&c->in);
-    buf_release(&c->out);
+    reaper_take(c->l->reaper, &c->in);
+    reaper_take(c->l->reaper, &c->out);
     buf_release(&c->headers);
-    http_reset(&c->parser);
+    forget_request(c);
     if (c->ws)
         ws_next(c->ws);
     free(c->ws);
@@ -244,7 +251,7 @@ static void on_readable(struct conn *c);
 static void response_complete(struct conn *c)
 {
     int switching = c->switching;
-    http_reset(&c->parser);
+    forget_request(c);
     c->busy = c->begun = c->ended = c->switching = 0;
     c->deadline_ns = 0;
     if (switching) {
@@ -261,7 +268,7 @@ static void response_complete(struct conn *c)
 void conn_flush(struct conn *c)
 {
     const uint64_t sent = c->l->bytes_sent;
-    while (c->sent < c->out.size && !c->out.failed) {
+    while (c->sent < c->out.size && !c->out.failed && c->l->bytes_sent - sent < MAX_FLUSH) {       /* the rest when epoll comes round: others have their turns */
         long n = transmit(c, c->out.data + c->sent, c->out.size - c->sent);
         if (n == -2) {
             conn_kill(c);
@@ -273,11 +280,14 @@ void conn_flush(struct conn *c)
         c->l->bytes_sent += (uint64_t)n;
         c->progress_ns = clock_ns();
     }
-    if (c->out.failed || c->out.size - c->sent > c->l->o.max_unsent) {     /* it reads too slowly */
+    if (c->out.failed || (!c->ended && c->out.size - c->sent > c->l->o.max_unsent)) {       /* it reads too slowly; a whole answer does not grow */
         conn_kill(c);
         return;
     }
-    if (c->sent == c->out.size || c->sent > 1 << 16) {
+    if (c->sent == c->out.size && !c->out.failed) {
+        reaper_take(c->l->reaper, &c->out);
+        c->sent = 0;
+    } else if (c->sent > c->out.size / 2) {
         buf_drop(&c->out, c->sent);
         c->sent = 0;
     }

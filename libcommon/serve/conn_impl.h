@@ -7,6 +7,7 @@
 #include "libcommon/serve/conn.h"
 #include "libcommon/serve/handshake.h"
 #include "libcommon/serve/places.h"
+#include "libcommon/serve/reaper.h"
 
 enum source_kind { SOURCE_LISTENER, SOURCE_CONN, SOURCE_WAKE, SOURCE_HANDSHAKE, SOURCE_SIGNAL };
 enum { MAX_LISTENERS = 8, PEER_SIZE = 48 };
@@ -67,6 +68,7 @@ struct loop {
     struct handshakes *handshakes;      /* NULL: no TLS, or not listening */
     struct conn *conns, *away, *dead, *dirty;       /* away: dead ones whose handshake a thread is at */
     struct places *places;
+    struct reaper *reaper;
     uint64_t second_ns, bytes_sent;
     struct loop_counts counts;
 };

@@ -50,6 +50,7 @@ struct loop *loop_open(const struct loop_options *o, struct err *e)
     l->signals = (struct source){ SOURCE_SIGNAL, -1 };
     l->spare = open("/dev/null", O_RDONLY | O_CLOEXEC);
     l->second_ns = clock_ns();
+    l->reaper = reaper_open();
     l->places = places_open(o->max_connections, o->max_per_address, e);
     if (l->epoll < 0 || l->wake.fd < 0)
         err_sys(e, "event loop");
@@ -98,6 +99,7 @@ void loop_close(struct loop *l)
     close_fd(l->epoll);
     SSL_CTX_free(l->tls);
     places_close(l->places);
+    reaper_close(l->reaper);
     free(l);
 }
 

@@ -1,4 +1,4 @@
-/* t-conn.c - the event loop with real sockets: WebSockets whose clients are gone. */
+/* t-conn.c - the event loop with real sockets: WebSockets whose clients are gone, answers larger than what may wait, memory that is freed beside it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,11 +11,18 @@
 #include <unistd.h>
 
 #include "libcommon/serve/conn.h"
+#include "libcommon/serve/reaper.h"
+
+enum { LARGE = 8 << 20 };
+static const char large[LARGE];
 
 static void on_request(void *user, struct conn *c)
 {
     (void)user;
-    conn_upgrade(c);
+    if (strcmp(conn_request(c)->path, "/large") == 0)
+        conn_reply(c, 200, "text/plain", large, LARGE);
+    else
+        conn_upgrade(c);
 }
 static void on_message(void *user, struct conn *c, const char *text, size_t size)
 {
@@ -30,44 +37,72 @@ static void *run(void *l)
     return NULL;
 }
 
-static int client(int port)
+/* A loop in a thread, and its port. */
+struct served { struct loop *loop; pthread_t thread; int port; };
+
+static void serve(struct served *s, struct loop_options *o)
 {
-    static const char head[] = "GET / HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
+    struct err e;
+    *s = (struct served){ 0 };
+    o->http = (struct http_limits){ .head_bytes = 4096, .body_bytes = 16 << 20 };
+    o->max_connections = 8;
+    o->head_s = o->body_s = o->idle_s = o->stalled_s = 20;
+    o->on_request = on_request;
+    o->on_message = on_message;
+    o->user = &s->loop;
+    assert_non_null(s->loop = loop_open(o, &e));
+    assert_int_equal(loop_bind(s->loop, "127.0.0.1", &s->port, &e), 0);
+    assert_int_equal(loop_listen(s->loop, &e), 0);
+    assert_int_equal(pthread_create(&s->thread, NULL, run, s->loop), 0);
+}
+
+/* A connection on which this head was sent, and what it is answered with up to the blank line. */
+static int client(int port, const char *head, char *answer, size_t room)
+{
     const struct sockaddr_in a = { .sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
     const struct timeval most = { .tv_sec = 20 };
-    char answer[1024];
     size_t n = 0;
     const int fd = socket(AF_INET, SOCK_STREAM, 0);
     assert_true(fd >= 0);
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &most, sizeof most);
     assert_int_equal(connect(fd, (const struct sockaddr *)&a, sizeof a), 0);
-    assert_int_equal(send(fd, head, sizeof head - 1, 0), sizeof head - 1);
+    assert_int_equal(send(fd, head, strlen(head), 0), strlen(head));
     while (n < 4 || memcmp(answer + n - 4, "\r\n\r\n", 4) != 0) {
-        assert_true(n < sizeof answer);
+        assert_true(n < room - 1);
         assert_int_equal(recv(fd, answer + n++, 1, 0), 1);
     }
+    answer[n] = '\0';
+    return fd;
+}
+
+static int websocket(int port)
+{
+    char answer[1024];
+    const int fd = client(port, "GET / HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n", answer, sizeof answer);
     assert_memory_equal(answer, "HTTP/1.1 101", 12);
     return fd;
+}
+
+static void finish(struct served *s)
+{
+    static const unsigned char text[7] = { 0x81, 0x81 };
+    const int fd = websocket(s->port);
+    assert_int_equal(send(fd, text, sizeof text, 0), sizeof text);          /* ends the loop */
+    pthread_join(s->thread, NULL);
+    close(fd);
+    loop_close(s->loop);
 }
 
 /* Both get a ping; the one that answers stays, the other one is closed. */
 static void test_pings(void **state)
 {
-    static const unsigned char ping[2] = { 0x89, 0 }, pong[6] = { 0x8a, 0x80 }, text[7] = { 0x81, 0x81 };
-    struct loop_options o = { .http = { .head_bytes = 4096, .body_bytes = 1000 }, .max_connections = 8, .max_unsent = 1 << 20, .head_s = 10, .body_s = 10, .idle_s = 10, .stalled_s = 10,
-                              .ping_s = 0.4, .on_request = on_request, .on_message = on_message };
-    struct loop *l = NULL;
-    struct err e;
-    pthread_t thread;
+    static const unsigned char ping[2] = { 0x89, 0 }, pong[6] = { 0x8a, 0x80 };
+    struct loop_options o = { .max_unsent = 1 << 20, .ping_s = 0.4 };
+    struct served s;
     unsigned char got[2];
-    int port = 0;
     (void)state;
-    o.user = &l;
-    assert_non_null(l = loop_open(&o, &e));
-    assert_int_equal(loop_bind(l, "127.0.0.1", &port, &e), 0);
-    assert_int_equal(loop_listen(l, &e), 0);
-    assert_int_equal(pthread_create(&thread, NULL, run, l), 0);
-    const int alive = client(port), gone = client(port);
+    serve(&s, &o);
+    const int alive = websocket(s.port), gone = websocket(s.port);
     for (int i = 0; i < 2; i++) {
         assert_int_equal(recv(alive, got, 2, MSG_WAITALL), 2);
         assert_memory_equal(got, ping, 2);
@@ -76,15 +111,55 @@ static void test_pings(void **state)
     assert_int_equal(recv(gone, got, 2, MSG_WAITALL), 2);
     assert_memory_equal(got, ping, 2);
     assert_int_equal(recv(gone, got, 1, 0), 0);
-    assert_int_equal(send(alive, text, sizeof text, 0), sizeof text);       /* ends the loop */
-    pthread_join(thread, NULL);
     close(alive);
     close(gone);
-    loop_close(l);
+    finish(&s);
+}
+
+/* max_unsent is for streams: an answer that is whole does not grow while it waits, and comes whole. */
+static void test_large_answer(void **state)
+{
+    struct loop_options o = { .max_unsent = 1 << 16 };
+    static char got[1 << 16];
+    struct served s;
+    char answer[1024];
+    size_t n = 0;
+    (void)state;
+    serve(&s, &o);
+    const int fd = client(s.port, "GET /large HTTP/1.1\r\nHost: h\r\n\r\n", answer, sizeof answer);
+    assert_non_null(strstr(answer, "Content-Length: 8388608\r\n"));
+    while (n < LARGE) {
+        const ssize_t k = recv(fd, got, sizeof got, 0);
+        assert_true(k > 0);
+        n += (size_t)k;
+    }
+    assert_int_equal(n, LARGE);
+    close(fd);
+    finish(&s);
+}
+
+/* Whatever is given to it is freed: by the thread, at the end, or at once where it is small or there is no reaper. */
+static void test_reaper(void **state)
+{
+    struct reaper *r = reaper_open();
+    (void)state;
+    assert_non_null(r);
+    for (int i = 0; i < 100; i++) {
+        struct buf b = { 0 };
+        assert_non_null(buf_reserve(&b, i % 2 ? 100 : 2 << 20));
+        b.size = 100;
+        reaper_take(i % 10 == 9 ? NULL : r, &b);
+        assert_null(b.data);
+        assert_int_equal(b.size + b.room, 0);
+    }
+    struct buf none = { 0 };
+    reaper_take(r, &none);
+    reaper_close(r);
+    reaper_close(NULL);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_pings) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_pings), cmocka_unit_test(test_large_answer), cmocka_unit_test(test_reaper) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
