@@ -115,7 +115,8 @@ static struct usage *open_usage(const char *folder, int shared, struct err *e)
     struct usage *u = calloc(1, sizeof *u);
     if (!u)
         return err_nomem(e, "usage counters"), NULL;
-    u->fd = u->server = -1;
+    u->fd = -1;
+    u->server = -1;
     pthread_mutex_init(&u->lock, NULL);
     if (snprintf(path, sizeof path, "%s/usage", folder) >= (int)sizeof path) {
         err_set(e, ERR_IO, "%s: the path is too long", folder);
