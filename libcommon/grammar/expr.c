@@ -1197,6 +1197,7 @@ uint32_t expr_any_of(struct exprs *s, const uint32_t *v, uint32_t n)
     uint32_t *w = s->failed ? NULL : parts_of(s, EXPR_ANY_OF, EXPR_NONE, v, n, few, &m);
     if (!w)
         return EXPR_NONE;
+    s->meter.work += m;
     m = sort_parts(s, w, m, &any, &every);
     if (m == 1)
         r = w[0];

@@ -213,8 +213,8 @@ static int is_context_free(const struct expr *x) { return x->kind >= EXPR_TERM &
 /* Of each context-free expression: can it end (alive), can it be empty? */
 struct classes { uint8_t *alive, *empty; };
 
-/* 1: the operands of i say more about it than was known. */
-static int classify_one(const struct grammar *g, const struct classes *c, uint32_t i)
+/* 1: the operands of i say more about it than was known.  operand: the one that changed, EXPR_NONE: any of them; of long lists only that one is looked at. */
+static int classify_one(const struct grammar *g, const struct classes *c, uint32_t i, uint32_t operand)
 {
     const struct exprs *s = &g->x;
     const struct expr *x = &s->e[i];
@@ -225,7 +225,9 @@ static int classify_one(const struct grammar *g, const struct classes *c, uint32
     case EXPR_TIMES: a = x->lo == 0 || c->alive[x->a], n = x->lo == 0 || c->empty[x->a]; break;
     case EXPR_RULE: a = c->alive[g->rule[x->lo]], n = c->empty[g->rule[x->lo]]; break;
     case EXPR_ANY_OF:
-        for (uint32_t k = 0; k < x->b; k++) {
+        a = c->alive[operand];
+        n = c->empty[operand];
+        for (uint32_t k = 0; operand == EXPR_NONE && k < x->b; k++) {
             a |= c->alive[s->lists[x->a + k]];
             n |= c->empty[s->lists[x->a + k]];
         }
@@ -273,11 +275,11 @@ static int classify(const struct grammar *g, const struct classes *c, struct err
             user[first[list[k] + 1]++] = i;
     c->alive[EXPR_EPSILON] = c->empty[EXPR_EPSILON] = 1;
     for (uint32_t i = 2; i < n; i++)
-        if (classify_one(g, c, i))
+        if (classify_one(g, c, i, EXPR_NONE))
             queue[tail++] = i;
     for (uint32_t head = 0; head < tail; head++)
         for (uint32_t k = first[queue[head]]; k < first[queue[head] + 1]; k++)
-            if (classify_one(g, c, user[k]))
+            if (classify_one(g, c, user[k], queue[head]))
                 queue[tail++] = user[k];
     free(first);
     free(queue);

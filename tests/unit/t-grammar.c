@@ -326,6 +326,18 @@ static void limits(void **state)
     g = compile(SCHEMA, NULL, text, &e);
     assert_null(g);
     assert_int_equal(e.code, ERR_LIMIT);
+    /* properties in any order: lists of alternatives as long as there are properties, one for each of them; too many are refused */
+    for (int n = 4000; n <= 12000; n += 8000) {
+        const double t = cpu_s();
+        p = text + sprintf(text, "{\"type\":\"object\",\"properties\":{");
+        for (int i = 0; i < n; i++)
+            p += sprintf(p, "%s\"k%d\":{\"type\":\"integer\"}", i ? "," : "", i);
+        sprintf(p, "}}");
+        g = compile(SCHEMA, NULL, text, &e);
+        assert_int_equal(g != NULL, n == 4000);
+        grammar_close(g);
+        assert_true(cpu_s() - t < 20);
+    }
     for (p = text; p < text + 100000; p++)
         *p = '(';
     *p = '\0';
