@@ -861,6 +861,74 @@ def schemas_that_are_bombs():
     return f'{len(bombs)} bombs, 200 or 400; another key waited {longest:.2f} s at most; {s.rss():.0f} MB'
 
 
+def ambiguous(n):
+    "n rules that each go on in two ways: the work for a mask grows with n"
+    return 'root ::= r0\n' + ''.join(f'r{i} ::= [a-z]* r{i + 1} | [a-f]+ r{i * 7 % n} | ""\n' for i in range(n)) + f'r{n} ::= "z"\n'
+
+
+@attempt
+def grammars_that_take_all_the_time():
+    "masks of 40 to 3000 ambiguous rules, forced text without an end, tools, long stop strings, clients that leave: plain requests and short grammars beside them, /health, the same end each time; SIGTERM while they run"
+    s, plain, mild, wrong, over, ending = Server('--drain', '1', '--max-seqs', '16'), [], [], {}, threading.Event(), threading.Event()
+
+    def timed(body):
+        began = time.monotonic()
+        code, _, got = s.ask('/v1/completions', body)
+        expect(code == 200, f'beside hostile ones: {code} {got}')
+        return time.monotonic() - began
+    deep_tool = {'type': 'function', 'function': {'name': 'f', 'strict': True, 'parameters': {'type': 'object', 'required': ['a'], 'properties': {
+        'a': {'anyOf': [{'type': 'array', 'items': {'type': 'string', 'pattern': f'^[a-{chr(98 + i % 24)}]*{i}?$'}} for i in range(300)]}}}}}
+    talk = {'messages': [{'role': 'user', 'content': 'a'}], 'max_tokens': 40}
+    hostile = [{'grammar': ambiguous(n)} for n in (500, 3000, 40, 60)] + [
+        {'grammar': 'root ::= "' + 'lorem ipsum ' * 4000 + '"', 'max_tokens': 1900}, {'regex': '(a?|b?|[a-m]*){1,60}z', 'max_tokens': 60},
+        {'grammar': 'root ::= "a"+', 'stop': ['a' * n + 'b' for n in range(1000, 1016)], 'max_tokens': 300}, {**talk, 'tools': [deep_tool], 'tool_choice': 'required'}]
+    alone = statistics.median(timed(SHORT) for _ in range(10))
+    short = {'prompt': 'Once', 'regex': '[a-z]+( [a-z]+)*', 'max_tokens': 8, 'temperature': 0}
+    timed(short)
+
+    def attack(body):
+        first = None
+        while not over.is_set():
+            body = {'prompt': 'Once', 'temperature': 0, 'max_tokens': 40, **body} if 'messages' not in body else {'temperature': 0, **body}
+            with contextlib.suppress(OSError, http.client.HTTPException):           # the server ends
+                code, _, got = s.ask('/v1/chat/completions' if 'messages' in body else '/v1/completions', body)
+                if ending.is_set() or over.is_set():
+                    break
+                now = code, got['error']['message'] if code != 200 else got['choices'][0]
+                if code not in (200, 400) or (first and now != first):
+                    wrong[str(body)[:100]] = str(first)[:200], str(now)[:200]
+                first = now
+
+    def leave():
+        while not over.is_set():
+            with contextlib.suppress(OSError):
+                c = s.open(request('/v1/completions', {'prompt': 'Once', 'grammar': ambiguous(500), 'max_tokens': 40}))
+                time.sleep(.05)
+                c.close()
+    runners = [threading.Thread(target=attack, args=(b,), daemon=True) for b in hostile] + [threading.Thread(target=leave, daemon=True)]
+    for t in runners:
+        t.start()
+    time.sleep(.3)
+    end = time.monotonic() + 3
+    while time.monotonic() < end:
+        plain.append(timed(SHORT))
+        mild.append(timed(short))
+        s.lives('beside hostile grammars')
+    ending.set()                            # what ends from now on may say that the server stops
+    began = time.monotonic()
+    s.p.send_signal(signal.SIGTERM)
+    expect(s.p.wait(60) == 0, f'it ended with {s.p.returncode}')
+    seconds = time.monotonic() - began
+    over.set()
+    servers.remove(s)
+    for t in runners:
+        t.join(20)
+    expect(not wrong, f'{wrong}')
+    expect(max(plain) < alone + 1, f'a plain request took {max(plain):.2f} s, {alone:.3f} s alone')
+    expect(seconds < 6, f'SIGTERM with --drain 1: the end came after {seconds:.1f} s')
+    return f'{alone * 1000:.0f} ms alone; beside them {max(plain):.2f} s at most, {max(mild):.2f} s with a grammar of its own; the end {seconds:.1f} s after SIGTERM'
+
+
 # ---- browsers ----
 
 @attempt
