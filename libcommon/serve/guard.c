@@ -336,7 +336,7 @@ static uint64_t *seen_at(struct server *s, struct conn *c, int64_t key, uint64_t
     for (const char *p = client_address(s, c, address); *p; p++)
         h = (h ^ (unsigned char)*p) * 1099511628211u;
     *mark = h | 1;
-    return &s->guard.seen[h >> 32 & (SEEN - 1)];
+    return &s->guard.seen[(h ^ h >> 29) * 0x9e3779b97f4a7c15u >> 54 & (SEEN - 1)];      /* neighbours differ in few bits of h, and in few high ones */
 }
 
 /* May a good key be one?  From an address with too many wrong ones only keys are taken that were good there before, so that a right guess looks like a
