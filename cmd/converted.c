@@ -116,6 +116,11 @@ static char *place_by_path(const char *source, const char *type, const char *end
     return name;
 }
 
+char *converted_record(const char *path, uint64_t dev, uint64_t ino, struct err *e)
+{
+    return place(path, e, "verified/%" PRIx64 "-%" PRIx64, dev, ino);
+}
+
 /* ---- what lies in the cache ---- */
 
 /* The conversion's type, between the third last '-' and the version: names are KEY-STAMP-TYPE-VERSION.zse. */

@@ -3,6 +3,8 @@
 #ifndef ZSE_CMD_CONVERTED_H
 #define ZSE_CMD_CONVERTED_H
 
+#include <stdint.h>
+
 #include "cmd/hub.h"
 
 struct converted_ask {
@@ -14,6 +16,9 @@ struct converted_ask {
 
 /* Where the conversion of source to type is or will be; the folders on the way are made.  Caller frees. */
 char *converted_path(const char *source, const char *type, struct err *e);
+
+/* Where it is written down when this file was last verified (cmd/verify.h); the folders on the way are made.  Caller frees. */
+char *converted_record(const char *path, uint64_t dev, uint64_t ino, struct err *e);
 
 /* One process converts a source to a type, others wait for it. */
 struct converted_lock { int fd, waited; char *name; };

@@ -141,6 +141,7 @@ int run_option(const char *prog, int c, const char *arg, struct run_options *r)
     case OPT_ACT: return parse_act(prog, arg, r);
     case OPT_CACHE_WEIGHTS: return parse_cache(prog, arg, r);
     case OPT_FORCE: r->force = 1; return 0;
+    case OPT_VERIFY: return verify_mode_parse(arg, &r->verify) == 0 ? 0 : cli_wrong(prog, "--verify: '%s', expected auto, first or never", arg);
     case OPT_VERBOSE: r->verbose = 1; return 0;
     case OPT_RUN_MODE: return planned_mode_parse(prog, arg, &r->mode);
     case OPT_MAX_MEMORY:
@@ -196,11 +197,15 @@ static int load(struct opened_model *o, struct err *e)
     if (blob && !(o->tokenizer = tokenizer_open(blob, size, e)))
         return err_prefix(e, "%s", o->path);
     o->json = zfile_json(o->model->file);
-    return zfile_map(z)->lost ? map_check(zfile_map(z), e) : 0;
+    if (zfile_map(z)->lost && map_check(zfile_map(z), e) != 0)
+        return -1;
+    return verify_start(&o->check, z, o->verify, o->in_cache, !o->bounded && zfile_size(z) <= may_fill(), e);
 }
 
 static void unload(struct opened_model *o)
 {
+    verify_stop(o->check);
+    o->check = NULL;
     if (o->tokenizer)
         tokenizer_close(o->tokenizer);
     if (o->model)
@@ -275,9 +280,11 @@ const char *open_model_type(const char *prog, const char *path, const struct run
 /* The file at o->path, made if it is not there or not readable. */
 static int load_made(const struct converted_ask *ask, const char *source, struct opened_model *o, struct err *e)
 {
-    struct err ignored;
-    if (load(o, &ignored) == 0)
+    struct err why;
+    if (load(o, &why) == 0)
         return 0;
+    if (why.code == ERR_FORMAT)
+        cli_note(ask->prog, "%s", why.msg);
     unload(o);
     return converted_make(ask, source, o->path, e) == 0 ? load(o, e) : -1;
 }
@@ -286,11 +293,13 @@ static int load_made(const struct converted_ask *ask, const char *source, struct
 static int load_converted(const struct converted_ask *ask, const char *source, struct opened_model *o, struct err *e)
 {
     struct converted_lock lock;
-    struct err ignored;
+    struct err why;
     if (!ask->type || !(o->path = converted_path(source, ask->type, e)))
         return -1;
-    if (load(o, &ignored) == 0)
+    if (load(o, &why) == 0)
         return 0;
+    if (why.code == ERR_FORMAT && access(o->path, F_OK) != 0)           /* checked and removed just now */
+        cli_note(ask->prog, "%s", why.msg);
     unload(o);
     if (converted_lock(&lock, ask, source, e) != 0)
         return -1;
@@ -337,6 +346,7 @@ static int find_and_load(const char *prog, char **found, struct hub_stream *stre
     }
     const struct converted_ask ask = { .prog = prog, .asked = o->name, .type = open_model_type(prog, path, r, o->name, e), .n_threads = r->threads, .kernels = r->kernels,
                                        .force = r->force };
+    o->in_cache = 1;
     return stream ? load_arriving(&ask, stream, found, o, e) : load_converted(&ask, path, o, e);
 }
 
@@ -372,6 +382,7 @@ int open_model(const char *prog, const char *path, const struct run_options *r, 
         memory_note(prog, "start");
     memset(o, 0, sizeof *o);
     o->bounded = r->max_memory != 0 && !r->gpu;
+    o->verify = r->verify;
     o->prog = prog;
     if (!(path = named(path)))
         return err_set(e, ERR_IO, "no MODEL given, and ZSE_MODEL is not set");
@@ -399,6 +410,8 @@ int open_model(const char *prog, const char *path, const struct run_options *r, 
         memory_note(prog, "model open");
     return rc;
 }
+
+int open_model_verified(struct opened_model *o, struct err *e) { return verify_finish(o->check, e); }
 
 void close_model(struct opened_model *o)
 {

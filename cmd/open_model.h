@@ -12,6 +12,7 @@
 #include <jansson.h>
 
 #include "cmd/planning.h"
+#include "cmd/verify.h"
 #include "libcommon/engine/engine.h"
 #include "libcommon/model/model.h"
 #include "libcommon/token/tokenizer.h"
@@ -27,6 +28,7 @@ struct run_options {
     int no_prefix_cache;            /* no option: zse-bench computes every prompt */
     const char *device;             /* --device; NULL: $ZSE_DEVICE, else auto */
     int force;                      /* --force: open a model although memory does not suffice */
+    enum verify_mode verify;        /* --verify */
     int verbose;                    /* --verbose: say what memory each step takes */
     struct planned_mode mode;       /* --mode: the type by memory, instead of -q */
     int max_seqs; uint64_t kv_most; /* no options: with --mode, sequences and keys and values to be planned for; 0: one sequence */
@@ -38,14 +40,14 @@ struct run_options {
     int gpu, gpu_index, gpu_auto;   /* what run_options_check made of it: on a GPU, which, and only because there is one */
 };
 enum { GPU_LAYERS_AUTO = -1 };
-enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, OPT_FORCE, OPT_MAX_MEMORY, OPT_RUN_MODE, OPT_VERBOSE, OPT_GPU_LAYERS, OPT_STRICT, OPT_GRAPHS, OPT_ACT, OPT_CACHE_WEIGHTS };
+enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, OPT_FORCE, OPT_MAX_MEMORY, OPT_RUN_MODE, OPT_VERBOSE, OPT_GPU_LAYERS, OPT_STRICT, OPT_GRAPHS, OPT_ACT, OPT_CACHE_WEIGHTS, OPT_VERIFY };
 #define RUN_LONG_OPTIONS \
     { "quantize", required_argument, NULL, 'q' }, { "mode", required_argument, NULL, OPT_RUN_MODE }, { "threads", required_argument, NULL, OPT_THREADS }, { "ctx", required_argument, NULL, OPT_CTX }, \
     { "kv", required_argument, NULL, OPT_KV }, { "kernels", required_argument, NULL, OPT_KERNELS }, { "device", required_argument, NULL, OPT_DEVICE }, \
     { "gpu-layers", required_argument, NULL, OPT_GPU_LAYERS }, { "strict", no_argument, NULL, OPT_STRICT }, \
     { "cuda-graphs", required_argument, NULL, OPT_GRAPHS }, { "act", required_argument, NULL, OPT_ACT }, \
     { "cache-weights", required_argument, NULL, OPT_CACHE_WEIGHTS }, \
-    { "exact", no_argument, NULL, OPT_EXACT }, { "force", no_argument, NULL, OPT_FORCE }, { "verbose", no_argument, NULL, OPT_VERBOSE }
+    { "exact", no_argument, NULL, OPT_EXACT }, { "force", no_argument, NULL, OPT_FORCE }, { "verify", required_argument, NULL, OPT_VERIFY }, { "verbose", no_argument, NULL, OPT_VERBOSE }
 #define RUN_HELP \
     "  -q, --quantize TYPE        type for a GGUF file or folder: nl4, int4, int8, nf4, bf16 ... (default: keep)\n" \
     "      --mode MODE            instead of -q, the type by this machine's memory: auto (the finest that is not much slower than the fastest),\n" \
@@ -62,6 +64,7 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, 
     "      --act f16|int8         what a GPU rounds activations to before matrices of int8 with one scale a row (default: f16)\n" \
     "      --cache-weights auto|on|off  keep a GPU's packed weights once more as f16, for long prompts: the same answers, more memory (default: off)\n" \
     "      --force                open a model although there is too little memory for it\n" \
+    "      --verify auto|first|never  compare a changed file's checksums beside the first answers, before them (zse-bench's default) or not at all\n" \
     "      --verbose              say what memory is in use as the model opens, and how far that is from what was planned\n"
 /* Of programs with one model; zse-serve bounds all of its models together. */
 #define MEMORY_LONG_OPTION { "max-memory", required_argument, NULL, OPT_MAX_MEMORY }
@@ -80,6 +83,9 @@ struct opened_model {
     char *path;                     /* of the .zse that is used */
     const json_t *json;             /* zfile_json: borrowed from the model */
     int bounded;                    /* --max-memory: do not bring weights in early */
+    enum verify_mode verify;        /* --verify */
+    struct verify *check;           /* of the file's checksums, as long as it lasts; NULL: none */
+    int in_cache;                   /* an automatic conversion */
     uint64_t mapped_ns;             /* when the .zse was mapped and checked: clock_ns() */
     pthread_t warmer; int warming;  /* makes the GPU's context beside the opening */
 };
@@ -87,6 +93,8 @@ struct opened_model {
 int open_model_unnamed(const char *prog, const char *path);
 /* path NULL: $ZSE_MODEL.  Notes about conversions go to stderr in the name of prog. */
 int open_model(const char *prog, const char *path, const struct run_options *r, struct opened_model *o, struct err *e);
+/* Wait for the check of the file's checksums where one is going on: -1 with *e: it is damaged, and so may be what was computed. */
+int open_model_verified(struct opened_model *o, struct err *e);
 void close_model(struct opened_model *o);
 /* What a GGUF file or folder at path is converted to: -q, --mode, $ZSE_QUANTIZATION, else "keep".  Static or of r; NULL with *e.  The same of -q and
  * $ZSE_QUANTIZATION alone; NULL: neither. */

@@ -303,7 +303,7 @@ static int run(struct bench_options *o, unsigned given, int n, char **args)
 
 int main(int argc, char **argv)
 {
-    struct bench_options o = { .prompt = 512, .generate = 128, .batch = 1, .repeats = 5, .warmup = 1, .window = 512, .rows = 8960, .cols = 1536, .timeout_s = 600,
+    struct bench_options o = { .prompt = 512, .generate = 128, .batch = 1, .repeats = 5, .warmup = 1, .window = 512, .rows = 8960, .cols = 1536, .timeout_s = 600, .run = { .verify = VERIFY_FIRST },
                                .tokens = { 7, { 1, 2, 4, 8, 16, 64, 512 } } };
     unsigned given = 0;                 /* bits: of special[] */
     int c, rc;

@@ -326,6 +326,8 @@ static int run(struct chat_options *o, uint64_t main_ns)
         rc = talk(o, &m, NULL);
     else
         rc = o->batch ? chat_batch(o, &m, &marks) : chat_once(o, &m, &marks);
+    if (rc == 0 && !interactive && open_model_verified(&m, &e) != 0)
+        rc = cli_fail("zse-chat", &e);
     close_model(&m);
     return rc;
 }

@@ -39,10 +39,11 @@ _zse_bench() {
     --cuda-graphs) COMPREPLY=($(compgen -W "on off" -- "$cur")); return ;;
     --act) COMPREPLY=($(compgen -W "f16 int8" -- "$cur")); return ;;
     --cache-weights) COMPREPLY=($(compgen -W "auto on off" -- "$cur")); return ;;
+    --verify) COMPREPLY=($(compgen -W "auto first never" -- "$cur")); return ;;
     --max-memory) COMPREPLY=(); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--prompt --generate --batch --repeats --warmup --json --file --contexts --shape --tokens --autotune --peer --peer-model --requests --rate --shared --background --api --model --key --ignore-eos --temp --seed --timeout --ids --output --ref --window --windows --quantize --mode --threads --ctx --kv --exact --kernels --device --gpu-layers --strict --cuda-graphs --act --cache-weights --force --verbose --max-memory --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--prompt --generate --batch --repeats --warmup --json --file --contexts --shape --tokens --autotune --peer --peer-model --requests --rate --shared --background --api --model --key --ignore-eos --temp --seed --timeout --ids --output --ref --window --windows --quantize --mode --threads --ctx --kv --exact --kernels --device --gpu-layers --strict --cuda-graphs --act --cache-weights --force --verify --verbose --max-memory --help --version" -- "$cur")) ;;
     *) COMPREPLY=($(compgen -f -- "$cur"))
        [ "$COMP_CWORD" != 1 ] || COMPREPLY+=($(compgen -W "limits matmul ternary gpu serve batch kv moe threads coldstart logits layers perplexity quality" -- "$cur"))
        ;;

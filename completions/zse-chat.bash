@@ -38,10 +38,11 @@ _zse_chat() {
     --cuda-graphs) COMPREPLY=($(compgen -W "on off" -- "$cur")); return ;;
     --act) COMPREPLY=($(compgen -W "f16 int8" -- "$cur")); return ;;
     --cache-weights) COMPREPLY=($(compgen -W "auto on off" -- "$cur")); return ;;
+    --verify) COMPREPLY=($(compgen -W "auto first never" -- "$cur")); return ;;
     --max-memory) COMPREPLY=(); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--url --key --model --prompt --batch --parallel --system --raw --template --on-full --no-think --json-schema --grammar --regex --json --ids --max-tokens --temp --top-k --top-p --min-p --typical-p --repeat-penalty --repeat-last-n --presence-penalty --frequency-penalty --logit-bias --seed --stop --ignore-eos --quantize --mode --threads --ctx --kv --exact --kernels --device --gpu-layers --strict --cuda-graphs --act --cache-weights --force --verbose --max-memory --plan --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--url --key --model --prompt --batch --parallel --system --raw --template --on-full --no-think --json-schema --grammar --regex --json --ids --max-tokens --temp --top-k --top-p --min-p --typical-p --repeat-penalty --repeat-last-n --presence-penalty --frequency-penalty --logit-bias --seed --stop --ignore-eos --quantize --mode --threads --ctx --kv --exact --kernels --device --gpu-layers --strict --cuda-graphs --act --cache-weights --force --verify --verbose --max-memory --plan --help --version" -- "$cur")) ;;
     *) COMPREPLY=($(compgen -f -- "$cur"))
        ;;
   esac

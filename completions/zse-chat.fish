@@ -43,6 +43,7 @@ complete -c zse-chat -l cuda-graphs -x -a 'on off' -d 'a GPUs steps of decoding 
 complete -c zse-chat -l act -x -a 'f16 int8' -d 'what a GPU rounds activations to before matrices of int8 with one scale a row (default f16)'
 complete -c zse-chat -l cache-weights -x -a 'auto on off' -d 'keep a GPUs packed weights once more as f16, for long prompts the same answers, more memory (default off)'
 complete -c zse-chat -l force -d 'open a model although there is too little memory for it'
+complete -c zse-chat -l verify -x -a 'auto first never' -d 'compare a changed files checksums beside the first answers, before them (zse-benchs default) or not at all'
 complete -c zse-chat -l verbose -d 'say what memory is in use as the model opens, and how far that is from what was planned'
 complete -c zse-chat -l max-memory -x -d 'keep at most SIZE of the weights in memory, like 4GB; of a GPUs memory take at most SIZE (default all)'
 complete -c zse-chat -l plan -d 'say what memory it would take and how fast it would be, and end; 1 if it does not fit'

@@ -35,6 +35,8 @@ struct zfile {
     pthread_t ahead; int has_ahead;     /* the thread of zfile_open_ahead */
     struct map_guard guard;
     _Atomic int stop_ahead;
+    _Atomic int populated;              /* that thread brought in all of the weights */
+    struct err damage; _Atomic int damaged;     /* zfile_set_damage */
     _Atomic int64_t written_ns;         /* when it was last written to, as far as its contents were compared */
 };
 
@@ -307,7 +309,8 @@ static void *populate(void *arg)
     const uint64_t end = z->weights->offset + z->weights->size;
     for (uint64_t at = z->weights->offset / ZSE_PAGE * ZSE_PAGE; at < end && !z->stop_ahead; at += PIECE)
         if (madvise((void *)(z->map.data + at), end - at < PIECE ? end - at : PIECE, POPULATE_READ) != 0)
-            break;                      /* an older kernel: pages come when they are used */
+            return NULL;                /* an older kernel: pages come when they are used */
+    z->populated = !z->stop_ahead;
     return NULL;
 }
 
@@ -487,27 +490,58 @@ static int check_zeros(const struct zfile *z, uint64_t from, uint64_t to, struct
     return 0;
 }
 
-static int verify_weights(const struct zfile *z, struct err *e)
+/* What verify() still has to skip, whether it is to stop, and what it has done. */
+struct verify { int *at; const _Atomic int *stop; int unit; };
+
+/* Is the next unit to be verified now?  Stopped: none is. */
+static int is_due(struct verify *v) { return v->unit++ >= *v->at && !(v->stop && *v->stop); }
+
+static int unit_done(struct verify *v)
+{
+    *v->at = v->unit;
+    return 0;
+}
+
+static int verify_group(const struct zfile *z, int i, uint64_t end, struct err *e)
+{
+    const struct zfile_group *g = &z->groups[i];
+    const uint32_t crc = checksum(z->map.data + g->offset, g->size);
+    char layer[16] = "";
+    if (g->layer >= 0)
+        snprintf(layer, sizeof layer, " %d", g->layer);
+    if (crc != g->crc)
+        return bad(z, g->offset, e, "group %d (%s%s): checksum: found %08" PRIx32 ", the %" PRIu64 " bytes give %08" PRIx32, i, g->kind, layer, g->crc, g->size, crc);
+    return check_zeros(z, end, g->offset, e);
+}
+
+static int verify_weights(const struct zfile *z, struct verify *v, struct err *e)
 {
     uint64_t end = z->weights->offset;
     for (int i = 0; i < z->n_groups; i++) {
-        const struct zfile_group *g = &z->groups[i];
-        uint32_t crc = checksum(z->map.data + g->offset, g->size);
-        char layer[16] = "";
-        if (g->layer >= 0)
-            snprintf(layer, sizeof layer, " %d", g->layer);
-        if (crc != g->crc)
-            return bad(z, g->offset, e, "group %d (%s%s): checksum: found %08" PRIx32 ", the %" PRIu64 " bytes give %08" PRIx32, i, g->kind,
-                       layer, g->crc, g->size, crc);
-        if (check_zeros(z, end, g->offset, e) < 0)
+        if (is_due(v) && (verify_group(z, i, end, e) < 0 || unit_done(v) < 0))
             return -1;
-        end = g->offset + g->size;
+        end = z->groups[i].offset + z->groups[i].size;
     }
     return check_zeros(z, end, z->weights->offset + z->weights->size, e);
 }
 
-int zfile_verify(const struct zfile *z, struct err *e)
+static int verify_section(const struct zfile *z, const struct zse_section *s, struct err *e)
 {
+    const uint32_t crc = checksum(z->map.data + s->offset, s->size);
+    return crc == s->crc ? 0 : bad(z, s->offset, e, "section %.4s: checksum: found %08" PRIx32 ", the %" PRIu64 " bytes give %08" PRIx32, s->kind, s->crc, s->size, crc);
+}
+
+static int verify_original(const struct zfile *z, int i, struct err *e)
+{
+    void *out = malloc(z->originals[i].size + 1);
+    const int r = out ? zfile_original_read(z, i, out, e) : err_nomem(e, z->originals[i].name);
+    free(out);
+    return r;
+}
+
+int zfile_verify_from(const struct zfile *z, int *at, const _Atomic int *stop, struct err *e)
+{
+    struct verify v = { at, stop, 0 };
     const struct zse_section *sorted[ZSE_MAX_SECTIONS];
     uint64_t end = sizeof z->header;
     for (uint32_t i = 0; i < z->header.n_sections; i++)
@@ -515,33 +549,42 @@ int zfile_verify(const struct zfile *z, struct err *e)
     qsort(sorted, z->header.n_sections, sizeof *sorted, by_section_offset);
     for (uint32_t i = 0; i < z->header.n_sections; i++) {
         const struct zse_section *s = sorted[i];
-        uint32_t crc;
         if (check_zeros(z, end, s->offset, e) < 0)
             return -1;
         end = s->offset + s->size;
-        if (s == z->weights) {
-            if (verify_weights(z, e) < 0)
-                return -1;
-        } else if ((crc = checksum(z->map.data + s->offset, s->size)) != s->crc) {
-            return bad(z, s->offset, e, "section %.4s: checksum: found %08" PRIx32 ", the %" PRIu64 " bytes give %08" PRIx32, s->kind, s->crc, s->size, crc);
-        }
+        if (s == z->weights ? verify_weights(z, &v, e) < 0 : is_due(&v) && (verify_section(z, s, e) < 0 || unit_done(&v) < 0))
+            return -1;
     }
     uint64_t table_end = z->header.table_offset + z->header.n_sections * sizeof(struct zse_section);
     if (check_zeros(z, end, z->header.table_offset, e) < 0 || check_zeros(z, table_end, z->map.size, e) < 0)
         return -1;
-    for (int i = 0; i < z->n_originals; i++) {
-        void *out = malloc(z->originals[i].size + 1);
-        int r = out ? zfile_original_read(z, i, out, e) : err_nomem(e, z->originals[i].name);
-        free(out);
-        if (r < 0)
+    for (int i = 0; i < z->n_originals; i++)
+        if (is_due(&v) && (verify_original(z, i, e) < 0 || unit_done(&v) < 0))
             return -1;
-    }
-    return 0;
+    return *at == v.unit;
 }
+
+int zfile_verify(const struct zfile *z, struct err *e)
+{
+    int at = 0;
+    return zfile_verify_from(z, &at, NULL, e) < 0 ? -1 : 0;
+}
+
+void zfile_set_damage(struct zfile *z, const struct err *e)
+{
+    z->damage = *e;
+    z->damaged = 1;
+}
+
+int zfile_is_populated(const struct zfile *z) { return z->populated; }
 
 int zfile_check(const struct zfile *z, struct err *e)
 {
     int64_t written_ns;
+    if (z->damaged) {
+        *e = z->damage;
+        return -1;
+    }
     if (map_whole(&z->map, &written_ns, e) != 0)
         return -1;
     if (written_ns == z->written_ns)

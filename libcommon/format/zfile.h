@@ -116,6 +116,13 @@ int zfile_original_read(const struct zfile *z, int i, void *out, struct err *e);
 
 /* Read every byte and compare all checksums; the error names section or group and offset. */
 int zfile_verify(const struct zfile *z, struct err *e);
+/* The same in pieces: units before *at (0 to begin with) are passed over, those done are counted there; no unit is begun once *stop (NULL: never).
+ * 1: all are done; 0: stopped; -1: damage. */
+int zfile_verify_from(const struct zfile *z, int *at, const _Atomic int *stop, struct err *e);
+/* From now on zfile_check() fails with *e.  Once, from any thread. */
+void zfile_set_damage(struct zfile *z, const struct err *e);
+/* Has the thread of zfile_open_ahead brought in everything? */
+int zfile_is_populated(const struct zfile *z);
 
 /* ---- writing: constant memory, data in order, appears whole or not at all ---- */
 struct zwriter;

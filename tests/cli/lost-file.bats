@@ -18,9 +18,9 @@ teardown() {
   [ -z "${PID:-}" ] || { kill "$PID" 2>/dev/null; wait "$PID" 2>/dev/null; } || true
 }
 
-# serve [OPTION...]
+# serve [OPTION...]: what tests write into the weights is damage, which the server is not to look for
 serve() {
-  exec 5< <(exec zse-serve "$Z" --port 0 "$@" 2>"$T/err")
+  exec 5< <(exec zse-serve "$Z" --port 0 --verify "${VERIFY:-never}" "$@" 2>"$T/err")
   PID=$!
   read -r -u 5 _ _ URL
 }
@@ -195,6 +195,73 @@ logged() {
   exec 6>&-
   until_status 200
   [ "$(curl -s "$URL/health" | jq -r .status)" = healthy ]
+}
+
+# flip FILE: one bit of the weights
+flip() {
+  python3 - "$1" <<'P'
+import sys
+f = open(sys.argv[1], 'r+b')
+f.seek(300000)
+b = f.read(1)
+f.seek(300000)
+f.write(bytes([b[0] ^ 64]))
+P
+}
+
+@test "damaged weights: the answer ends with an error, the next one does not begin; --verify says when to look" {
+  export XDG_CACHE_HOME=$T/cache
+  q() { run --separate-stderr zse-chat "$@" -p 'What is 2+2?'; }
+  q "$Z"
+  [ "$status$output" = '02 + 2 = 4' ]
+  grep -q ' verified$' "$T"/cache/zse/verified/*
+  flip "$Z"
+  q "$Z"
+  [ "$status" = 1 ]
+  [[ "$stderr" == *"$Z: offset "*"group "*"checksum: found "*"; the file is damaged" ]]
+  q "$Z"
+  [ "$status" = 1 ] && [ -z "$output" ]
+  q "$Z" --verify never
+  [ "$status" = 0 ]
+  flip "$Z"                                     # as it was
+  rm -r "$T/cache"
+  q "$Z" --verify first
+  [ "$status$output" = '02 + 2 = 4' ]
+  flip "$Z"
+  run --separate-stderr zse-bench "$Z" -p 4 -n 2 -r 1 -w 0
+  [ "$status" = 1 ]
+  [ -z "$output" ]
+  q "$Z" --verify maybe
+  [ "$status" = 2 ]
+}
+
+@test "a damaged conversion in the cache is removed and made again" {
+  export XDG_CACHE_HOME=$T/cache
+  q() { run --separate-stderr zse-chat models/tiny -p 'What is 2+2?' "$@"; }
+  q
+  flip "$T"/cache/zse/*.zse
+  q
+  [ "$status" = 1 ]
+  [[ "$stderr" == *'this conversion is damaged and was removed, the next run makes it again' ]]
+  q
+  [ "$status$output" = '02 + 2 = 4' ]
+  flip "$T"/cache/zse/*.zse
+  q --verify first                              # before the answer it is made again at once
+  [ "$status$output" = '02 + 2 = 4' ]
+  [[ "$stderr" == *"checksum: found"*"converting models/tiny once"* ]]
+}
+
+@test "a server notices damaged weights by itself, and takes the file again once it is whole" {
+  export XDG_CACHE_HOME=$T/cache
+  flip "$Z"
+  VERIFY=auto serve
+  logged 'm: closed' 1
+  grep -q "m: $Z: offset .*checksum: found .*; the file is damaged" "$T/err"
+  until_status 503
+  run -1 grep -q "$T" "$T/body"
+  cp "$BATS_FILE_TMPDIR/tiny.zse" "$T/new"
+  mv "$T/new" "$Z"
+  until_status 200
 }
 
 @test "zse-chat ends with a sentence" {
