@@ -137,3 +137,10 @@ void account_stats(struct account *a, struct account_stats *s)
     *s = (struct account_stats){ .used = a->used, .peak = a->peak, .total = a->total, .request = a->request, .n_holds = a->n_holds, .refused = a->refused };
     pthread_mutex_unlock(&a->lock);
 }
+
+void account_restart_peak(struct account *a)
+{
+    pthread_mutex_lock(&a->lock);
+    a->peak = a->used;
+    pthread_mutex_unlock(&a->lock);
+}

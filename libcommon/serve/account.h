@@ -35,5 +35,6 @@ int hold_problem(const struct hold *h, enum hold_answer why, size_t bytes, struc
 
 struct account_stats { size_t used, peak, total, request; int n_holds; uint64_t refused; };
 void account_stats(struct account *a, struct account_stats *s);
+void account_restart_peak(struct account *a);           /* from now on */
 
 #endif
