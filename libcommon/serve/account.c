@@ -144,3 +144,5 @@ void account_restart_peak(struct account *a)
     a->peak = a->used;
     pthread_mutex_unlock(&a->lock);
 }
+
+size_t account_request_limit(const struct account *a) { return a->request; }

@@ -912,16 +912,20 @@ static void parse(struct call *c, struct problem *pr)
         problem_err(pr, NULL, "invalid_json", &e);
 }
 
-/* A conversation has two more trees with the template's values, whose memory follows from the body's size; the text has a limit, too. */
+static size_t least(size_t a, size_t b) { return a < b ? a : b; }
+
+/* A conversation has two more trees besides the template's values and the text, for which there is so much by the body's size, or what else a request may take. */
 static int hold_prompts(struct call *c, struct problem *pr)
 {
     enum { TEMPLATED = BODY_CHAT | BODY_RESPONSES | BODY_MESSAGES | BODY_COUNT | BODY_TEMPLATE | BODY_WS_CHAT };
     static const size_t mib = 1 << 20;
-    const size_t b = c->body_bytes, output = mib + 8 * b, values = 16 * mib + 32 * b;
     if (!(c->form->body & TEMPLATED))
         return 0;
-    c->talk.limits = (struct tmpl_limits){ .max_output = output < 16 * mib ? output : 16 * mib, .max_memory = values < 192 * mib ? values : 192 * mib };
-    return call_hold(c, 2 * (c->scan.tree_bytes + c->scan.text_bytes) + c->talk.limits.max_output + c->talk.limits.max_memory, pr);
+    const size_t b = c->body_bytes, trees = 2 * (c->scan.tree_bytes + c->scan.text_bytes), all = account_request_limit(c->s->account);
+    const size_t others = CALL_BYTES + c->kept_bytes + trees, left = all > others ? all - others : 0;
+    const size_t output = least(least(mib + 8 * b, 16 * mib), left / 4), values = least(least(16 * mib + 32 * b, 192 * mib), left - output);
+    c->talk.limits = (struct tmpl_limits){ .max_output = output, .max_memory = values };
+    return call_hold(c, trees + (left ? output + values : mib), pr);
 }
 
 /* One stage; any thread. */

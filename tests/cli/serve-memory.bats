@@ -111,3 +111,19 @@ sys.stdin.read()' "$GROUP" <"$T/hold" >"$T/eaten" &
   grep -q 'memory is short: .* of 0.60 GB are left' "$T/err"
   grep -q 'memory is back' "$T/err"
 }
+
+@test "--work-memory and --max-request-memory: a request is refused memory by name, smaller ones go on, /api/stats and /metrics say so" {
+  run zse-serve --work-memory 1000 "$Z"
+  [ "$status" = 2 ]
+  unset ZSE_SYSROOT
+  serve --work-memory 4MiB
+  until_status 200                              # also with the least
+  head -c 600000 /dev/zero | tr '\0' 'a' | sed 's/.*/{"content":"&"}/' >"$T/large"
+  [ "$(curl -s -o "$T/body" -w '%{http_code}' "$URL/tokenize" -d @"$T/large")" = 413 ]
+  jq -e '.error.code == "request_memory" and (.error.message | test("at most 1.0 MB .--max-request-memory.$"))' "$T/body"
+  until_status 200
+  head -c 500 "$T/home/admin.token" >"$T/token"
+  curl -s -H "Authorization: Bearer $(cat "$T/token")" "$URL/api/stats" >"$T/stats"
+  jq -e '.work_memory | .limit_bytes == 4194304 and .request_limit_bytes == 1048576 and .peak_bytes > 600000 and .refused == 1' "$T/stats"
+  curl -s -H "Authorization: Bearer $(cat "$T/token")" "$URL/metrics" | grep -q '^zse_work_memory_limit_bytes 4194304$'
+}

@@ -22,7 +22,7 @@
 #include "tests/fuzz/fuzz.h"
 
 /* Of one request, with sanitizers, which take two to ten times as long: */
-enum { CPU_MS = 400, CPU_US_A_BYTE = 60 };
+enum { CPU_MS = 300, CPU_US_A_BYTE = 20 };
 /* What is not held: connection, audit record, events, and grammars, which the model owns (their own limit counts states, not bytes). */
 enum { FREE_BYTES = 4 << 20, GRAMMAR_BYTES = 96 << 20 };
 
@@ -44,7 +44,7 @@ static void on_free(const volatile void *p) { atomic_fetch_sub(&live, p ? __sani
 
 /* ---- a model that computes nothing ---- */
 
-enum { MAX_LEN = 512, HIDDEN = 8 };
+enum { MAX_LEN = 16384, HIDDEN = 8 };
 static struct model model;
 static unsigned char kinds[1];
 
