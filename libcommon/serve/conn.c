@@ -15,7 +15,7 @@
 #include "libcommon/serve/conn_impl.h"
 
 /* READ_SMALL: at a time where it may pile up; READ_SIZE: of what is parsed or dropped at once. */
-enum { READ_SIZE = 1 << 16, READ_SMALL = 1 << 14, MAX_AHEAD = 1 << 14, DROPPED_BODY = 1 << 16, MAX_WS_MESSAGE = 4 << 20, LINGER_BYTES = 64 << 20, MAX_FLUSH = 1 << 20 };
+enum { READ_SIZE = 1 << 16, READ_SMALL = 1 << 14, MAX_AHEAD = 1 << 14, DROPPED_BODY = 1 << 16, MAX_WS_MESSAGE = 4 << 20, LINGER_BYTES = 64 << 20, MAX_FLUSH = 1 << 20, HELLO_HEAD = 9, MAX_HELLO = 1 << 14 };
 static const double second = 1e9;
 
 static uint64_t after(double s) { return clock_ns() + (uint64_t)(s * second); }
@@ -58,8 +58,10 @@ struct conn *conn_open(struct loop *l, int fd, const struct listener *at, const 
         free(c);
         return NULL;
     }
-    if (c->ssl)
+    if (c->ssl) {
         SSL_set_accept_state(c->ssl);
+        setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &(int){ HELLO_HEAD }, sizeof(int));
+    }
     c->handshake = (struct handshake){ .ssl = c->ssl, .owner = address };
     if (places_enter(l->places, &c->place, address, clock_ns()) != 0 || epoll_ctl(l->epoll, EPOLL_CTL_ADD, fd, &ev) != 0) {
         places_leave(l->places, &c->place);
@@ -508,11 +510,29 @@ static void on_readable(struct conn *c)
         conn_kill(c);
 }
 
+/* OpenSSL makes room for as much as a ClientHello announces, up to 131 kB, before any of it is there; real ones have 2 kB at most.  So its first bytes are looked at
+ * here: a record of type 22 and length L, in it a message of type 1 and a length (RFC 8446, 4 and 5.1).  SO_RCVLOWAT has made sure that they are there. */
+static int hello_is_fine(struct conn *c)
+{
+    unsigned char b[HELLO_HEAD];
+    const int one = 1;
+    const ssize_t n = recv(c->source.fd, b, sizeof b, MSG_PEEK);
+    c->hello_seen = 1;
+    setsockopt(c->source.fd, SOL_SOCKET, SO_RCVLOWAT, &one, sizeof one);
+    if (n < HELLO_HEAD)
+        return 1;                       /* the client's end: SSL_accept will see it */
+    return b[0] == 22 && (b[3] || b[4] >= 4) && b[5] == 1 && (b[6] << 16 | b[7] << 8 | b[8]) <= MAX_HELLO;
+}
+
 /* The next step, in a thread; until it is back epoll must not look at the socket (it would report errors again and again). */
 static void handshake(struct conn *c)
 {
     struct loop *l = c->l;
     struct handshake *dropped;
+    if (!c->hello_seen && !hello_is_fine(c)) {
+        conn_kill(c);
+        return;
+    }
     epoll_ctl(l->epoll, EPOLL_CTL_DEL, c->source.fd, NULL);
     if (handshakes_submit(l->handshakes, &c->handshake, l->o.max_per_address != 0, &dropped) != 0)
         dropped = &c->handshake;

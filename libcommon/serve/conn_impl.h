@@ -35,6 +35,7 @@ struct conn {
     int local, dirty, dead;
     int eof;                    /* the client sends no more */
     int ssl_wants_write;        /* reading waits until the socket is writable */
+    int hello_seen;             /* the beginning of a ClientHello was looked at */
     struct buf in, out, headers;
     struct hold hold;           /* of large buffers; what refused a body, and how large it was */
     enum hold_answer no_hold; size_t not_held;

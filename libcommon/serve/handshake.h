@@ -11,7 +11,7 @@
 
 #include "libcommon/base/err.h"
 
-enum { HANDSHAKES_WAITING = 256, HANDSHAKES_PER_OWNER = 128 };
+enum { HANDSHAKES_WAITING = 1024, HANDSHAKES_PER_OWNER = 512 };        /* a pool of clients that starts may open hundreds at once */
 
 enum handshake_result { HANDSHAKE_DONE, HANDSHAKE_READ, HANDSHAKE_WRITE, HANDSHAKE_FAILED };        /* READ, WRITE: once the socket is ready for it */
 

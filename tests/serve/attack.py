@@ -625,7 +625,7 @@ def idle_connections():
 
 @attempt
 def a_flood_of_handshakes():
-    "8 threads of clients that only shake hands, against an RSA key of 4096 bits; an open connection, a new client and one that resumes its session meanwhile; 300 that say nothing, 50 that break off"
+    "8 threads of clients that only shake hands, against an RSA key of 4096 bits; an open connection, a new client and one that resumes its session meanwhile; 300 that say nothing, 50 that break off, hellos that announce 131 kB"
     cert, key = T / 'cert.pem', T / 'key.pem'
     subprocess.run(['openssl', 'req', '-x509', '-newkey', 'rsa:4096', '-nodes', '-keyout', key, '-out', cert, '-days', '2', '-subj', '/CN=localhost'], check=True, capture_output=True)
     s = Server('--tls-cert', cert, '--tls-key', key, model=False)
@@ -673,7 +673,32 @@ def a_flood_of_handshakes():
     over.set()
     for t in threads:
         t.join(20)
-    for c in (*silent, mine, other, resumed):
+    before, liars = s.rss(), []
+    for head in (b'\x16\x03\x01\0\x40\x01\x01\xff\xf0\x03\x03' + b'a' * 58, b'\x16\x03\x01\0\x02\x01\0\x16\x03\x01\0\x02\xff\xff', b'GET / HTTP/1.1\r\n\r\n'):
+        for _ in range(150):
+            c = s.open(head, source='127.0.0.41')
+            liars.append(c)
+    for c in liars:
+        c.settimeout(5)
+        with contextlib.suppress(ConnectionError):      # not TimeoutError: the connection is to end
+            c.recv(1)
+    expect(s.rss() < before + 10, f'a hello that lies takes {(s.rss() - before) * 1024 / 450:.0f} kB')
+    split = s.open(b'', source='127.0.0.42')              # one byte at first is no lie
+    split.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    half = context.wrap_bio(incoming, outgoing, server_hostname='localhost')
+    with contextlib.suppress(ssl.SSLWantReadError):
+        half.do_handshake()
+    hello = outgoing.read()
+    split.sendall(hello[:1])
+    time.sleep(.1)
+    split.sendall(hello[1:])
+    incoming.write(split.recv(100000))
+    with contextlib.suppress(ssl.SSLWantReadError):
+        half.do_handshake()
+    expect(half.version(), 'a hello in two pieces is not taken')
+    liars.append(split)
+    for c in (*silent, *liars, mine, other, resumed):
         c.close()
     s.stop()
     what = f'median {quiet[0]:.2f} ms alone, {flooded[0]:.2f} ms with {rate:.0f} handshakes a second (95 %: {quiet[1]:.1f}, {flooded[1]:.1f}); a new client waited {fresh:.2f} s'

@@ -1,4 +1,5 @@
-/* t-conn.c - the event loop with real sockets: WebSockets whose clients are gone, answers larger than what may wait, memory that is freed beside it. */
+/* t-conn.c - the event loop with real sockets: WebSockets whose clients are gone, answers larger than what may wait, memory that is freed beside it,
+ * and the queue of TLS handshakes. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,6 +12,7 @@
 #include <unistd.h>
 
 #include "libcommon/serve/conn.h"
+#include "libcommon/serve/handshake.h"
 #include "libcommon/serve/reaper.h"
 
 enum { LARGE = 8 << 20 };
@@ -158,8 +160,46 @@ static void test_reaper(void **state)
     reaper_close(NULL);
 }
 
+static void wake(void *user) { (void)user; }
+
+/* Without threads nothing leaves the queue: its limits, and which one gives way. */
+static void test_handshake_queue(void **state)
+{
+    static struct handshake a[HANDSHAKES_WAITING + 1], b[2];
+    struct handshake *dropped;
+    struct err e;
+    struct handshakes *h = handshakes_open(0, wake, NULL, &e);
+    (void)state;
+    assert_non_null(h);
+    for (int i = 0; i <= HANDSHAKES_PER_OWNER; i++) {
+        a[i].owner = 7;
+        assert_int_equal(handshakes_submit(h, &a[i], 1, &dropped), i < HANDSHAKES_PER_OWNER ? 0 : -1);
+        assert_null(dropped);
+        assert_int_equal(a[i].away, i < HANDSHAKES_PER_OWNER);
+    }
+    for (int i = HANDSHAKES_PER_OWNER; i < HANDSHAKES_WAITING; i++) {      /* all come from a proxy: no limit by address */
+        a[i].owner = 7;
+        assert_int_equal(handshakes_submit(h, &a[i], 0, &dropped), 0);
+    }
+    a[HANDSHAKES_WAITING].owner = 7;
+    assert_int_equal(handshakes_submit(h, &a[HANDSHAKES_WAITING], 0, &dropped), -1);
+    b[0].owner = b[1].owner = 8;
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(handshakes_submit(h, &b[i], 1, &dropped), 0);
+        assert_ptr_equal(dropped, &a[HANDSHAKES_WAITING - 1 - i]);         /* the last of the address that has most */
+        assert_false(dropped->away);
+    }
+    assert_int_equal(handshakes_withdraw(h, &b[0]), 1);
+    assert_false(b[0].away);
+    assert_int_equal(handshakes_submit(h, &b[0], 1, &dropped), 0);
+    assert_null(dropped);
+    assert_null(handshakes_back(h));
+    handshakes_close(h);
+    assert_false(a[0].away || b[1].away);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_pings), cmocka_unit_test(test_large_answer), cmocka_unit_test(test_reaper) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_pings), cmocka_unit_test(test_large_answer), cmocka_unit_test(test_reaper), cmocka_unit_test(test_handshake_queue) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
