@@ -44,6 +44,7 @@ struct grammar {
     uint32_t *rule; uint32_t n_rules, rule_room;        /* bodies */
     int32_t left_recursive;             /* a rule that begins with itself, + 1, where grammar_finish() found one */
     uint32_t string_char[2];            /* one character inside a JSON string: with every escape, with the necessary ones; 0: not used */
+    uint32_t distinct;                  /* stands on the stack below each array whose items must differ (distinct.h); 0: there is none */
     uint64_t compile_work;
     char *relaxed;                      /* owned; see grammar_relaxed() */
     atomic_size_t bytes;                /* grammar_bytes(), to be read without the lock */
@@ -55,6 +56,7 @@ struct grammar {
     struct config *config; uint32_t n_configs, config_room;
     struct thread *thread; uint32_t n_threads, thread_room;
     uint32_t *config_table; uint32_t n_config_table;
+    int32_t *delimited; uint32_t n_delimited;           /* owned: tokens with a comma or a closing bracket, once distinct.h needs them */
     struct map after;                   /* stack + 1 to the config of what comes when it is popped, + 1 */
     struct map terminals;               /* expression + 1 to its terminal, + 1 */
     struct terminal *terminal; uint32_t n_terminals, terminal_room;

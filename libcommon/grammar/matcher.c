@@ -11,9 +11,10 @@
 #include <string.h>
 
 #include "libcommon/base/utf8.h"
+#include "libcommon/grammar/distinct.h"
 #include "libcommon/grammar/grammar_impl.h"
 
-enum { MAX_THREADS = 16384, MAX_CONFIGS = 1 << 15, FORCED_BYTES = 256, SETTLE_STATES = 1 << 15, FORGET_STEPS = 1 << 22, BURST = 8, SUSTAINED = 16 };
+enum { MAX_THREADS = 16384, MAX_CONFIGS = 1 << 15, FORCED_BYTES = 256, SETTLE_STATES = 1 << 15, FORGET_STEPS = 1 << 22, BURST = 8, SUSTAINED = 16, MAX_REPEAT = 2000 };
 static const size_t max_cache = (size_t)64 << 20, max_growth = (size_t)256 << 20;
 
 struct matcher {
@@ -26,6 +27,7 @@ struct matcher {
     uint64_t pause;                                     /* steps after which a call is given up, to be made again; 0: none is */
     int busy;
     atomic_int cancelled;
+    struct distinct distinct;
     struct err error;
 };
 
@@ -161,6 +163,7 @@ void grammar_close(struct grammar *g)
     free(g->work);
     free(g->seen.slot);
     free(g->rule);
+    free(g->delimited);
     free(g->root_thread);
     free(g->relaxed);
     exprs_release(&g->x);
@@ -965,6 +968,7 @@ void matcher_close(struct matcher *m)
 {
     if (!m)
         return;
+    distinct_release(&m->distinct);
     free(m->thread);
     free(m->mask);
     free(m);
@@ -979,7 +983,7 @@ struct matcher *matcher_fork(const struct matcher *m)
     n->room = m->n_threads;
     n->thread = malloc((m->n_threads + 1) * sizeof *n->thread);
     n->mask = m->mask ? calloc(m->g->v->n_words + 1, sizeof *n->mask) : NULL;
-    if (!n->thread || (m->mask && !n->mask)) {
+    if (distinct_copy(&n->distinct, &m->distinct) != 0 || !n->thread || (m->mask && !n->mask)) {
         matcher_close(n);
         return NULL;
     }
@@ -994,6 +998,212 @@ static int is_eos(const struct grammar *g, int32_t id)
         if (g->v->eos[i] == id)
             return 1;
     return 0;
+}
+
+/* ---- items that must differ ---- */
+
+/* The most arrays whose items must differ that are open at a place of the config. */
+static uint32_t distinct_marks(struct grammar *g, uint32_t config)
+{
+    const struct config *c = &g->config[config];
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < c->n; i++) {
+        uint32_t marks = 0;
+        for (uint32_t stack = g->thread[c->first + i].stack; stack != EXPR_NONE; stack = g->x.e[stack].b)
+            marks += g->x.e[stack].a == g->distinct;
+        most = marks > most ? marks : most;
+    }
+    meter_step(&g->x, c->n);
+    return most;
+}
+
+static int is_blank(int byte) { return byte == ' ' || byte == '\n' || byte == '\t' || byte == '\r'; }
+static int is_delimiter(int byte) { return byte == ',' || byte == ']' || byte == '}' || is_blank(byte); }
+
+/* A place in the texts that would repeat an item: those of first to end - 1 agree up to byte i of them. */
+struct again { struct distinct_rests *rests; uint32_t first, end, i; struct distinct_place place; };
+
+static int byte_at(const struct again *a, uint32_t k)
+{
+    const struct text *t = &a->rests->v[k];
+    const uint32_t i = a->i - (uint32_t)a->rests->comma;
+    return a->rests->comma && a->i == 0 ? ',' : i < t->n ? (unsigned char)t->p[i] : -1;
+}
+
+/* One of the texts is complete.  A number may go on as another one, as all texts of its place are; a string, an array or an object cannot. */
+static int is_complete(const struct again *a) { return a->first < a->end && byte_at(a, a->first) < 0; }
+static int goes_on(const struct again *a)
+{
+    const struct text *t = &a->rests->v[a->first];
+    return !strchr("\"]}", t->p[t->n ? (int)t->n - 1 : -1]);
+}
+
+/* The place behind one more byte; its texts are none where none has that byte. */
+static struct again again_after(const struct again *a, int byte)
+{
+    struct again to = *a;
+    while (to.first < to.end && byte_at(&to, to.first) != byte)
+        to.first++;
+    for (to.end = to.first; to.end < a->end && byte_at(&to, to.end) == byte;)
+        to.end++;
+    distinct_follow(&to.place, byte);
+    to.i++;
+    return to;
+}
+
+/* Does every way to go on from the config repeat an item? */
+static int repeats(struct grammar *g, const struct again *a, uint32_t config, int depth)
+{
+    uint64_t set[4];
+    if (a->first == a->end || depth > MAX_REPEAT || !config || g->x.failed)
+        return 0;
+    if (is_complete(a) && !goes_on(a))
+        return 1;
+    memcpy(set, config_first(g, config), sizeof set);
+    if (g->config[config].accepting)
+        return 0;
+    for (int byte = 0; byte < 256 && !g->x.failed; byte++) {
+        if (!(set[byte >> 6] >> (byte & 63) & 1) || (!a->place.in_string && is_blank(byte)) || (is_complete(a) && is_delimiter(byte)))
+            continue;
+        const struct again to = again_after(a, byte);
+        if (to.first == to.end || !repeats(g, &to, config_step(g, config, byte), depth + 1))
+            return 0;
+    }
+    return 1;
+}
+
+static void clear_tokens(struct matcher *m, uint32_t from, uint32_t end)
+{
+    const struct trie *t = &m->g->v->all;
+    for (; from < end; from++)
+        m->mask[t->order[from] >> 5] &= ~(1u << (t->order[from] & 31));
+}
+
+/* Take the tokens below a node out of the mask that repeat an item, or leave no other way. */
+static void clear_again(struct matcher *m, const struct again *a, uint32_t node, uint32_t config)
+{
+    const struct trie *t = &m->g->v->all;
+    const uint32_t end = t->skip[node];
+    const int complete = is_complete(a);
+    if (complete && !goes_on(a)) {
+        clear_tokens(m, t->token[node], t->token[end]);
+        return;
+    }
+    if (node && repeats(m->g, a, config, 0))
+        clear_tokens(m, t->token[node], t->token[node + 1]);
+    for (uint32_t k = node + 1; k < end && !m->g->x.failed; k = t->skip[k]) {
+        const int byte = t->byte[k], blank = !a->place.in_string && is_blank(byte);
+        if (complete && is_delimiter(byte)) {
+            clear_tokens(m, t->token[k], t->token[t->skip[k]]);
+            continue;
+        }
+        const struct again to = blank ? *a : again_after(a, byte);
+        const uint32_t next = to.first < to.end ? config_step(m->g, config, byte) : 0;
+        if (next)
+            clear_again(m, &to, k, next);
+    }
+}
+
+/* Call clear_again() or repeats() for each array that is open: 1 if every way repeats an item. */
+static int each_distinct(struct matcher *m, const struct distinct *d, uint32_t config, int clear)
+{
+    int all = 0;
+    for (uint32_t k = 0; k < d->n_levels && !m->g->x.failed; k++) {
+        struct distinct_rests rests;
+        if (distinct_rests(d, &d->level[k], &rests) != 0) {
+            fail(m->g, EXPR_NO_MEMORY);
+            return 0;
+        }
+        const struct again a = { &rests, 0, rests.n, 0, { (uint8_t)rests.in_string, (uint8_t)rests.escaped } };
+        m->g->x.meter.spent += rests.n;
+        if (rests.n && clear)
+            clear_again(m, &a, 0, config);
+        else if (rests.n)
+            all |= repeats(m->g, &a, config, 0);
+        free(rests.v);
+    }
+    return all;
+}
+
+/* The bytes lead to config c, from which the text goes on: 0, or -1 if an item is there twice. */
+static int follow_distinct(struct matcher *m, struct distinct *d, uint32_t c, int byte)
+{
+    if (!d->n_levels && byte != '[')
+        return 0;
+    const int rc = distinct_byte(d, byte, byte == '[' ? distinct_marks(m->g, c) : 0);
+    if (rc < 0)
+        fail(m->g, EXPR_NO_MEMORY);
+    return rc ? -1 : 0;
+}
+
+/* The config after the bytes, and the items in *next (all zero before); 0: they may not come next. */
+static uint32_t follow_bytes(struct matcher *m, uint32_t config, const unsigned char *p, size_t n, struct distinct *next)
+{
+    struct grammar *g = m->g;
+    if (distinct_copy(next, &m->distinct) != 0)
+        fail(g, EXPR_NO_MEMORY);
+    for (size_t i = 0; i < n && config && !g->x.failed; i++) {
+        config = config_step(g, config, p[i]);
+        if (config && g->distinct && follow_distinct(m, next, config, p[i]) != 0)
+            config = 0;
+    }
+    if (config && next->n_items && !g->x.failed && each_distinct(m, next, config, 0))
+        config = 0;
+    return g->x.failed ? 0 : config;
+}
+
+static int find_delimited(struct grammar *g)
+{
+    uint32_t room = 0;
+    for (int32_t id = 0; id < g->v->size; id++) {
+        size_t n, i = 0;
+        const char *p = grammar_vocab_bytes(g->v, id, &n);
+        while (p && i < n && p[i] != ',' && p[i] != ']' && p[i] != '}')
+            i++;
+        if (!p || i == n)
+            continue;
+        if (room_for((void **)&g->delimited, &room, g->n_delimited + 1, sizeof *g->delimited) != 0) {
+            free(g->delimited);         /* half of them would not do */
+            g->delimited = NULL;
+            g->n_delimited = 0;
+            fail(g, EXPR_NO_MEMORY);
+            return -1;
+        }
+        g->delimited[g->n_delimited++] = id;
+    }
+    return 0;
+}
+
+/* Does an item, or what an item is in, end inside of the bytes? */
+static int ends_item(const struct distinct *d, const char *p, size_t n)
+{
+    struct distinct_place place = { d->in_string, d->escaped };
+    for (size_t i = 0; i < n; i++) {
+        if (!place.in_string && (p[i] == ',' || p[i] == ']' || p[i] == '}'))
+            return 1;
+        distinct_follow(&place, (unsigned char)p[i]);
+    }
+    return 0;
+}
+
+/* Take the tokens out of the mask that repeat an item.  Those that go on inside of an item are found by what would repeat one; those that end one are tried. */
+static void clear_repeated(struct matcher *m, uint32_t config)
+{
+    struct grammar *g = m->g;
+    each_distinct(m, &m->distinct, config, 1);
+    if (!g->delimited && find_delimited(g) != 0)
+        return;
+    for (uint32_t k = 0; k < g->n_delimited && !g->x.failed; k++) {
+        const int32_t id = g->delimited[k];
+        struct distinct next = { 0 };
+        size_t n;
+        const char *p = grammar_vocab_bytes(g->v, id, &n);
+        if (!is_bit(m->mask, id) || !ends_item(&m->distinct, p, n))
+            continue;
+        if (!follow_bytes(m, config, (const unsigned char *)p, n, &next))
+            m->mask[id >> 5] &= ~(1u << (id & 31));
+        distinct_release(&next);
+    }
 }
 
 const uint32_t *matcher_mask(struct matcher *m)
@@ -1011,6 +1221,14 @@ const uint32_t *matcher_mask(struct matcher *m)
     const uint32_t *mask = entered == 0 && !g->x.failed ? config_mask(g, c) : NULL;
     if (mask)
         memcpy(m->mask, mask, n * sizeof *mask);
+    if (mask && m->distinct.n_levels) {
+        clear_repeated(m, c);
+        size_t i = 0;
+        while (i < n && !m->mask[i])
+            i++;
+        if (i == n && !g->x.failed)
+            err_set(&m->error, ERR_LIMIT, "uniqueItems: every way to go on would repeat an item");
+    }
     if ((entered == 0 && leave(m) != 0) || !mask)
         memset(m->mask, 0, n * sizeof *m->mask);
     return m->mask;
@@ -1021,15 +1239,22 @@ int matcher_accept_bytes(struct matcher *m, const void *bytes, size_t n)
     const unsigned char *p = bytes;
     if (m->ended)
         return n ? -1 : 0;
+    struct distinct next = { 0 };
     uint32_t c;
     if (enter(m, &c) != 0)
         return -1;
-    for (size_t i = 0; i < n && c && !m->g->x.failed; i++)
-        c = config_step(m->g, c, p[i]);
+    c = follow_bytes(m, c, p, n, &next);
     const int fits = c && !m->g->x.failed && m->g->x.meter.spent <= m->g->options.max_steps, rc = fits ? stand(m, c) : -1;
     if (fits && rc != 0)
         err_nomem(&m->error, "a matcher");
-    return leave(m) != 0 ? -1 : rc;
+    const int left = leave(m);
+    if (left == 0 && rc == 0) {
+        distinct_release(&m->distinct);
+        m->distinct = next;
+    } else {
+        distinct_release(&next);
+    }
+    return left != 0 ? -1 : rc;
 }
 
 int matcher_accept(struct matcher *m, int32_t id)

@@ -865,6 +865,21 @@ static void release(struct schema *s)
     free(s->table);
 }
 
+/* Does uniqueItems stand anywhere in the document? */
+static int has_unique(json_t *v)
+{
+    const char *key;
+    json_t *x;
+    size_t i;
+    json_object_foreach(v, key, x)
+        if ((json_is_true(x) && !strcmp(key, "uniqueItems")) || has_unique(x))
+            return 1;
+    json_array_foreach(v, i, x)
+        if (has_unique(x))
+            return 1;
+    return 0;
+}
+
 static int init(struct schema *s, struct grammar *g, struct err *e)
 {
     static const struct range every = { 1, 0x10FFFF };
@@ -901,6 +916,7 @@ static int nothing_left(struct schema *s)
 static struct grammar *finish(struct schema *s, struct grammar *g, struct err *e)
 {
     struct member m = { s->root, 0, NULL };
+    s->one_form = !s->failed && has_unique(s->root);
     uint32_t r = s->failed || schema_refs_open(s) != 0 ? (uint32_t)EXPR_NONE : schema_compile(s, &m, 1);
     int rc = s->failed ? -1 : grammar_check_work(g, e);
     if (rc == 0 && r == EXPR_NONE)
@@ -924,6 +940,7 @@ static uint32_t compile_part(struct grammar *g, json_t *root, uint32_t *comma, u
         s.refusal = refusal;
         struct member m = { root, 0, NULL };
         s.root = json_incref(root);
+        s.one_form = has_unique(root);
         r = schema_refs_open(&s) != 0 ? (uint32_t)EXPR_NONE : schema_compile(&s, &m, 1);
         if (grammar_check_work(g, s.failed ? NULL : e) != 0)
             r = EXPR_NONE;

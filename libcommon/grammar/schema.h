@@ -49,6 +49,7 @@ struct schema {
     const json_t *partial_at; const char *partial_key;      /* the first of them */
     /* Looking for what two schemas have in common: nothing that the schema allows may be missing from what is compiled, more may be in it. */
     int loose;
+    int one_form;                       /* strings and numbers have one form each, as items are compared as texts (distinct.h) */
     int failed;
     int quiet;                          /* only trying: errors are not the schema's */
     struct refusal *refusal;            /* filled in where a keyword cannot be enforced; NULL: not wanted */

@@ -188,6 +188,8 @@ uint32_t schema_number(struct schema *s, const struct member *m, int n, int whol
         }
     }
     if (n_bounds + n_multiples == 0) {
+        if (whole && fraction && s->one_form)
+            return schema_regex(s, "0|-?[1-9][0-9]{0,14}|-?(?:0|[1-9][0-9]{0,8})\\.[0-9]{0,5}[1-9]", 0);
         if (whole && fraction)
             return schema_regex(s, "-?(?:0|[1-9][0-9]{0,17})(?:\\.[0-9]{1,17})?(?:[eE][+-]?[0-9]{1,2})?", 0);
         if (whole)
@@ -251,8 +253,10 @@ uint32_t schema_number(struct schema *s, const struct member *m, int n, int whol
         uint32_t negative = between(x, hi < 0 ? -hi : 1, -lo, f, divisor);
         r = expr_either(x, r, expr_concat(x, expr_byte(x, '-', '-'), negative));
     }
+    if (s->one_form && fraction && whole)       /* no 0 at the end of a fraction */
+        r = expr_both(x, r, schema_regex(s, "-?[0-9]+(?:\\.[0-9]*[1-9])?", 0));
     if (!whole) {                       /* a digit other than 0 after the point */
-        uint32_t real = schema_regex(s, "-?[0-9]+\\.[0-9]*[1-9][0-9]*", 0);
+        uint32_t real = schema_regex(s, s->one_form ? "-?[0-9]+\\.[0-9]*[1-9]" : "-?[0-9]+\\.[0-9]*[1-9][0-9]*", 0);
         r = expr_both(x, r, real);
     }
     return r;

@@ -74,6 +74,7 @@ uint32_t schema_string(struct schema *s, const struct member *m, int n, int cano
     struct exprs *x = &s->g->x;
     struct lengths given = { .lo = 0, .hi = EXPR_MANY };
     uint32_t r = EXPR_ALL;
+    canonical |= s->one_form;
     for (int i = 0; i < n; i++) {
         int64_t least = schema_count(s, m[i].s, "minLength"), most = schema_count(s, m[i].s, "maxLength");
         given.lo = larger(given.lo, least);
@@ -327,22 +328,19 @@ static uint32_t counted_items(struct array *a)
     return r;
 }
 
-/* Distinct ones of a few values: in any order, or for many values in that of the schema. */
-static uint32_t unique_items(struct schema *s, const struct member *m, int n, int32_t min, int32_t max)
+/* Arrays of distinct ones of a few values, in any order.  0: the items are not that, or too many; then *most is their number. */
+static int few_values(struct schema *s, const struct member *m, int n, int32_t min, int32_t max, int32_t *most, uint32_t *r)
 {
     struct exprs *x = &s->g->x;
-    struct member sub[64];
+    struct member sub[64] = { { 0 } };
     int k = 0;
-    const json_t *at = m[0].s;
     for (int j = 0; j < n && k < 64; j++) {
         json_t *items = json_object_get(m[j].s, "items");
-        if (json_is_true(json_object_get(m[j].s, "uniqueItems")))
-            at = m[j].s;
-        if (json_object_get(m[j].s, "prefixItems") || json_object_get(m[j].s, "contains") || json_is_array(items))
-            return schema_refuse(s, at, "uniqueItems", "together with prefixItems or contains it cannot be enforced");
+        if (json_object_get(m[j].s, "prefixItems") || json_object_get(m[j].s, "contains") || json_object_get(m[j].s, "unevaluatedItems") || json_is_array(items))
+            return 0;
         for (int hop = 0; json_is_object(items) && hop < 16; hop++) {
             const char *ref = json_string_value(json_object_get(items, "$ref"));
-            sub[k++] = (struct member){ items, 0, NULL };
+            sub[k++].s = items;
             if (!ref || k == 64)
                 break;
             items = schema_resolve(s, items, ref);
@@ -350,48 +348,44 @@ static uint32_t unique_items(struct schema *s, const struct member *m, int n, in
     }
     json_t *values = schema_enumerated(s, sub, k), *v;
     size_t n_values = json_array_size(values), i;
-    uint32_t r = EXPR_NONE;
     if (!values)
-        return s->failed ? (uint32_t)EXPR_NONE : schema_refuse(s, at, "uniqueItems", "it can be enforced for items with an enum only (or maxItems 1)");
-    if (n_values > 256) {
+        return s->failed;
+    if (n_values > MAX_UNIQUE) {
         json_decref(values);
-        return schema_limit(s, at, "uniqueItems of more than 256 values");
+        *most = max == EXPR_MANY || max > (int32_t)n_values ? (int32_t)n_values : max;
+        return 0;
     }
-    uint32_t term[256];
+    uint32_t term[MAX_UNIQUE], table[1 << MAX_UNIQUE];
     json_array_foreach(values, i, v)
         term[i] = grammar_term(s->g, schema_values(s, &v, 1));
     json_decref(values);
     if (max == EXPR_MANY || max > (int32_t)n_values)
         max = (int32_t)n_values;
-    if (n_values <= MAX_UNIQUE) {       /* by the set of those that were there */
-        uint32_t table[1 << MAX_UNIQUE];
-        for (int used = (1 << n_values) - 1; used >= 0; used--) {
-            uint32_t to[MAX_UNIQUE + 1], c = 0;
-            int count = __builtin_popcount((unsigned)used);
-            to[c++] = count >= min && count <= max ? (uint32_t)EXPR_EPSILON : (uint32_t)EXPR_NONE;
-            for (i = 0; i < n_values && count < max; i++)
-                if (!(used >> i & 1))
-                    to[c++] = expr_seq(x, after_comma(s, used == 0, term[i]), table[used | 1 << i]);
-            table[used] = expr_any_of(x, to, c);
-        }
-        return table[0];
+    for (int used = (1 << n_values) - 1; used >= 0; used--) {       /* by the set of those that were there */
+        uint32_t to[MAX_UNIQUE + 1], c = 0;
+        int count = __builtin_popcount((unsigned)used);
+        to[c++] = count >= min && count <= max ? (uint32_t)EXPR_EPSILON : (uint32_t)EXPR_NONE;
+        for (i = 0; i < n_values && count < max; i++)
+            if (!(used >> i & 1))
+                to[c++] = expr_seq(x, after_comma(s, used == 0, term[i]), table[used | 1 << i]);
+        table[used] = expr_any_of(x, to, c);
     }
-    /* from value i on, with k items so far */
-    uint32_t *rows = calloc((size_t)(max + 2) * 2, sizeof *rows), *next = rows, *now = rows ? rows + max + 2 : NULL;
-    if (!rows)
-        return schema_nomem(s);
-    for (int32_t c = 0; c <= max; c++)
-        next[c] = c >= min ? (uint32_t)EXPR_EPSILON : (uint32_t)EXPR_NONE;
-    for (i = n_values; i--;) {
-        for (int32_t c = 0; c <= max; c++)
-            now[c] = expr_any_of(x, (uint32_t[]){ next[c], c < max ? expr_seq(x, after_comma(s, c == 0, term[i]), next[c + 1]) : (uint32_t)EXPR_NONE }, 2);
-        uint32_t *t = now;
-        now = next;
-        next = t;
+    *r = table[0];
+    return 1;
+}
+
+/* The end of an array whose items must differ: a rule that is empty, so that it stands on the stack as long as the array is open. */
+static uint32_t distinct_mark(struct schema *s)
+{
+    struct grammar *g = s->g;
+    if (!g->distinct) {
+        const int32_t rule = grammar_rule(g);
+        if (g->x.failed)
+            return EXPR_NONE;
+        g->rule[rule] = EXPR_EPSILON;
+        g->distinct = expr_rule(&g->x, rule);
     }
-    r = next[0];
-    free(rows);
-    return r;
+    return g->distinct;
 }
 
 uint32_t schema_array(struct schema *s, const struct member *m, int n)
@@ -414,10 +408,18 @@ uint32_t schema_array(struct schema *s, const struct member *m, int n)
         return EXPR_NONE;
     if (a.n_first > MAX_COUNTED)
         return schema_limit(s, m[0].s, "prefixItems of more than 4096 items");
-    uint32_t r = unique && !s->loose && (a.max == EXPR_MANY || a.max > 1) ? unique_items(s, m, n, a.min, a.max) : counted_items(&a);
+    uint32_t r = EXPR_NONE;
+    unique &= !s->loose && (a.max == EXPR_MANY || a.max > 1);
+    if (unique && few_values(s, m, n, a.min, a.max, &a.max, &r))
+        unique = 0;
+    else
+        r = counted_items(&a);
     /* [ space items space ], and [] without one */
     uint32_t open = expr_term(x, expr_concat(x, expr_byte(x, '[', '['), s->space)), close = expr_term(x, expr_concat(x, s->space, expr_byte(x, ']', ']')));
-    return expr_seq(x, open, expr_seq(x, r, close));
+    r = expr_seq(x, r, close);
+    if (unique && r != EXPR_NONE)       /* behind the bracket, so that it is on the stack only once that has been written */
+        r = expr_seq(x, r, distinct_mark(s));
+    return expr_seq(x, open, r);
 }
 
 /* ---- objects ---- */

@@ -48,10 +48,10 @@ setup() { cd "$BATS_TEST_DIRNAME/../.." || exit 1; schema=$BATS_FILE_TMPDIR/sche
 }
 
 @test "what cannot be enforced is refused with its place; wrong usage" {
-  echo '{"properties": {"a": {"type": "array", "items": {"type": "string"}, "uniqueItems": true}}}' >"$BATS_TEST_TMPDIR/s"
+  echo '{"properties": {"a": {"type": "array", "items": {"type": "string", "pattern": "(a)\\1"}}}}' >"$BATS_TEST_TMPDIR/s"
   run ! --separate-stderr zse-chat "$MODEL" -p hi --json-schema "$BATS_TEST_TMPDIR/s"
   [ -z "$output" ]
-  [[ "$stderr" == "zse-chat: $BATS_TEST_TMPDIR/s: schema: /properties/a/uniqueItems: "* ]]
+  [[ "$stderr" == "zse-chat: $BATS_TEST_TMPDIR/s: schema: /properties/a/items/pattern: "* ]]
   run -1 --separate-stderr zse-chat "$MODEL" -p hi --regex '(a'
   [ "$stderr" = "zse-chat: --regex: regular expression, character 1: a group without )" ]
   run -1 --separate-stderr zse-chat "$MODEL" -p hi --grammar /no/such

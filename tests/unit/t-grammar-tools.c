@@ -359,19 +359,19 @@ static void enforcing(void **state)
     g = tool_grammar_compile(vocab, tool_format_find("hermes"), &o, &e);
     assert_false(takes(g, "<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>\n<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>"));
     grammar_close(g);
-    json_t *bad = json_loads("[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"array\",\"items\":{\"type\":\"string\"},\"uniqueItems\":true}}}}}]", 0, NULL);
+    json_t *bad = json_loads("[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"array\",\"items\":{\"type\":\"string\",\"pattern\":\"(a)\\\\1\"}}}}}}]", 0, NULL);
     json_t *strict = json_pack("{s:b}", "f", 1);
     o.tools = bad;
     o.strict = strict;
     assert_null(tool_grammar_compile(vocab, tool_format_find("hermes"), &o, &e));
     assert_int_equal(e.code, ERR_UNSUPPORTED);
-    assert_non_null(strstr(e.msg, "function 'f': parameters: schema: /properties/a/uniqueItems: "));
+    assert_non_null(strstr(e.msg, "function 'f': parameters: schema: /properties/a/items/pattern: "));
     o.strict = NULL;                    /* then only this keyword is ignored */
     g = tool_grammar_compile(vocab, tool_format_find("hermes"), &o, &e);
     assert_true(takes(g, "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": [\"x\", \"x\"]}}\n</tool_call>"));
     assert_false(takes(g, "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": [1]}}\n</tool_call>"));
     assert_false(takes(g, "<tool_call>\n{\"name\": \"f\", \"arguments\": [1]}\n</tool_call>"));
-    assert_string_equal(grammar_relaxed(g), "function 'f': /properties/a/uniqueItems");
+    assert_string_equal(grammar_relaxed(g), "function 'f': /properties/a/items/pattern");
     grammar_close(g);
     static const struct { const char *format, *ok, *bad; } tags[] = {
         { "qwen3-coder", "<tool_call>\n<function=f>\n<parameter=a>\n[\"x\", \"x\"]\n</parameter>\n</function>\n</tool_call>", "<tool_call>\n<function=f>\n<parameter=a>\nx\n</parameter>\n</function>\n</tool_call>" },
@@ -383,7 +383,7 @@ static void enforcing(void **state)
             fail_msg("%s: %s", tags[i].format, e.msg);
         assert_true(takes(g, tags[i].ok));
         assert_false(takes(g, tags[i].bad));
-        assert_string_equal(grammar_relaxed(g), "function 'f': /properties/a/uniqueItems");
+        assert_string_equal(grammar_relaxed(g), "function 'f': /properties/a/items/pattern");
         grammar_close(g);
     }
     json_decref(strict);
@@ -480,7 +480,7 @@ static void relaxing(void **state)
         { "hermes", "{\"properties\":{\"a\":{\"$ref\":\"http://elsewhere/x\"},\"b\":{\"type\":\"string\",\"pattern\":\"(a)\\\\1\"}}}",
           "function 'f': /properties/a/$ref, function 'f': /properties/b/pattern" },
         { "qwen3-coder", "{\"minProperties\":1,\"properties\":{\"a\":{\"type\":\"string\",\"pattern\":\"x\"}}}", "function 'f': /minProperties, function 'f': /properties/a/pattern" },
-        { "glm", "{\"properties\":{\"\\u00fc\":{\"type\":\"array\",\"items\":{\"type\":\"string\"},\"uniqueItems\":true}}}", "function 'f': /properties/?\?/uniqueItems" },
+        { "glm", "{\"properties\":{\"\\u00fc\":{\"type\":\"array\",\"items\":{\"type\":\"string\",\"pattern\":\"(a)\\\\1\"}}}}", "function 'f': /properties/?\?/items/pattern" },
     };
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

@@ -139,6 +139,18 @@ static const struct row rows[] = {
     { SCHEMA, "{\"type\":\"array\",\"allOf\":[{\"contains\":{\"const\":1}},{\"contains\":{\"type\":\"string\"},\"maxContains\":1}]}", "[1,\"a\"]~[\"a\",null,1]", "[1]~[\"a\"]~[1,\"a\",\"b\"]" },
     { SCHEMA, "{\"type\":\"array\",\"prefixItems\":[{\"const\":1},{}],\"contains\":{\"const\":1},\"maxContains\":1}", "[1]~[1,2,3]", "[1,1]~[2]~[]" },
     { SCHEMA, "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"enum\":[1,2,3]}}", "[]~[1]~[3,1,2]", "[1,1]~[1,2,1]" },
+    { SCHEMA, "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"type\":\"string\"}}", "[]~[\"a\"]~[\"a\", \"b\",\"ab\"]~[\"\",\"[\",\"]\",\",\"]",
+      "[\"a\",\"a\"]~[\"a\",\"b\", \"a\"]~[\"\\\"\",\"\\\"\"]~[\"\",\"\"]~[\"\\u0061\"]" },
+    { SCHEMA, "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"type\":\"number\"}}", "[1,12,1.5,-1,0]~[12,1]", "[1,1]~[1, 2, 1]~[1.0]~[0,-0]~[1e0]~[1.5,1.50]" },
+    { SCHEMA, "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"type\":\"integer\",\"minimum\":0,\"maximum\":10}}", "[1,10,0]~[10,1,2,3,4,5,6,7,8,9,0]", "[10,10]~[10,1,10]~[10,1,2,3,4,5,6,7,8,9,0,1" },
+    { SCHEMA, "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"type\":\"object\",\"properties\":{\"k\":{\"type\":\"string\"},\"v\":{\"type\":\"array\",\"uniqueItems\":true}},\"required\":[\"k\"]}}",
+      "[{\"k\":\"a\"},{\"k\": \"b\"}]~[{\"k\":\"a\"},{\"k\":\"a\",\"v\":[]},{\"k\":\"a\",\"v\":[1,2]}]~[{\"k\":\"a\",\"v\":[[1],[2]]},{\"k\":\"b\",\"v\":[[1],[2]]}]",
+      "[{\"k\":\"a\"},{\"k\": \"a\"}]~[{\"k\":\"a\",\"v\":[1,1]}]~[{\"k\":\"a\",\"v\":[[1],[1]]}]~[{\"k\":\"a\",\"v\":[1]},{\"k\":\"b\"},{\"k\":\"a\",\"v\":[1]}]" },
+    { SCHEMA, "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"additionalProperties\":true}}", "[{\"a\":1,\"b\":2},{\"b\":1,\"a\":2}]", "[{\"a\":1,\"b\":2},{\"b\":2,\"a\":1}]~[[{\"a\":1,\"b\":2}],[{\"b\":2,\"a\":1}]]" },
+    { SCHEMA, "{\"type\":\"array\",\"uniqueItems\":true,\"prefixItems\":[{\"const\":1}],\"items\":{\"type\":\"integer\"},\"contains\":{\"const\":5}}", "[1,5]~[1,2,5]", "[1,5,5]~[1,2]~[1,1,5]" },
+    { SCHEMA, "{\"prefixItems\":[{\"uniqueItems\":true}],\"type\":\"array\"}", "[[1,2],[1,1]]~[{},{}]~[[[1,1]],1,1]", "[[1,1]]~[[1,1],{}]" },
+    { SCHEMA, "{\"anyOf\":[{\"type\":\"array\",\"uniqueItems\":true},{\"type\":\"object\",\"properties\":{\"l\":{\"type\":\"array\"}}}]}", "[1,[2,2]]~{\"l\":[1,1]}", "[1,1]" },
+    { FLEXIBLE, "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"type\":\"string\",\"maxLength\":1}}", "[ \"a\" ,\n \"b\" ]~[\"a\",\"\"]", "[ \"a\" ,\n  \"a\" ]~[\"\", \"\"]" },
     { SCHEMA, "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"integer\"},\"b\":{\"type\":\"null\"}},\"required\":[\"b\"]}", "{\"b\":null}~{\"a\": 1, \"b\": null}",
       "{}~{\"a\":1}~{\"b\":null,\"a\":1}~{\"b\":null,\"c\":1}~{\"b\":null,\"b\":null}~{ \"b\":null}" },
     { SCHEMA, "{\"type\":\"object\",\"additionalProperties\":{\"type\":\"integer\"}}", "{}~{\"x\":1}~{\"x\":1,\"y\":2}", "{\"x\":\"1\"}~{x:1}" },
@@ -235,7 +247,6 @@ static void refusals(void **state)
         { SCHEMA, "{\"type\":\"strin\"}", "schema: /type: expected" },
         { SCHEMA, "false", "schema: nothing can satisfy it" },
         { SCHEMA, "{\"properties\":{\"a/b\":{\"pattern\":\"(\"}}}", "schema: /properties/a~1b/pattern: regular expression, character 1" },
-        { SCHEMA, "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"type\":\"string\"}}", "schema: /uniqueItems: " },
         { SCHEMA, "{\"items\":{\"$ref\":\"http://x/y\"}}", "schema: /items/$ref: it leads out of the schema" },
         { SCHEMA, "{\"$ref\":\"#/nowhere\"}", "schema: /$ref: there is nothing of that name" },
         { SCHEMA, "{\"type\":\"string\",\"not\":{\"format\":\"email\"}}", "schema: /not/format: its opposite" },
@@ -414,7 +425,7 @@ static void walk(enum kind kind, const char *text, uint64_t seed, int steps)
             int want = is_eos ? matcher_complete(m) : matcher_accept(f, id) == 0;
             matcher_close(f);
             if (want != bit(mask, id))
-                fail_msg("%s: token %d is %s after %d tokens", text, id, want ? "left out" : "let in", k);
+                fail_msg("%s: token %d (%s) is %s after %d tokens", text, id, grammar_vocab_bytes(vocab, id, &(size_t){ 0 }), want ? "left out" : "let in", k);
             if (want && !is_eos)
                 allowed[count++] = id;
         }
@@ -448,6 +459,11 @@ static void masks(void **state)
             walk(rows[i].kind, rows[i].text, i + 1, 12);
     walk(GBNF, "root ::= ([^x] | \"x\" [0-9]{2})*", 7, 40);
     walk(SCHEMA, "{\"type\":\"array\",\"items\":{\"type\":\"string\",\"maxLength\":6},\"minItems\":3}", 8, 40);
+    for (uint64_t seed = 1; seed < 4; seed++) {
+        walk(SCHEMA, "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"type\":\"string\",\"pattern\":\"^[ab]{1,2}$\"},\"minItems\":6}", seed, 30);
+        walk(SCHEMA, "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"type\":\"integer\",\"minimum\":5,\"maximum\":15},\"minItems\":11}", seed, 40);
+        walk(SCHEMA, "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"type\":\"object\",\"properties\":{\"a\":{\"enum\":[\"x1\",\"x2\"]},\"b\":{\"enum\":[1,2]}},\"required\":[\"a\",\"b\"]},\"minItems\":4}", seed, 60);
+    }
 }
 
 /* Bytes of tokens, put together, are the text. */

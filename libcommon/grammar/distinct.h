@@ -1,0 +1,50 @@
+/* distinct.h - uniqueItems while an answer is written: the items of the arrays that are open.
+ *
+ * Whether an item was there before is nothing that a context-free grammar can say.  The grammar marks the arrays whose items must differ (grammar.distinct); this
+ * follows the text of such an array and keeps its items.  Their strings and numbers have one form each, so that equal values are equal texts but for the order of
+ * properties. */
+#ifndef ZSE_GRAMMAR_DISTINCT_H
+#define ZSE_GRAMMAR_DISTINCT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "libcommon/grammar/expr.h"
+
+struct distinct_item { uint32_t start, size; };
+struct distinct_level {
+    uint8_t is_array, is_distinct;
+    uint8_t in_item, ended;             /* an item has begun; it has ended, and a comma or the bracket comes next */
+    uint32_t start;                     /* of that item in the text */
+    uint32_t first;                     /* of its earlier items in `item` */
+};
+
+/* All zero: no such array is open. */
+struct distinct {
+    char *text; uint32_t n, room;       /* from the outermost such array on, without blanks between its parts */
+    struct distinct_level *level; uint32_t n_levels, room_levels;
+    struct distinct_item *item; uint32_t n_items, room_items;
+    uint32_t marks;                     /* arrays among the levels whose items must differ */
+    uint8_t in_string, escaped;
+};
+
+void distinct_release(struct distinct *d);
+/* 0, or -1 without memory; then *to is all zero. */
+int distinct_copy(struct distinct *to, const struct distinct *from);
+/* Take in the next byte of a text that the grammar allows; marks: of the arrays open after it.  0, 1: an item was there before, -1: out of memory. */
+int distinct_byte(struct distinct *d, int byte, uint32_t marks);
+/* What would complete earlier items of a level again: texts, sorted by bytes, of those that begin as the item under way does. */
+struct distinct_rests {
+    struct text *v; uint32_t n;         /* v: owned by the caller */
+    int comma;                          /* the comma behind the item before comes first */
+    int in_string, escaped;             /* where the text stands */
+};
+/* 0, or -1 without memory. */
+int distinct_rests(const struct distinct *d, const struct distinct_level *l, struct distinct_rests *r);
+/* The number of earlier items of a level. */
+uint32_t distinct_count(const struct distinct *d, const struct distinct_level *l);
+/* Where in a text: the next byte leads into, through or out of a string. */
+struct distinct_place { uint8_t in_string, escaped; };
+void distinct_follow(struct distinct_place *p, int byte);
+
+#endif
