@@ -762,6 +762,24 @@ void exprs_forget_rows(struct exprs *s)
     s->n_rows = 1;
 }
 
+struct exprs_mark exprs_mark(const struct exprs *s) { return (struct exprs_mark){ s->n, s->n_arms, s->n_lists }; }
+
+void exprs_cut(struct exprs *s, const struct exprs_mark *m)
+{
+    exprs_forget_rows(s);
+    s->n = m->n;
+    s->n_arms = m->n_arms;
+    s->n_lists = m->n_lists;
+    memset(s->table, 0, s->n_table * sizeof *s->table);
+    for (uint32_t i = 0; i < s->n; i++) {
+        uint32_t k = hash(s, &s->e[i]) & (s->n_table - 1);
+        while (s->table[k])
+            k = (k + 1) & (s->n_table - 1);
+        s->table[k] = i + 1;
+    }
+    s->failed = EXPR_OK;
+}
+
 static void new_epoch(struct exprs *s)
 {
     if (++s->epoch == 0) {

@@ -5,7 +5,7 @@
  * follow that byte (Brzozowski 1964; Owens, Reppy, Turon 2009).  Repetition keeps its bounds as numbers, so x{1,100000} is one node.
  * Above them stand the context-free ones (EXPR_TERM and later), which matcher.c runs with a stack.
  *
- * Nothing here frees single expressions: a store grows to its limit, then `failed` is set and everything further is EXPR_NONE.  The
+ * Nothing here frees single expressions: a store grows to its limit, then `failed` is set and everything further is EXPR_NONE, until it is cut back to a mark.  The
  * builder functions need no checks in between; look at failed when done. */
 #ifndef ZSE_GRAMMAR_EXPR_H
 #define ZSE_GRAMMAR_EXPR_H
@@ -90,6 +90,11 @@ void exprs_release(struct exprs *s);
 int exprs_check(const struct exprs *s, struct err *e);
 /* Forget the rows of next bytes (they come back as they are needed). */
 void exprs_forget_rows(struct exprs *s);
+
+/* What of a store was made so far; exprs_cut() forgets all that was made after it. */
+struct exprs_mark { uint32_t n, n_arms, n_lists; };
+struct exprs_mark exprs_mark(const struct exprs *s);
+void exprs_cut(struct exprs *s, const struct exprs_mark *m);
 
 /* Start counting: `spent` from 0 up to most, and after `pause` more steps of work fail with EXPR_PAUSED (0: never). */
 void meter_start(struct exprs *s, uint64_t most, uint64_t pause, const atomic_int *cancel);

@@ -42,7 +42,7 @@ enum { GRAMMAR_STEPS = 20000000 };
 struct tool_format;
 struct grammar_options {
     enum grammar_whitespace whitespace;
-    uint32_t max_exprs;         /* parts that a grammar and its states may have; 0: 2,000,000 (about 100 MB) */
+    uint32_t max_exprs;         /* parts that a grammar and its states may have, or one call may need; 0: 2,000,000 (about 100 MB) */
     uint64_t max_work;          /* steps that compiling may take; 0: 20,000,000 (about a second) */
     uint64_t max_steps;         /* steps that a call of a matcher may take; 0: GRAMMAR_STEPS.  An answer may take 8 times as many, and a 16th of it more for each token */
     const atomic_int *cancel;   /* once it is not 0, compiling fails soon; borrowed until it returns; NULL: it cannot be cancelled */
@@ -96,10 +96,8 @@ const char *grammar_relaxed(const struct grammar *g);
 
 /* Without the lock, as of the last call that ended. */
 size_t grammar_bytes(const struct grammar *g);
-int grammar_is_worn(const struct grammar *g);           /* 1: it has grown to max_exprs, and calls that need more parts fail */
 
-/* failed: grammar_is_worn(). */
-struct grammar_stats { uint32_t n_exprs, n_rules, n_states, n_masks; size_t bytes; uint64_t work; int failed; };
+struct grammar_stats { uint32_t n_exprs, n_rules, n_states, n_masks; size_t bytes; uint64_t work; };
 void grammar_stats(struct grammar *g, struct grammar_stats *s);
 
 #endif

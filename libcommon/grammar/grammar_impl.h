@@ -41,6 +41,7 @@ struct grammar {
     struct exprs x;
     struct thread *root_thread; uint32_t n_root_threads;        /* the config that every answer begins with */
     int root_accepting;
+    struct exprs_mark compiled;         /* what x had when it was compiled */
     uint32_t *rule; uint32_t n_rules, rule_room;        /* bodies */
     int32_t left_recursive;             /* a rule that begins with itself, + 1, where grammar_finish() found one */
     uint32_t string_char[2];            /* one character inside a JSON string: with every escape, with the necessary ones; 0: not used */
@@ -48,10 +49,10 @@ struct grammar {
     uint64_t compile_work;
     char *relaxed;                      /* owned; see grammar_relaxed() */
     atomic_size_t bytes;                /* grammar_bytes(), to be read without the lock */
-    atomic_int worn;
 
     pthread_mutex_t lock;               /* of all below, and of x, once it runs */
     uint32_t call;                      /* number of the call of a matcher that runs */
+    uint32_t store;                     /* counts how often x was cut back to what was compiled */
     uint32_t generation;                /* of the configs: counts how often they were forgotten */
     struct config *config; uint32_t n_configs, config_room;
     struct thread *thread; uint32_t n_threads, thread_room;

@@ -19,7 +19,8 @@ static const size_t max_cache = (size_t)64 << 20, max_growth = (size_t)256 << 20
 
 struct matcher {
     struct grammar *g;
-    uint32_t config, generation;
+    uint32_t config, generation, store;
+    unsigned char *text; size_t n_text, text_room;      /* all bytes accepted, for when the states are forgotten */
     struct thread *thread; uint32_t n_threads, room;    /* a copy, for when the configs are forgotten */
     int accepting, ended;
     uint32_t *mask;                                     /* NULL without a vocabulary */
@@ -400,6 +401,7 @@ int grammar_finish(struct grammar *g, uint32_t root, struct err *e)
         if (is_context_free(&s->e[i]) && !alive[i])
             s->e[i].flags |= EXPR_DEAD;
     rc = keep_root(g, root, e);
+    g->compiled = exprs_mark(s);
     g->compile_work = s->meter.work;
     g->options.cancel = NULL;           /* borrowed until here */
     meter_start(s, UINT64_MAX, 0, NULL);
@@ -884,6 +886,23 @@ static void next_call(struct grammar *g)
         g->terminal[i].call = UINT32_MAX;
 }
 
+/* Where m stands, in states made anew: their numbers are others since the store was cut back. */
+static void replay(struct matcher *m)
+{
+    struct grammar *g = m->g;
+    g->n_found = 0;
+    g->found_end = g->root_accepting;
+    for (uint32_t i = 0; i < g->n_root_threads; i++)
+        add_found(g, g->root_thread[i].e, g->root_thread[i].stack);
+    uint32_t c = config_of(g);
+    for (size_t i = 0; i < m->n_text && !g->x.failed; i++)
+        c = config_step(g, c, m->text[i]);
+    if (!g->x.failed && stand(m, c) != 0)
+        fail(g, EXPR_NO_MEMORY);
+    if (!g->x.failed)
+        m->store = g->store;
+}
+
 /* Take the lock and begin to count; the config of m is there and the caches have room.  -1: not now (busy), or m has failed before. */
 static int enter(struct matcher *m, uint32_t *config)
 {
@@ -907,7 +926,11 @@ static int enter(struct matcher *m, uint32_t *config)
     }
     meter_start(&g->x, g->options.max_steps, m->pause, &m->cancelled);
     next_call(g);
-    if (m->generation != g->generation) {
+    if (m->store != g->store) {
+        replay(m);
+        g->x.meter.spent = 0;
+        next_call(g);
+    } else if (m->generation != g->generation) {
         g->n_found = 0;
         g->found_end = m->accepting;
         for (uint32_t i = 0; i < m->n_threads; i++)
@@ -923,10 +946,19 @@ static int enter(struct matcher *m, uint32_t *config)
 /* Steps that this answer may have taken by now. */
 static uint64_t allowance(const struct matcher *m) { return m->g->options.max_steps * BURST + m->g->options.max_steps / SUSTAINED * m->n_tokens; }
 
-/* Give the lock back.  A failure is this matcher's, not the grammar's.  -1: the call has no result. */
-static int leave(struct matcher *m)
+/* Give the lock back.  A failure is this matcher's, not the grammar's.  -1: the call has no result; 1: it is to be made again.
+ * cut: set where this call found the store full of what others needed, too, and cut it back: in the new one it has room, or needs too much itself. */
+static int leave(struct matcher *m, int *cut)
 {
     struct grammar *g = m->g;
+    if (g->x.failed == EXPR_TOO_LARGE && !*cut) {
+        forget(g);
+        exprs_cut(&g->x, &g->compiled);
+        g->store++;
+        *cut = 1;
+        pthread_mutex_unlock(&g->lock);
+        return 1;
+    }
     if (g->x.meter.spent > g->options.max_steps && (!g->x.failed || g->x.failed == EXPR_PAUSED))
         g->x.failed = EXPR_TOO_COSTLY;
     const enum expr_failure why = g->x.failed;
@@ -935,8 +967,6 @@ static int leave(struct matcher *m)
         exprs_check(&g->x, &m->error);
     if (!why && (m->spent += g->x.meter.spent) > allowance(m))
         err_set(&m->error, ERR_LIMIT, "the grammar is too costly: more than %llu steps after %llu tokens", (unsigned long long)allowance(m), (unsigned long long)m->n_tokens);
-    if (why == EXPR_TOO_LARGE)
-        atomic_store_explicit(&g->worn, 1, memory_order_relaxed);
     g->x.failed = EXPR_OK;
     atomic_store_explicit(&g->bytes, grammar_bytes_now(g), memory_order_relaxed);
     pthread_mutex_unlock(&g->lock);
@@ -970,8 +1000,25 @@ void matcher_close(struct matcher *m)
         return;
     distinct_release(&m->distinct);
     free(m->thread);
+    free(m->text);
     free(m->mask);
     free(m);
+}
+
+static int keep_text(struct matcher *m, const unsigned char *bytes, size_t n)
+{
+    if (m->n_text + n > m->text_room) {
+        const size_t room = 2 * m->text_room + n + 64;
+        unsigned char *p = realloc(m->text, room);
+        if (!p)
+            return -1;
+        m->text = p;
+        m->text_room = room;
+    }
+    if (n)
+        memcpy(m->text + m->n_text, bytes, n);
+    m->n_text += n;
+    return 0;
 }
 
 struct matcher *matcher_fork(const struct matcher *m)
@@ -983,7 +1030,9 @@ struct matcher *matcher_fork(const struct matcher *m)
     n->room = m->n_threads;
     n->thread = malloc((m->n_threads + 1) * sizeof *n->thread);
     n->mask = m->mask ? calloc(m->g->v->n_words + 1, sizeof *n->mask) : NULL;
-    if (distinct_copy(&n->distinct, &m->distinct) != 0 || !n->thread || (m->mask && !n->mask)) {
+    n->text = NULL;
+    n->n_text = n->text_room = 0;
+    if (distinct_copy(&n->distinct, &m->distinct) != 0 || !n->thread || keep_text(n, m->text, m->n_text) != 0 || (m->mask && !n->mask)) {
         matcher_close(n);
         return NULL;
     }
@@ -1142,6 +1191,7 @@ static uint32_t follow_bytes(struct matcher *m, uint32_t config, const unsigned 
     struct grammar *g = m->g;
     if (distinct_copy(next, &m->distinct) != 0)
         fail(g, EXPR_NO_MEMORY);
+    meter_step(&g->x, 1 + next->n / 64 + next->n_items / 8);    /* the copy; a mask makes one for each of many tokens */
     for (size_t i = 0; i < n && config && !g->x.failed; i++) {
         config = config_step(g, config, p[i]);
         if (config && g->distinct && follow_distinct(m, next, config, p[i]) != 0)
@@ -1217,19 +1267,25 @@ const uint32_t *matcher_mask(struct matcher *m)
         return m->mask;
     }
     uint32_t c = 0;
-    const int entered = enter(m, &c);
-    const uint32_t *mask = entered == 0 && !g->x.failed ? config_mask(g, c) : NULL;
-    if (mask)
-        memcpy(m->mask, mask, n * sizeof *mask);
-    if (mask && m->distinct.n_levels) {
-        clear_repeated(m, c);
-        size_t i = 0;
-        while (i < n && !m->mask[i])
-            i++;
-        if (i == n && !g->x.failed)
-            err_set(&m->error, ERR_LIMIT, "uniqueItems: every way to go on would repeat an item");
-    }
-    if ((entered == 0 && leave(m) != 0) || !mask)
+    int rc, cut = 0;
+    do {
+        const uint32_t *mask = NULL;
+        if ((rc = enter(m, &c)) != 0)
+            break;
+        if (!g->x.failed && (mask = config_mask(g, c)))
+            memcpy(m->mask, mask, n * sizeof *mask);
+        if (mask && m->distinct.n_levels) {
+            clear_repeated(m, c);
+            size_t i = 0;
+            while (i < n && !m->mask[i])
+                i++;
+            if (i == n && !g->x.failed)
+                err_set(&m->error, ERR_LIMIT, "uniqueItems: every way to go on would repeat an item");
+        }
+        rc = leave(m, &cut);
+        rc = rc == 0 && !mask ? -1 : rc;
+    } while (rc > 0);
+    if (rc != 0)
         memset(m->mask, 0, n * sizeof *m->mask);
     return m->mask;
 }
@@ -1241,13 +1297,18 @@ int matcher_accept_bytes(struct matcher *m, const void *bytes, size_t n)
         return n ? -1 : 0;
     struct distinct next = { 0 };
     uint32_t c;
-    if (enter(m, &c) != 0)
-        return -1;
-    c = follow_bytes(m, c, p, n, &next);
-    const int fits = c && !m->g->x.failed && m->g->x.meter.spent <= m->g->options.max_steps, rc = fits ? stand(m, c) : -1;
-    if (fits && rc != 0)
-        err_nomem(&m->error, "a matcher");
-    const int left = leave(m);
+    int rc, left, cut = 0;
+    do {
+        distinct_release(&next);
+        if (enter(m, &c) != 0)
+            return -1;
+        c = follow_bytes(m, c, p, n, &next);
+        const int fits = c && !m->g->x.failed && m->g->x.meter.spent <= m->g->options.max_steps;
+        rc = fits ? keep_text(m, p, n) || stand(m, c) ? -1 : 0 : -1;
+        if (fits && rc != 0)
+            err_nomem(&m->error, "a matcher");
+        left = leave(m, &cut);
+    } while (left > 0);
     if (left == 0 && rc == 0) {
         distinct_release(&m->distinct);
         m->distinct = next;
@@ -1333,40 +1394,52 @@ static size_t certain(const struct tokenizer *t, char *text, size_t n, const uin
     return n_ids;
 }
 
+/* The text that must come next, at most FORCED_BYTES, and the bytes one of which follows it.  -1: no result. */
+static int certain_text(struct matcher *m, char *text, size_t *size, uint64_t follow[4])
+{
+    struct grammar *g = m->g;
+    int left, cut = 0;
+    do {
+        size_t n = 0;
+        int end = 0, byte = -1, known = 0;
+        uint64_t set[4] = { 0 };        /* a copy: the configs move */
+        uint32_t c;
+        if (enter(m, &c) != 0)
+            return -1;
+        while (c && n < FORCED_BYTES && !g->x.failed) {
+            memcpy(set, config_first(g, c), sizeof set);
+            known = 1;
+            byte = only_byte(set);
+            end = g->config[c].accepting && !(set[0] | set[1] | set[2] | set[3]);
+            if (byte < 0 || g->config[c].accepting || (byte == VOCAB_TOKEN && n))
+                break;
+            uint32_t to = config_step(g, c, byte);
+            if (!to)
+                break;
+            text[n++] = (char)byte;
+            c = to;
+            if (n == VOCAB_NAME && (unsigned char)text[0] == VOCAB_TOKEN)
+                break;
+        }
+        const int named = byte == VOCAB_TOKEN && n && (unsigned char)text[0] != VOCAB_TOKEN;    /* a token of its own comes next: nothing joins over it */
+        memset(follow, named || end ? 0 : 0xFF, 4 * sizeof *follow);
+        if (known && c && n < FORCED_BYTES && !named && !end)
+            memcpy(follow, set, sizeof set);
+        *size = n;
+        left = leave(m, &cut);
+    } while (left > 0);
+    return left;
+}
+
 int matcher_forced(struct matcher *m, int32_t *out, int room)
 {
     struct grammar *g = m->g;
     char text[FORCED_BYTES + 8];
     size_t n = 0;
-    int k = 0, end = 0, byte = -1;
-    uint32_t c;
+    uint64_t follow[4];
+    int k = 0;
     m->busy = 0;
-    if (!g->v || m->ended || room <= 0 || enter(m, &c) != 0)
-        return 0;
-    uint64_t set[4] = { 0 };            /* a copy: the configs move */
-    int known = 0;
-    while (c && n < FORCED_BYTES && !g->x.failed) {
-        memcpy(set, config_first(g, c), sizeof set);
-        known = 1;
-        byte = only_byte(set);
-        end = g->config[c].accepting && !(set[0] | set[1] | set[2] | set[3]);
-        if (byte < 0 || g->config[c].accepting || (byte == VOCAB_TOKEN && n))
-            break;
-        uint32_t to = config_step(g, c, byte);
-        if (!to)
-            break;
-        text[n++] = (char)byte;
-        c = to;
-        if (n == VOCAB_NAME && (unsigned char)text[0] == VOCAB_TOKEN)
-            break;
-    }
-    uint64_t follow[4] = { 0 };
-    int named = byte == VOCAB_TOKEN && n && (unsigned char)text[0] != VOCAB_TOKEN;      /* a token of its own comes next: nothing joins over it */
-    if (known && c && n < FORCED_BYTES && !named && !end)
-        memcpy(follow, set, sizeof follow);
-    else if (!named && !end)
-        memset(follow, 0xFF, sizeof follow);
-    if (leave(m) != 0)
+    if (!g->v || m->ended || room <= 0 || certain_text(m, text, &n, follow) != 0)
         return 0;
     if (n && (unsigned char)text[0] == VOCAB_TOKEN) {
         if (n == VOCAB_NAME)
@@ -1400,12 +1473,11 @@ int matcher_forced(struct matcher *m, int32_t *out, int room)
 }
 
 size_t grammar_bytes(const struct grammar *g) { return atomic_load_explicit(&g->bytes, memory_order_relaxed); }
-int grammar_is_worn(const struct grammar *g) { return atomic_load_explicit(&g->worn, memory_order_relaxed); }
 
 void grammar_stats(struct grammar *g, struct grammar_stats *s)
 {
     pthread_mutex_lock(&g->lock);
-    *s = (struct grammar_stats){ .n_exprs = g->x.n, .n_rules = g->n_rules, .n_states = g->n_configs, .n_masks = g->n_masks, .work = g->compile_work, .failed = grammar_is_worn(g) };
+    *s = (struct grammar_stats){ .n_exprs = g->x.n, .n_rules = g->n_rules, .n_states = g->n_configs, .n_masks = g->n_masks, .work = g->compile_work };
     s->bytes = grammar_bytes_now(g);
     pthread_mutex_unlock(&g->lock);
 }

@@ -60,12 +60,12 @@ void grammars_close(struct grammars *all)
     free(all);
 }
 
-/* With its use counted and at the front of the list; NULL: not there, or only one that has grown to its limit.  Under the lock. */
+/* With its use counted and at the front of the list; NULL: not there.  Under the lock. */
 static struct shared_grammar *find(struct grammars *all, const char *key, size_t size)
 {
     for (struct shared_grammar **at = &all->first; *at; at = &(*at)->next) {
         struct shared_grammar *g = *at;
-        if (g->key_size != size || memcmp(g->key, key, size) != 0 || grammar_is_worn(g->g))
+        if (g->key_size != size || memcmp(g->key, key, size) != 0)
             continue;
         *at = g->next;
         g->next = all->first;
