@@ -1,14 +1,17 @@
-/* kernels_avx2.c - AVX2, FMA and F16C.  The Makefile compiles *_avx2.c, and only them, with these instructions; nothing here runs
- * before supported() said yes.
+/* kernels_avx2.c - AVX2, FMA and F16C.  The Makefile compiles *_avx2.c, and only them, with these
+ * instructions; nothing here runs before supported() said yes.
  *
  * vpmaddubsw multiplies unsigned by signed bytes, adds pairs and saturates at 16 bits.
- * Narrow values (linear codes of 4 bits, m5, mxfp4, ternary ones) are used as value - smallest value: 16 bits hold the sum
- * of 32 k, which begins at the smallest value * the sum of activations; on the way it may wrap.  Of m6 two pairs fit.
- * Wide values (codebooks up to 127, i8): |x| * (y * sign of x) is at most 127 * 127, so a pair fits and vpmaddwd widens it.
+ * Narrow values (linear codes of 4 bits, m5, mxfp4, ternary ones) are used as value - smallest
+ * value: 16 bits hold the sum of 32 k, which begins at the smallest value * the sum of
+ * activations; on the way it may wrap.  Of m6 two pairs fit.
+ * Wide values (codebooks up to 127, i8): |x| * (y * sign of x) is at most 127 * 127, so a pair
+ * fits and vpmaddwd widens it.
  * 8-bit scales are the multiplier of vpmaddwd, so that sums of an act group need nothing else.
  *
- * Many tokens, cycles of Zen 3 for 32 products with the activations loaded for two octets (narrow) or one (wide); four
- * pipes would allow 0.5, 0.6 and 1, but operations of one cycle and of three hinder each other:
+ * Many tokens, cycles of Zen 3 for 32 products with the activations loaded for two octets (narrow)
+ * or one (wide); four pipes would allow 0.5, 0.6 and 1, but operations of one cycle and of three
+ * hinder each other:
  *     narrow   vpmaddubsw, vpaddw (and 1/8 of vpmaddwd, vpaddd)                  0.65 (0.75)
  *     m6       vpmaddubsw, 1/2 (vpaddw, vpmaddwd, vpaddd)                        0.9
  *     wide     vpsignb, vpmaddubsw, vpmaddwd, vpaddd                             1.45
@@ -27,10 +30,10 @@ static int supported(void)
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) && c & bit_F16C;
 }
 
-enum { BLOCK_K = 256, PANEL_MAX = 6, STREAM_MAX = 4, SEED_PER_STEP = 0, MORE_BYTES = 64 };
+enum { BLOCK_K = 256, PANEL_MAX = 6, STREAM_MAX = 8, SEED_PER_STEP = 0, MORE_BYTES = 256 * TILE_ROWS };
 
-/* -8 times the sums of what vpmaddubsw adds of 32 codes, as two int16: k 0 and 1, and k 2 and 3, of each four.  In halves: the
- * codes were just stored so. */
+/* -8 times the sums of what vpmaddubsw adds of 32 codes, as two int16: k 0 and 1, and k 2 and 3,
+ * of each four.  In halves: the codes were just stored so. */
 INLINE int32_t seed_pair(const int8_t *code)
 {
     const __m128i *p = (const __m128i *)(const void *)code, one = _mm_set1_epi8(1);
@@ -56,8 +59,8 @@ static int bias_of(const struct qtype_info *t)
     return t->type == QT_MXFP4 ? 12 : is_narrow(t) ? -t->value8[0] : 0;
 }
 
-/* x, y [T] = sums in 16 bits of 32 k of T tokens with two octets: the lines at p and p + 32.  In assembly because compilers
- * spill the 12 sums of T = 6. */
+/* x, y [T] = sums in 16 bits of 32 k of T tokens with two octets: the lines at p and p + 32.  In
+ * assembly because compilers spill the 12 sums of T = 6. */
 #define LINE_TOKEN(T, j, t) \
     "vpbroadcastd 4*(" #T "*" #j "+" #t ")(%[a]), %%ymm14\n" "vpmaddubsw %%ymm14, %%ymm12, %%ymm15\n" "vpmaddubsw %%ymm14, %%ymm13, %%ymm14\n" \
     "vpaddw %%ymm15, %[x" #t "], %[x" #t "]\n" "vpaddw %%ymm14, %[y" #t "], %[y" #t "]\n"
@@ -71,15 +74,14 @@ static int bias_of(const struct qtype_info *t)
 INLINE void dot_32(const int T, __m256i *x, __m256i *y, const uint8_t *p, const int8_t *a, const int32_t *seed)
 {
     switch (T) {
-    case 3: DOT_32(3); break;
     case 4: DOT_32(4); break;
     case 5: DOT_32(5); break;
     default: DOT_32(6); break;
     }
 }
 
-/* Seeds of n times 32 k, for value + 8, to those for value + bias; up to 7 more are read and written, so that no loop is for
- * the rest: codes follow them. */
+/* Seeds of n times 32 k, for value + 8, to those for value + bias; up to 7 more are read and
+ * written, so that no loop is for the rest: codes follow them. */
 INLINE void bias_seeds(int32_t *out, const int32_t *seed, int n, int bias)
 {
     const __m256i times = _mm256_set1_epi16((short)bias);
@@ -89,7 +91,8 @@ INLINE void bias_seeds(int32_t *out, const int32_t *seed, int n, int bias)
     }
 }
 
-/* The scales of an octet as multipliers of vpmaddwd, of those that unpack_block() left: their low halves, twice. */
+/* The scales of an octet as multipliers of vpmaddwd, of those that unpack_block() left: their low
+ * halves, twice. */
 INLINE __m256i scale_twice(__m256 scale)
 {
     return _mm256_shuffle_epi8(_mm256_castps_si256(scale), _mm256_set_epi32(0x0d0c0d0c, 0x09080908, 0x05040504, 0x01000100,
@@ -99,9 +102,10 @@ INLINE __m256i scale_twice(__m256 scale)
 /* How the sums of a step are scaled: by 8-bit scales, by f32 ones after 32 k, and after more. */
 enum { SCALED_INT, SCALED_32, SCALED_MORE };
 
-/* A panel of T tokens through an unpacked block of narrow values, two octets at a time: c [T][32] += weights * activations. */
+/* A panel of T tokens through an unpacked block of narrow values, two octets at a time: c [T][32]
+ * += weights * activations. */
 INLINE void dot_narrow(const int T, const int scaled, const struct weights *w, const struct scratch *s, int n_groups,
-                       const struct act_panel *panel, float *c0)
+                       const struct act_panel *panel, float *c0, struct ahead *ahead)
 {
     enum { O = 2 };
     const int has_min = w->type->extra != EXTRA_NONE, step = scaled == SCALED_MORE ? w->step : 32;
@@ -122,6 +126,7 @@ INLINE void dot_narrow(const int T, const int scaled, const struct weights *w, c
                 const __m256 scale_f[O] = { _mm256_loadu_ps(scale), _mm256_loadu_ps(scale + 8) };
                 for (int k = 0; k < step; k += 32, line += 32 * TILE_ROWS, a.code += 32 * T, seed += T) {
                     __m256i pairs[O][PANEL_MAX], times[O];
+                    ahead_more(ahead);
                     dot_32(T, pairs[0], pairs[1], line, a.code, seed);
                     UNROLL for (int r = 0; r < O; r++)
                         times[r] = scaled == SCALED_INT ? scale_twice(scale_f[r]) : _mm256_set1_epi16(1);
@@ -154,9 +159,10 @@ INLINE void dot_narrow(const int T, const int scaled, const struct weights *w, c
     }
 }
 
-/* The same of values whose sums of 32 k do not fit into 16 bits, an octet at a time.  TWO: those of two pairs do (m6). */
+/* The same of values whose sums of 32 k do not fit into 16 bits, an octet at a time.  TWO: those
+ * of two pairs do (m6). */
 INLINE void dot_wide(const int T, const int two, const int is_int, const struct weights *w, const struct scratch *s,
-                     int n_groups, const struct act_panel *panel, float *c)
+                     int n_groups, const struct act_panel *panel, float *c, struct ahead *ahead)
 {
     for (int row = 0; row < TILE_ROWS; row += 8, c += 8) {
         struct act_panel a = *panel;
@@ -171,6 +177,7 @@ INLINE void dot_wide(const int T, const int two, const int is_int, const struct 
                 const __m256 scale_f = _mm256_loadu_ps(scale);
                 const __m256i times = is_int ? scale_twice(scale_f) : _mm256_set1_epi16(1), four_times = _mm256_slli_epi16(times, 2);
                 for (int k = 0; k < w->step; k += 32, a.code += 32 * T, a.seed += T) {
+                    ahead_more(ahead);
                     if (two)
                         UNROLL for (int t = 0; t < T; t++)
                             sum[t] = _mm256_add_epi32(sum[t], _mm256_madd_epi16(_mm256_set1_epi32(a.seed[t]), four_times));
@@ -205,24 +212,28 @@ INLINE void dot_wide(const int T, const int two, const int is_int, const struct 
 }
 
 INLINE void dot_panel(const int T, const struct weights *w, const struct scratch *s, int n_groups,
-                      const struct act_panel *a, float *c)
+                      const struct act_panel *a, float *c, struct ahead *ahead)
 {
     const int is_int = has_int_scale(w->type);
     if (w->type->type == QT_M6)
-        dot_wide(T, 1, 1, w, s, n_groups, a, c);
+        dot_wide(T, 1, 1, w, s, n_groups, a, c, ahead);
     else if (is_narrow(w->type) && is_int)
-        dot_narrow(T, SCALED_INT, w, s, n_groups, a, c);
+        dot_narrow(T, SCALED_INT, w, s, n_groups, a, c, ahead);
     else if (is_narrow(w->type) && w->step == 32)
-        dot_narrow(T, SCALED_32, w, s, n_groups, a, c);
+        dot_narrow(T, SCALED_32, w, s, n_groups, a, c, ahead);
     else if (is_narrow(w->type))
-        dot_narrow(T, SCALED_MORE, w, s, n_groups, a, c);
+        dot_narrow(T, SCALED_MORE, w, s, n_groups, a, c, ahead);
     else if (is_int)
-        dot_wide(T, 0, 1, w, s, n_groups, a, c);
+        dot_wide(T, 0, 1, w, s, n_groups, a, c, ahead);
     else
-        dot_wide(T, 0, 0, w, s, n_groups, a, c);
+        dot_wide(T, 0, 0, w, s, n_groups, a, c, ahead);
 }
 
-#define OCTETS(T) ((T) == 1 ? 4 : (T) == 2 ? 2 : 1)
+#define IS_WIDE(codes) ((codes) <= TABLE_3 || (codes) == BYTES)
+/* As many as the registers hold: few vectors besides the sums are needed for codes that are masked
+ * and no more. */
+#define IS_PLAIN(codes) ((codes) == LINEAR || (codes) == FROM_0 || (codes) == FROM_M1)
+#define OCTETS(T, codes) ((T) == 1 ? 4 : (T) == 2 || ((T) == 3 && !IS_WIDE(codes)) || ((T) == 4 && IS_PLAIN(codes)) ? 2 : 1)
 
 /* int16, twice. */
 INLINE __m256i octet_scale(const struct qtype_info *type, __m256i x)
@@ -230,8 +241,9 @@ INLINE __m256i octet_scale(const struct qtype_info *type, __m256i x)
     return type->scale == SCALE_S8 ? _mm256_srai_epi16(x, 8) : _mm256_srli_epi16(x, 8);
 }
 
-/* Sums of pairs of products |x| * (y * sign of x), for values of any size.  x is shared: the activations by the octets of
- * one token (vpsignb has no 128, so these weights are from a table), the weights by several tokens. */
+/* Sums of pairs of products |x| * (y * sign of x), for values of any size.  x is shared: the
+ * activations by the octets of one token (vpsignb has no 128, so these weights are from a table),
+ * the weights by several tokens. */
 INLINE __m256i wide_pairs(const int T, const int codes, __m256i v, __m256i b)
 {
     if (T == 1 && codes <= TABLE_3)
@@ -245,7 +257,7 @@ INLINE __m256i narrow_seed(const int codes, int32_t seed)
     const __m256i s = _mm256_set1_epi32(seed);
     switch (codes) {
     case FROM_0: return _mm256_setzero_si256();
-    case FROM_M1: return _mm256_srai_epi16(s, 3);
+    case FROM_M1: case UNPACKED: return _mm256_srai_epi16(s, 3);
     case SMALL: return _mm256_add_epi16(s, _mm256_srai_epi16(s, 1));
     case PLUS_1: return _mm256_slli_epi16(s, 1);
     default: return s;
@@ -256,7 +268,7 @@ INLINE void step_sums(const int T, const int O, const int codes, const struct qt
                       const struct weights *w, __m256i table, const uint8_t *line, const int8_t *code,
                       const int32_t *seed, const __m256i scale[4], __m256i sum[][4], uintptr_t *next)
 {
-    const int wide = codes <= TABLE_3 || codes >= BYTES;
+    const int wide = IS_WIDE(codes);
     const __m256i one = _mm256_set1_epi16(1);
     for (int k = 0; k < n_k; k += 32, line += CODE_BYTES_32(codes), seed += T) {
         ask_more(w, codes, next, line);

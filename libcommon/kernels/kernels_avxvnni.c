@@ -40,7 +40,6 @@ static int bias_of(const struct qtype_info *t) { (void)t; return BIAS; }
 INLINE void dot_lines(const int T, const struct weights *w, vi d[], const uint8_t *line, struct act_panel *a)
 {
     switch (T) {
-    case 3: DOT_LINES(3); break;
     case 4: DOT_LINES(4); break;
     case 5: DOT_LINES(5); break;
     default: DOT_LINES(6); break;
@@ -49,7 +48,8 @@ INLINE void dot_lines(const int T, const struct weights *w, vi d[], const uint8_
 }
 
 /* One panel of T tokens through an unpacked block, 16 rows at a time: c [T][32] += weights * activations. */
-INLINE void dot_panel(const int T, const struct weights *w, const struct scratch *s, int n_groups, const struct act_panel *panel, float *c0)
+INLINE void dot_panel(const int T, const struct weights *w, const struct scratch *s, int n_groups, const struct act_panel *panel, float *c0,
+                      struct ahead *ahead)
 {
     const int has_min = w->type->extra != EXTRA_NONE, is_int = has_int_scale(w->type);
     for (int half = 0; half < 2; half++) {
@@ -63,6 +63,7 @@ INLINE void dot_panel(const int T, const struct weights *w, const struct scratch
                 inner[t] = vf_set(0);
             for (int i = 0; i < w->n_steps; i++) {
                 vi d[PANEL_MAX];
+                ahead_more(ahead);
                 dot_lines(T, w, d, line, &a);
                 line += w->step * TILE_ROWS;
                 const vf sv = vf_load(scale);
@@ -85,7 +86,7 @@ INLINE void dot_panel(const int T, const struct weights *w, const struct scratch
     }
 }
 
-#define OCTETS(T) ((T) == 1 ? 4 : (T) == 2 ? 2 : 1)
+#define OCTETS(T, codes) ((T) == 1 ? 4 : (T) == 2 ? 2 : 1)
 
 /* S8: what add_scaled() wants, the scale and 256 times the scale.  U8: int32. */
 INLINE __m256i octet_scale(const struct qtype_info *type, __m256i x)
