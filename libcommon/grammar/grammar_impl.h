@@ -35,6 +35,9 @@ struct terminal {
 struct slot { uint64_t key; uint32_t value, cost; };
 struct map { struct slot *slot; uint32_t n, room; };    /* key 0: free */
 
+/* Characters of one general category. */
+struct category_run { uint32_t lo, hi; uint8_t category; };
+
 struct grammar {
     const struct grammar_vocab *v;      /* borrowed; may be NULL */
     struct grammar_options options;
@@ -45,6 +48,7 @@ struct grammar {
     uint32_t *rule; uint32_t n_rules, rule_room;        /* bodies */
     int32_t left_recursive;             /* a rule that begins with itself, + 1, where grammar_finish() found one */
     uint32_t string_char[2];            /* one character inside a JSON string: with every escape, with the necessary ones; 0: not used */
+    struct category_run *categories; uint32_t n_categories, category_room;      /* of all characters, once a regular expression has asked for them */
     uint32_t distinct;                  /* stands on the stack below each array whose items must differ (distinct.h); 0: there is none */
     uint64_t compile_work;
     char *relaxed;                      /* owned; see grammar_relaxed() */

@@ -165,6 +165,7 @@ void grammar_close(struct grammar *g)
     free(g->seen.slot);
     free(g->rule);
     free(g->delimited);
+    free(g->categories);
     free(g->root_thread);
     free(g->relaxed);
     exprs_release(&g->x);

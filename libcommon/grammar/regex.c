@@ -97,26 +97,47 @@ static void set_join(struct set *to, const struct set *from)
     to->failed |= from->failed;
 }
 
-/* All characters whose category has a bit in the mask. */
-static void set_categories(struct set *s, uint32_t mask)
+/* Find the runs of characters of one category: asking for a million characters takes longer than most schemas.  Planes 4 to 13 have no characters, 15 and 16 are
+ * for private use. */
+static int find_categories(struct grammar *g)
 {
-    uint32_t from = END;
-    for (uint32_t c = 0; c <= END; c++) {
-        int in = c < END && mask >> utf8proc_category((utf8proc_int32_t)c) & 1;
-        if (in && from == END)
-            from = c;
-        else if (!in && from != END) {
-            set_add(s, from, c - 1);
-            from = END;
+    uint32_t n = 0;
+    for (uint32_t c = 0, end; c < END; c = end) {
+        const uint8_t category = (uint8_t)utf8proc_category((utf8proc_int32_t)c);
+        end = c == 0x40000 ? 0xE0000 : c == 0xF0000 || c == 0x100000 ? c + 0xFFFE : c + 1;
+        if (n && g->categories[n - 1].category == category) {
+            g->categories[n - 1].hi = end - 1;
+            continue;
         }
+        if (n == g->category_room) {
+            const uint32_t room = 2 * n + 4096;
+            struct category_run *v = realloc(g->categories, room * sizeof *v);
+            if (!v)
+                return -1;
+            g->categories = v;
+            g->category_room = room;
+        }
+        g->categories[n++] = (struct category_run){ c, end - 1, category };
     }
+    g->n_categories = n;
+    return 0;
+}
+
+/* All characters whose category has a bit in the mask. */
+static void set_categories(struct grammar *g, struct set *s, uint32_t mask)
+{
+    if (!g->n_categories && find_categories(g) != 0)
+        s->failed = 1;
+    for (uint32_t i = 0; i < g->n_categories; i++)
+        if (mask >> g->categories[i].category & 1)
+            set_add(s, g->categories[i].lo, g->categories[i].hi);
 }
 
 #define BIT(c) (1u << UTF8PROC_CATEGORY_##c)
 static const uint32_t letters = BIT(LU) | BIT(LL) | BIT(LT) | BIT(LM) | BIT(LO), marks = BIT(MN) | BIT(MC) | BIT(ME), numbers = BIT(ND) | BIT(NL) | BIT(NO);
 
 /* \d \w \s; wide: of every engine. */
-static void set_class(struct set *s, int c, int wide)
+static void set_class(struct grammar *g, struct set *s, int c, int wide)
 {
     static const struct range blank[] = { { 9, 13 }, { ' ', ' ' }, { 0xA0, 0xA0 }, { 0x1680, 0x1680 }, { 0x2000, 0x200A }, { 0x2028, 0x2029 }, { 0x202F, 0x202F },
                                           { 0x205F, 0x205F }, { 0x3000, 0x3000 } };
@@ -137,7 +158,7 @@ static void set_class(struct set *s, int c, int wide)
         set_add(s, '_', '_');
     }
     if (wide)
-        set_categories(s, c == 'd' ? BIT(ND) : letters | marks | numbers | BIT(PC));
+        set_categories(g, s, c == 'd' ? BIT(ND) : letters | marks | numbers | BIT(PC));
 }
 
 static uint32_t category_mask(const char *name, size_t n)
@@ -196,7 +217,7 @@ static int escape(struct parser *p, struct set *s, uint32_t *c, int negated, int
     switch (k) {
     case 'd': case 'w': case 's': case 'D': case 'W': case 'S': {
         int upper = k < 'a';
-        set_class(s, upper ? k + 32 : k, upper != negated);
+        set_class(p->g, s, upper ? k + 32 : k, upper != negated);
         if (upper)
             set_negate(s);
         return 1;
@@ -206,7 +227,7 @@ static int escape(struct parser *p, struct set *s, uint32_t *c, int negated, int
         uint32_t mask = end ? category_mask(p->text + p->at + 1, (size_t)(end - p->text) - p->at - 1) : 0;
         if (!mask)
             return bad(p, start, ERR_UNSUPPORTED, "of \\p{...} the general categories are enforced (L, Lu, Nd, ...), not scripts or other properties");
-        set_categories(s, mask);
+        set_categories(p->g, s, mask);
         if (k == 'P')
             set_negate(s);
         p->at = (size_t)(end + 1 - p->text);

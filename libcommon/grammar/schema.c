@@ -130,12 +130,43 @@ json_t *schema_keep(struct schema *s, json_t *made, const json_t *from)
 
 /* ---- regular expressions ---- */
 
-uint32_t schema_regex(struct schema *s, const char *text, int json) { return regex_compile(s->g, text, strlen(text), json, 0, NULL, NULL, s->failed ? NULL : s->e); }
+uint32_t schema_regex_cached(struct schema *s, const char *text, size_t size, int json, int search, int32_t *min, int32_t *max, struct err *e)
+{
+    char few[256], *key = size + 4 > sizeof few ? malloc(size + 4) : few;
+    int32_t lo, hi;
+    if (!key)
+        return err_nomem(e, "a schema"), (uint32_t)EXPR_NONE;
+    key[0] = json ? 'j' : 't';
+    key[1] = (char)('0' + search);
+    memcpy(key + 2, text, size);
+    key[size + 2] = '\0';
+    const json_t *known = json_object_get(s->regexes, key);
+    uint32_t r = (uint32_t)json_integer_value(json_array_get(known, 0));
+    lo = (int32_t)json_integer_value(json_array_get(known, 1));
+    hi = (int32_t)json_integer_value(json_array_get(known, 2));
+    if (known)
+        s->g->x.meter.work += 10;
+    else if ((r = regex_compile(s->g, text, size, json, search, &lo, &hi, e)) != EXPR_NONE)
+        json_object_set_new(s->regexes, key, json_pack("[I, i, i]", (json_int_t)r, lo, hi));    /* without memory, compiled again */
+    if (min)
+        *min = lo;
+    if (max)
+        *max = hi;
+    if (key != few)
+        free(key);
+    return r;
+}
+
+uint32_t schema_regex(struct schema *s, const char *text, int json)
+{
+    struct err why;
+    return schema_regex_cached(s, text, strlen(text), json, 0, NULL, NULL, s->failed ? &why : s->e);
+}
 
 uint32_t schema_regex_n(struct schema *s, const json_t *at, const char *keyword, const char *text, size_t size, int search, int32_t *min, int32_t *max)
 {
     struct err e = { .msg = "" };
-    uint32_t r = regex_compile(s->g, text, size, 1, search, min, max, &e);
+    uint32_t r = schema_regex_cached(s, text, size, 1, search, min, max, &e);
     if (r != EXPR_NONE)
         return r;
     return report(s, at, keyword, e.code, e.msg);
@@ -858,6 +889,7 @@ static void release(struct schema *s)
 {
     json_decref(s->root);
     json_decref(s->owned);
+    json_decref(s->regexes);
     schema_refs_close(&s->refs);
     free(s->made_from);
     free(s->memo);
@@ -888,7 +920,8 @@ static int init(struct schema *s, struct grammar *g, struct err *e)
     s->g = g;
     s->e = e;
     s->owned = json_array();
-    if (!s->owned)
+    s->regexes = json_object();
+    if (!s->owned || !s->regexes)
         return err_nomem(e, "a schema");
     s->plain_char = expr_json_chars(x, &every, 1);
     s->any_char = schema_regex(s, "[^\"\\\\\\x00-\\x1F]|\\\\(?:[\"\\\\/bfnrt]|u(?:[1-9A-CE-Fa-ce-f][0-9A-Fa-f]{3}|0[1-9A-Fa-f][0-9A-Fa-f]{2}|00[1-9A-Fa-f][0-9A-Fa-f]|000[1-9A-Fa-f]|"

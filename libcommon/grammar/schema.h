@@ -36,6 +36,7 @@ struct schema {
     struct grammar *g;
     struct schema_refs refs;
     json_t *root;
+    json_t *regexes;                    /* those compiled before: the search mode and the text -> [expression, min, max] */
     json_t *owned;                      /* array of schemas that were made on the way */
     json_t **made_from; size_t n_made, made_room;                   /* pairs: a made schema, the one of the document that it comes from */
     struct memo *memo; uint32_t n_memo, memo_room;
@@ -72,6 +73,8 @@ uint32_t schema_compile(struct schema *s, const struct member *m, int n);
 uint32_t schema_refuse(struct schema *s, const json_t *at, const char *keyword, const char *why);
 uint32_t schema_limit(struct schema *s, const json_t *at, const char *why);
 uint32_t schema_nomem(struct schema *s);
+/* A regular expression as regex_compile() has it, compiled once for each text. */
+uint32_t schema_regex_cached(struct schema *s, const char *text, size_t size, int json, int search, int32_t *min, int32_t *max, struct err *e);
 /* A regular expression of ours; json: of the inside of a string. */
 uint32_t schema_regex(struct schema *s, const char *text, int json);
 /* The same for the text of a keyword; search: as regex_compile() has it. */

@@ -38,12 +38,12 @@ static uint32_t member_string(struct schema *s, const json_t *m, struct lengths 
         r = expr_both(x, r, expr_not(x, schema_pattern(s, m, "pattern", json_string_value(not), json_string_length(not), NULL, NULL)));
     if (format && schema_format(json_string_value(format)) && !s->failed) {
         const char *text = schema_format(json_string_value(format)), *less = schema_short_format(json_string_value(format));
-        uint32_t p = regex_compile(s->g, text, strlen(text), 1, 0, &min, &max, s->e);
+        uint32_t p = schema_regex_cached(s, text, strlen(text), 1, 0, &min, &max, s->e);
         const int fits = min >= l->lo && (l->hi == EXPR_MANY || (max != EXPR_MANY && max <= l->hi));
         if (!fits && p != EXPR_NONE && less && !s->loose) {      /* counting two lengths at once has too many states */
             if (l->lo > 63)
                 return schema_refuse(s, m, "minLength", "above 63 it cannot be enforced together with this format");
-            p = regex_compile(s->g, less, strlen(less), 1, 0, NULL, NULL, s->e);
+            p = schema_regex_cached(s, less, strlen(less), 1, 0, NULL, NULL, s->e);
             l->hi = l->hi == EXPR_MANY || l->hi > 63 ? 63 : l->hi;
         } else {
             imply(l, min, max);
