@@ -863,7 +863,7 @@ static inline uint32_t step(struct exprs *s, uint32_t e, int byte, int once)
 }
 
 uint32_t expr_step(struct exprs *s, uint32_t e, int byte) { return step(s, e, byte, 0); }
-uint32_t expr_walk(struct exprs *s, uint32_t e, int byte) { return step(s, e, byte, 1); }
+uint32_t expr_walk_first(struct exprs *s, uint32_t e, int byte) { return step(s, e, byte, 1); }
 
 void expr_walk_start(struct exprs *s)
 {

@@ -145,7 +145,16 @@ uint32_t expr_json_chars(struct exprs *s, const struct range *r, int n);
 
 uint32_t expr_step(struct exprs *s, uint32_t e, int byte);
 /* The same, for many steps from few expressions: each counts in full once between two calls of expr_walk_start(). */
-uint32_t expr_walk(struct exprs *s, uint32_t e, int byte);
+uint32_t expr_walk_first(struct exprs *s, uint32_t e, int byte);
+static inline uint32_t expr_walk(struct exprs *s, uint32_t e, int byte)
+{
+    const uint32_t row = s->state_of[e];
+    const struct row_costs *c = &s->costs[row];
+    if (!row || c->walk != s->walk || !(c->used[byte >> 6] >> (byte & 63) & 1))
+        return expr_walk_first(s, e, byte);
+    meter_step(s, 1);
+    return s->rows[(size_t)row * 256 + (size_t)byte];
+}
 void expr_walk_start(struct exprs *s);
 static inline int expr_nullable(const struct exprs *s, uint32_t e) { return s->e[e].flags & EXPR_NULLABLE; }
 /* Decide for e and all that follows it whether anything matches, and mark what does not as dead; expr_step then never returns a dead one.
