@@ -75,6 +75,16 @@ static int same_value(const char *a, const char *b, uint32_t n)
     return same;
 }
 
+/* An object with a name twice would equal another text once it is read. */
+static int has_name_twice(const char *text, uint32_t n)
+{
+    if (*text != '{' && *text != '[')
+        return 0;
+    json_t *v = json_loadb(text, n, JSON_ALLOW_NUL | JSON_REJECT_DUPLICATES, NULL);
+    json_decref(v);
+    return !v;
+}
+
 /* The item of the innermost level has ended: 0, 1 if it was there before, -1. */
 static int end_item(struct distinct *d)
 {
@@ -85,6 +95,8 @@ static int end_item(struct distinct *d)
     l->ended = 1;
     if (!l->is_distinct)
         return 0;
+    if (has_name_twice(d->text + it.start, it.size))
+        return 1;
     for (uint32_t i = l->first; i < d->n_items; i++)
         if (d->item[i].size == it.size && same_value(d->text + d->item[i].start, d->text + it.start, it.size))
             return 1;

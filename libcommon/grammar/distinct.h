@@ -31,7 +31,7 @@ struct distinct {
 void distinct_release(struct distinct *d);
 /* 0, or -1 without memory; then *to is all zero. */
 int distinct_copy(struct distinct *to, const struct distinct *from);
-/* Take in the next byte of a text that the grammar allows; marks: of the arrays open after it.  0, 1: an item was there before, -1: out of memory. */
+/* Take in the next byte of a text that the grammar allows; marks: of the arrays open after it.  0; 1: an item was there before, or has a name twice; -1: out of memory. */
 int distinct_byte(struct distinct *d, int byte, uint32_t marks);
 /* What would complete earlier items of a level again: texts, sorted by bytes, of those that begin as the item under way does. */
 struct distinct_rests {

@@ -146,7 +146,7 @@ static const struct row rows[] = {
     { SCHEMA, "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"type\":\"object\",\"properties\":{\"k\":{\"type\":\"string\"},\"v\":{\"type\":\"array\",\"uniqueItems\":true}},\"required\":[\"k\"]}}",
       "[{\"k\":\"a\"},{\"k\": \"b\"}]~[{\"k\":\"a\"},{\"k\":\"a\",\"v\":[]},{\"k\":\"a\",\"v\":[1,2]}]~[{\"k\":\"a\",\"v\":[[1],[2]]},{\"k\":\"b\",\"v\":[[1],[2]]}]",
       "[{\"k\":\"a\"},{\"k\": \"a\"}]~[{\"k\":\"a\",\"v\":[1,1]}]~[{\"k\":\"a\",\"v\":[[1],[1]]}]~[{\"k\":\"a\",\"v\":[1]},{\"k\":\"b\"},{\"k\":\"a\",\"v\":[1]}]" },
-    { SCHEMA, "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"additionalProperties\":true}}", "[{\"a\":1,\"b\":2},{\"b\":1,\"a\":2}]", "[{\"a\":1,\"b\":2},{\"b\":2,\"a\":1}]~[[{\"a\":1,\"b\":2}],[{\"b\":2,\"a\":1}]]" },
+    { SCHEMA, "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"additionalProperties\":true}}", "[{\"a\":1,\"b\":2},{\"b\":1,\"a\":2}]~[{\"a\":{}},{\"a\":[]},{}]", "[{\"a\":1,\"a\":2},{\"a\":2}]~[{\"a\":1,\"b\":2},{\"b\":2,\"a\":1}]~[[{\"a\":1,\"b\":2}],[{\"b\":2,\"a\":1}]]" },
     { SCHEMA, "{\"type\":\"array\",\"uniqueItems\":true,\"prefixItems\":[{\"const\":1}],\"items\":{\"type\":\"integer\"},\"contains\":{\"const\":5}}", "[1,5]~[1,2,5]", "[1,5,5]~[1,2]~[1,1,5]" },
     { SCHEMA, "{\"prefixItems\":[{\"uniqueItems\":true}],\"type\":\"array\"}", "[[1,2],[1,1]]~[{},{}]~[[[1,1]],1,1]", "[[1,1]]~[[1,1],{}]" },
     { SCHEMA, "{\"anyOf\":[{\"type\":\"array\",\"uniqueItems\":true},{\"type\":\"object\",\"properties\":{\"l\":{\"type\":\"array\"}}}]}", "[1,[2,2]]~{\"l\":[1,1]}", "[1,1]" },
