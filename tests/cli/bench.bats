@@ -303,25 +303,65 @@ END
   fails "No such file" coldstart /no/such/model
 }
 
-# Stand-ins that answer as llama.cpp's programs do, so that every row is there without a build of it.
+# Stand-ins that answer as the programs of llama.cpp and ik_llama.cpp do, so that every row is there without a build of them.
 # bats test_tags=plain
-@test "bench-vs: every row, with programs that answer as llama.cpp's" {
+@test "bench-vs: every row, with programs that answer as llama.cpp's and ik_llama.cpp's" {
   command -v python3 >/dev/null || skip "no python3"
-  d=$BATS_TEST_TMPDIR/peer
-  mkdir "$d"
-  printf '#!/bin/sh\necho "$@" >>%s/log\necho "[{\\"avg_ts\\": 10.0}]"\n' "$d" >"$d/llama-bench"
+  d=$BATS_TEST_TMPDIR/peer ik=$BATS_TEST_TMPDIR/ik
+  mkdir "$d" "$ik"
+  cat >"$d/llama-bench" <<END
+#!/bin/sh
+echo "\$@" >>$d/log
+case "\$1" in
+--help) echo "  -d, --n-depth <n>"; echo "  --no-warmup" ;;
+*) echo '[{"avg_ts": 10.0, "build_commit": "abc", "flash_attn": false}]' ;;
+esac
+END
   printf '#!/bin/sh\nfor n in 1 4 8 16; do echo "{\\"pl\\": $n, \\"speed_tg\\": 5.0}"; done\n' >"$d/llama-batched-bench"
-  printf '#!/usr/bin/env python3\nimport time\nx = bytearray(b"1") * 50000000\ntime.sleep(2)\nprint("x")\n' >"$d/llama-completion"     # the memory must be there for a while to be seen
-  chmod +x "$d"/llama-*
+  # the memory must be there for a while to be seen
+  cat >"$d/llama-completion" <<'END'
+#!/usr/bin/env python3
+import sys, time
+print("system_info: AVX2 = 1 | AVX512 = 0 |", file=sys.stderr)
+x = bytearray(b"1") * 50000000
+time.sleep(2)
+print("x")
+END
+  # the fork's options are others, and it refuses those that it lacks
+  cat >"$ik/llama-bench" <<END
+#!/bin/sh
+echo "\$@" >>$ik/log
+case " \$* " in
+" --help ") echo "  -gp <pp,tg>"; echo "  -w, --warmup <0|1>"; echo "  -rtr, --run-time-repack <0|1|auto>" ;;
+*" -d "* | *" --no-warmup "*) echo "error: invalid parameter"; exit 1 ;;
+*) echo '[{"avg_ts": 20.0, "repack": true}]' ;;
+esac
+END
+  cat >"$ik/llama-batched-bench" <<'END'
+#!/bin/sh
+exec >&2
+echo "|    PP |     TG |    B |   N_KV |   T_PP s | S_PP t/s |   T_TG s | S_TG t/s |      T s |    S t/s |"
+for n in 1 4 8 16; do echo "|   128 |     32 | $n |    160 |    0.100 |   100.00 |    0.200 |    40.00 |    0.300 |    80.00 |"; done
+END
+  chmod +x "$d"/llama-* "$ik"/llama-*
   cp "$MODEL" "$d/tiny.zse"
-  run --separate-stderr env B="${ZSE_BIN#"$PWD"/}" LLAMACPP="$d" scripts/bench-vs --json --rounds 1 --zse "$d/tiny.zse" --gguf "$d/tiny.zse" --prompts 32,64 --threads 1
+  run --separate-stderr env B="${ZSE_BIN#"$PWD"/}" LLAMACPP="$d" IK_LLAMACPP="$ik" scripts/bench-vs --json --rounds 1 --zse "$d/tiny.zse" --gguf "$d/tiny.zse" --prompts 32,64 --threads 1
   [ "$status" = 0 ] || { echo "$stderr"; return 1; }
-  check '{r["what"] for r in j["rows"]} == {"prefill_32", "prefill_64", "decode_128", "decode_64", "batch_1", "batch_4", "batch_8", "batch_16", "first_token_ms", "private_mb"}' <<<"$output"
-  check 'all(r["ours"] > 0 and r["peer"] > 0 and r["n"] == 1 for r in j["rows"]) and j["peers"] == ["llama.cpp"] and j["machine"]["limits"]["threads"] == 1' <<<"$output"
+  speeds='{"prefill_32", "prefill_64", "decode_128", "decode_64", "batch_1", "batch_4", "batch_8", "batch_16"}'
+  check '{r["what"] for r in j["rows"] if r["against"] == "llama.cpp"} == '"$speeds"' | {"first_token_ms", "private_mb"}' <<<"$output"
+  check '{r["what"] for r in j["rows"] if r["against"] == "ik_llama.cpp"} == '"$speeds" <<<"$output"
+  check 'all(r["peer"] == (40 if r["what"][:5] == "batch" else 20) for r in j["rows"] if r["against"] == "ik_llama.cpp")' <<<"$output"
+  check 'all(r["ours"] > 0 and r["peer"] > 0 and r["n"] == 1 for r in j["rows"]) and j["machine"]["limits"]["threads"] == 1' <<<"$output"
+  check '"cpu" in j["machine"]["device"]' <<<"$output"
+  check 'j["peers"][0] == {"name": "llama.cpp", "build": "abc", "instructions": "AVX2", "options": "-t 1", "settings": {"flash_attn": False}}' <<<"$output"
+  check 'j["peers"][1] == {"name": "ik_llama.cpp", "build": None, "instructions": None, "options": "-t 1 -rtr 1", "settings": {"repack": True}}' <<<"$output"
   check 'all(r["share"] > 0 for r in j["rows"] if r["what"][-2:] not in ("ms", "mb"))' <<<"$output"
   check 'all(abs(r["ratio"] / (r["peer"] / r["ours"] if r["what"][-2:] in ("ms", "mb") else r["ours"] / r["peer"]) - 1) < 0.002 for r in j["rows"])' <<<"$output"
   check 'next(r for r in j["rows"] if r["what"] == "private_mb")["peer"] > 50' <<<"$output"
   grep -q -- "-t 1 .*-n 32 -d 128" "$d/log"
+  grep -q -- "-p 64 -n 0 --no-warmup" "$d/log"
+  grep -q -- "-p 64 -n 0 -w 0 -rtr 1" "$ik/log"
+  grep -q -- "-gp 64,32 -rtr 1" "$ik/log"
 }
 
 # bats test_tags=plain
