@@ -888,9 +888,16 @@ uint32_t schema_object(struct schema *s, const struct member *m, int n)
         o.needed = further(&o, some);
     }
     if (!s->failed && o.min > n_possible + 1 && o.extra != EXPR_NONE) {
+        const struct member *of = NULL;
         for (int k = 0; k < n; k++)
-            if (json_object_get(m[k].s, "minProperties"))
-                schema_refuse(s, m[k].s, "minProperties", "beyond the declared properties it can be enforced for one more only, as two others might have the same name");
+            if (json_object_get(m[k].s, "minProperties") && (!of || !is_made(&m[k])))
+                of = &m[k];
+        if (!of || is_made(of)) {       /* a part of an opposite */
+            if (!s->n_partial++)
+                s->partial_at = of ? of->s : NULL;
+        } else {
+            schema_refuse(s, of->s, "minProperties", "beyond the declared properties it can be enforced for one more only, as two others might have the same name");
+        }
         goto done;
     }
     if (!s->failed)
