@@ -24,7 +24,7 @@
 /* Of one request, with sanitizers, which take two to ten times as long: */
 enum { CPU_MS = 300, CPU_US_A_BYTE = 20 };
 /* What is not held: connection, audit record, events, and grammars, which the model owns (their own limit counts states, not bytes). */
-enum { FREE_BYTES = 4 << 20, GRAMMAR_BYTES = 96 << 20 };
+enum { FREE_BYTES = 2 << 20, GRAMMAR_BYTES = 96 << 20 };
 
 extern int __sanitizer_install_malloc_and_free_hooks(void (*on_malloc)(const volatile void *, size_t), void (*on_free)(const volatile void *));
 extern size_t __sanitizer_get_allocated_size(const volatile void *p);
@@ -191,7 +191,9 @@ static int ask(const char *text, size_t size, struct buf *answer)
 
 static void open_server(void)
 {
-    static const char ready[] = "GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+    /* An answer of a model, so that what is made once, for the first of them, is there. */
+    static const char ready[] = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 41\r\n\r\n"
+                                "{\"prompt\":\"a\",\"max_tokens\":2,\"regex\":\"a\"}";
     struct err e;
     pthread_t thread;
     snprintf(path, sizeof path, "/tmp/fuzz-request-%d", (int)getpid());
