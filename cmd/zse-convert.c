@@ -26,7 +26,8 @@ static const char usage[] =
     "  -o, --output FILE          the new file; '-': standard output, if that is no terminal\n"
     "  -q, --quantize TYPE        nl4 (default), int4, int8, nf4, fp8, ternary, mixed, f16, bf16, f32, keep\n"
     "  -g, --group-size N         weights that share a scale, int4, int8, t2: 32, 64, 128; int8 also 'row', t2 also 256\n"
-    "      --quant PART=TYPE,...  other types for attention, mlp, experts, embeddings, lm_head\n"
+    "      --quant NAME=TYPE,...  other types for attention, mlp, experts, embeddings, lm_head, q_proj, k_proj, v_proj, o_proj,\n"
+    "                             gate_proj, up_proj, down_proj; of some layers: down_proj@0-3=int8\n"
     "      --ternary RULE         what makes other weights ternary: fit (default), absmean, rms, adaptive, threshold, sign\n"
     "      --skip GLOB            keep these tensors as they are stored (may be repeated; GLOB,GLOB)\n"
     "  -m, --target-memory SIZE   weights of at most this size, as 6GB or 900MiB: alone, the finest type that fits;\n"
@@ -70,6 +71,7 @@ static const struct option options[] = {
 
 struct arguments {
     struct convert_options o;
+    struct convert_rule *rules;         /* --quant; owned */
     const char **skip; int n_skip;      /* point into argv's strings, cut at commas */
     int type_given, ternary_given, force, json, tensors, dry_run, plan, verbose;
     struct planned_mode mode;
@@ -88,18 +90,23 @@ static int add_globs(struct arguments *a, char *list)
     return 0;
 }
 
-/* "attention=bf16,lm_head=int8" */
+/* "attention=bf16,lm_head=int8,down_proj@0-3=int8": parts as such, what is finer as rules. */
 static int add_parts(struct arguments *a, char *list)
 {
     for (char *item = strtok(list, ","); item; item = strtok(NULL, ",")) {
-        char *equals = strchr(item, '=');
+        struct convert_rule r, *rules;
         struct err e;
-        int part = equals ? convert_part_find(item, (size_t)(equals - item)) : -1;
-        if (!equals || part < 0)
-            return cli_wrong(prog, "--quant: '%s' is not PART=TYPE with PART one of attention, mlp, experts, embeddings, lm_head", item);
-        if (convert_parse_type(&a->o.part[part].type, equals + 1, &e))
+        if (convert_parse_rule(&r, item, &e))
             return cli_wrong(prog, "--quant: %s", e.msg);
-        a->o.part[part].set = 1;
+        if (!r.roles && r.first_layer < 0) {
+            a->o.part[r.part].type = r.type;
+            a->o.part[r.part].set = 1;
+            continue;
+        }
+        if (!(rules = realloc(a->rules, (size_t)(a->o.n_rules + 1) * sizeof *rules)))
+            return cli_wrong(prog, "--quant: out of memory");
+        rules[a->o.n_rules++] = r;
+        a->o.rules = a->rules = rules;
     }
     return 0;
 }
@@ -190,6 +197,8 @@ static int wants_ternary(const struct convert_options *o)
     int some = is_ternary(o->type);
     for (int i = 0; i < N_PARTS; i++)
         some |= o->part[i].set && is_ternary(o->part[i].type);
+    for (int i = 0; i < o->n_rules; i++)
+        some |= is_ternary(o->rules[i].type);
     return some;
 }
 
@@ -413,6 +422,7 @@ int main(int argc, char **argv)
     }
     if ((rc = check(&a, argc, argv)) == 0)
         rc = a.plan ? convert_plan(&a.o, &a.mode, a.json) : run(&a);
+    free(a.rules);
     free(a.skip);
     free(a.found);
     return rc;

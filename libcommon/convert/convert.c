@@ -95,6 +95,9 @@ static int check_options(const struct convert_options *o, struct err *e)
         if (o->part[i].set && o->part[i].type.kind == CONVERT_MIXED && o->type.kind != CONVERT_MIXED)
             return err_set(e, ERR_UNSUPPORTED, "%s=mixed: mixed weighs all parts of a model against each other, so it can only be the type of the whole",
                            convert_part_name((enum convert_part)i));
+    for (int i = 0; i < o->n_rules; i++)
+        if (o->rules[i].type.kind == CONVERT_MIXED && o->type.kind != CONVERT_MIXED)
+            return err_set(e, ERR_UNSUPPORTED, "%s: mixed weighs all parts of a model against each other, so it can only be the type of the whole", o->rules[i].text);
     if (o->synthetic && (o->type.kind == CONVERT_MIXED || o->calibration))
         return err_set(e, ERR_UNSUPPORTED, "%s: random weights have no errors to weigh against each other, so there is no mixed and no calibration", o->synthetic);
     if (!o->group_size)

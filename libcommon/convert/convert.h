@@ -43,6 +43,17 @@ enum convert_part { PART_ATTENTION, PART_MLP, PART_EMBEDDINGS, PART_LM_HEAD, PAR
 int convert_part_find(const char *name, size_t size);
 const char *convert_part_name(enum convert_part part);
 
+/* A type for some matrices of some layers, of --quant: NAME=TYPE or NAME@FROM-TO=TYPE. */
+struct convert_rule {
+    unsigned roles;                     /* 1 << enum role: those of a projection's name; 0: those of part */
+    enum convert_part part;
+    int first_layer, last_layer;        /* -1, INT_MAX: all */
+    struct convert_type type;
+    const char *text; int text_len;     /* as it was written, for messages; borrowed */
+};
+/* NAME: a part, or q_proj k_proj v_proj o_proj gate_proj up_proj down_proj (experts' too); layers count from 0.  -1 with *e. */
+int convert_parse_rule(struct convert_rule *r, const char *text, struct err *e);
+
 enum { CONVERT_MOE_MEMORY = 200 * 1000 * 1000 };     /* with the rest of a conversion 300 MB */
 struct convert_report;
 struct source_options;
@@ -56,6 +67,7 @@ struct convert_options {
     int group_size;                     /* int4, int8: 32, 64, 128; -1: one scale a row (int8); 0: the type's default */
     const char *const *skip; int n_skip;        /* globs on the names of tensors (ours or the source's): kept as stored */
     struct { int set; struct convert_type type; } part[N_PARTS];        /* other types for parts of the model */
+    const struct convert_rule *rules; int n_rules;      /* before part; of several that fit a matrix, the last */
     uint64_t target_bytes;              /* 0: none; bytes of weights */
     enum ternary_fit ternary;           /* how weights that were not trained to be ternary become it; all but TERNARY_FIT without a model run */
     enum convert_effort effort;

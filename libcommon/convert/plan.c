@@ -1,6 +1,8 @@
 /* plan.c - which tensor of the source becomes what. */
 #include <fnmatch.h>
 #include <inttypes.h>
+#include <limits.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "libcommon/convert/job.h"
@@ -49,6 +51,50 @@ int convert_part_find(const char *name, size_t size)
 }
 
 const char *convert_part_name(enum convert_part part) { return part_names[part]; }
+
+static const struct { const char *name; unsigned roles; } projections[] = {
+    { "q_proj", 1u << ROLE_Q }, { "k_proj", 1u << ROLE_K }, { "v_proj", 1u << ROLE_V }, { "o_proj", 1u << ROLE_O },
+    { "gate_proj", 1u << ROLE_GATE | 1u << ROLE_EXPERT_GATE }, { "up_proj", 1u << ROLE_UP | 1u << ROLE_EXPERT_UP }, { "down_proj", 1u << ROLE_DOWN | 1u << ROLE_EXPERT_DOWN },
+};
+
+int convert_parse_rule(struct convert_rule *r, const char *text, struct err *e)
+{
+    const size_t n = strcspn(text, "@=");
+    const char *equals = strchr(text, '=');
+    const int part = convert_part_find(text, n);
+    *r = (struct convert_rule){ .part = part < 0 ? N_PARTS : (enum convert_part)part, .first_layer = -1, .last_layer = INT_MAX, .text = text };
+    for (size_t i = 0; i < sizeof projections / sizeof *projections; i++)
+        if (strlen(projections[i].name) == n && memcmp(projections[i].name, text, n) == 0)
+            r->roles = projections[i].roles;
+    if (!equals || (part < 0 && !r->roles))
+        return err_set(e, ERR_UNSUPPORTED, "'%s' is not NAME=TYPE with NAME one of attention, mlp, experts, embeddings, lm_head, "
+                                           "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj", text);
+    r->text_len = (int)(equals - text);
+    if (text[n] == '@') {
+        int end = 0;
+        if (part == PART_EMBEDDINGS || part == PART_LM_HEAD)
+            return err_set(e, ERR_UNSUPPORTED, "'%s': %s lie in no layer", text, part_names[part]);
+        if (sscanf(text + n, "@%9d%n", &r->first_layer, &end) == 1 && text[n + (size_t)end] == '-')
+            r->last_layer = sscanf(text + n, "@%*d-%9d%n", &r->last_layer, &end) == 1 ? r->last_layer : -1;
+        else
+            r->last_layer = r->first_layer;
+        if (end == 0 || text + n + (size_t)end != equals || r->first_layer < 0 || r->last_layer < r->first_layer)
+            return err_set(e, ERR_UNSUPPORTED, "'%s': expected layers like @3 or @0-3 before the =", text);
+    }
+    return convert_parse_type(&r->type, equals + 1, e);
+}
+
+/* The last rule for this matrix, or NULL. */
+static const struct convert_rule *rule_of(const struct convert_options *o, const struct weight_spec *s, enum convert_part part)
+{
+    const struct convert_rule *found = NULL;
+    for (int i = 0; i < o->n_rules; i++) {
+        const struct convert_rule *r = &o->rules[i];
+        if ((r->roles ? r->roles >> s->role & 1 : r->part == part) && s->layer >= r->first_layer && s->layer <= r->last_layer)
+            found = r;
+    }
+    return found;
+}
 
 enum convert_part plan_part(const struct weight_spec *s)
 {
@@ -259,6 +305,11 @@ static int plan_tensor(struct job *j, struct plan *p, struct convert_type type, 
         p->fixed = 1;
         return set_keep(p, e);
     }
+    const struct convert_rule *rule = rule_of(o, p->spec, part);
+    if (rule) {
+        p->fixed = rule->type.kind != CONVERT_MIXED;
+        return set_type(j, p, rule->type, e);
+    }
     const int bitnet = strcmp(j->config.arch, "bitnet") == 0 && p->spec->layer >= 0;
     if (o->part[part].set) {
         p->fixed = o->part[part].type.kind != CONVERT_MIXED;
@@ -391,6 +442,19 @@ static void note_idle_globs(const struct job *j)
     }
 }
 
+static void note_idle_rules(const struct job *j)
+{
+    const struct convert_options *o = j->o;
+    for (int i = 0; i < o->n_rules; i++) {
+        const struct convert_options one = { .rules = &o->rules[i], .n_rules = 1 };
+        int used = 0;
+        for (int k = 0; k < j->n_plans && !used; k++)
+            used = !j->plans[k].spec->is_vector && rule_of(&one, j->plans[k].spec, plan_part(j->plans[k].spec));
+        if (!used)
+            job_note(j, "warning: --quant %.*s: this model has no such matrix", o->rules[i].text_len, o->rules[i].text);
+    }
+}
+
 int plan_make(struct job *j, struct err *e)
 {
     const struct convert_options *o = j->o;
@@ -398,6 +462,7 @@ int plan_make(struct job *j, struct err *e)
         memcmp(&o->part[PART_LM_HEAD].type, &o->part[PART_EMBEDDINGS].type, sizeof o->part[0].type))
         return err_set(e, ERR_UNSUPPORTED, "%s: the head is the embedding, one type for both is needed", j->source->path);
     note_idle_globs(j);
+    note_idle_rules(j);
     for (int i = 0; i < j->n_plans; i++)
         find_exact(&j->plans[i]);
     j->report->type = o->type;

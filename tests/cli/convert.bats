@@ -94,6 +94,26 @@ P
   [ "$status" = 2 ] && [[ "$output" == *"'best' is not fit, absmean, rms, adaptive, threshold or sign"* ]]
 }
 
+@test "projections and ranges of layers have types of their own" {
+  convert -n -q nl4 --quality fast --quant 'mlp=f16,gate_proj=int4,up_proj=int4,down_proj=int8,down_proj@1-2=bf16,attention@3=f32' --tensors >"$T/out"
+  grep -Eq '^layers.0.gate_proj.weight +BF16 +i4 ' "$T/out"
+  grep -Eq '^layers.3.up_proj.weight +BF16 +i4 ' "$T/out"
+  for i in 0 3; do grep -Eq "^layers.$i.down_proj.weight +BF16 +i8 " "$T/out"; done
+  for i in 1 2; do grep -Eq "^layers.$i.down_proj.weight +BF16 +bf16 " "$T/out"; done
+  for p in q k v o; do grep -Eq "^layers.3.${p}_proj.weight +BF16 +f32 " "$T/out"; done
+  run ! grep -E '^layers.[012].[qkvo]_proj.weight +BF16 +f32' "$T/out"
+  convert -o "$T/m.zse" --quality fast --quant q_proj=ternary,down_proj=int8 >/dev/null
+  zse-info "$T/m.zse" --verify >/dev/null
+  run -0 --separate-stderr convert -n --quant down_proj@7=int8
+  [ "$stderr" = "zse-convert: warning: --quant down_proj@7: this model has no such matrix" ]
+  for bad in x_proj=int8 down_proj down_proj@=int8 down_proj@3-1=int8 down_proj@1-=int8 down_proj@1x=int8 down_proj@-1=int8 embeddings@1=int8 q_proj=int9; do
+    run convert -n --quant "$bad"
+    [ "$status" = 2 ] || { echo "$bad: $status $output"; return 1; }
+  done
+  run convert -n --quant q_proj=mixed
+  [ "$status" = 1 ]
+}
+
 @test "parts, globs and group sizes" {
   convert -o "$T/m.zse" --quality fast --quant attention=bf16,mlp=int8 --skip 'layers.0.*,*down*' --tensors >"$T/out"
   grep -Eq '^layers.1.q_proj.weight +BF16 +bf16' "$T/out"
