@@ -41,6 +41,7 @@ int bench_moe(const struct bench_options *o, const char *model);
 int bench_threads(const struct bench_options *o, const char *model);
 int bench_matmul(const struct bench_options *o);                                                        /* bench_matmul.c */
 int bench_ternary(const struct bench_options *o);                                                       /* bench_ternary.c */
+int bench_dequant(const struct bench_options *o);                                                       /* bench_dequant.c */
 int bench_gpu(const struct bench_options *o);                                                           /* bench_gpu.c */
 int bench_coldstart(const struct bench_options *o, const char *model);                                  /* bench_cold.c */
 int bench_serve(const struct bench_options *o, const char *url);                                        /* bench_serve.c */

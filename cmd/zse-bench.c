@@ -13,7 +13,7 @@
 static const char prog[] = "zse-bench";
 static const char usage[] =
     "usage: zse-bench [OPTIONS] [MODEL]\n"
-    "       zse-bench limits|matmul|ternary|gpu [OPTIONS]\n"
+    "       zse-bench limits|matmul|ternary|dequant|gpu [OPTIONS]\n"
     "       zse-bench serve [OPTIONS] URL\n"
     "       zse-bench batch|kv|moe|threads|coldstart|logits|layers [OPTIONS] [MODEL]\n"
     "       zse-bench perplexity|quality [REFERENCE] MODEL TEXTFILE [OPTIONS]\n"
@@ -27,6 +27,7 @@ static const char usage[] =
     "  threads                    prefill of -p tokens and decode after it with 1 to --threads threads\n"
     "  matmul                     one matrix of random weights against activations of several numbers of tokens\n"
     "  ternary                    the same of nl4 and the ternary layouts t2 and t3, in turn\n"
+    "  dequant                    decoding to f32, of each type of a GGUF file and of ours: elements a second on all threads\n"
     "  gpu                        each kernel of a GPU by itself: what it moves and computes a second, as shares of the GPU's limits\n"
     "  coldstart                  from exec to the first token in fresh processes, page cache warm and dropped, by phases\n"
     "  serve                      load on an OpenAI server: time to first token and between tokens, tokens a second, failures\n"
@@ -44,7 +45,7 @@ static const char usage[] =
     "\n"
     "      --file FILE            limits: the file whose disk and page cache are read; its own pages are dropped first\n"
     "      --contexts LIST        kv: tokens in the cache, like 128,4096,8192 (the default, as far as the model goes)\n"
-    "      --shape ROWSxCOLS      matmul, ternary, gpu: output and input features (default: 8960x1536; gpu: 14336x4096); matmul's\n"
+    "      --shape ROWSxCOLS      matmul, ternary, dequant, gpu: output and input features (default: 8960x1536; gpu: 14336x4096); matmul's\n"
     "                             type is that of -q, else nl4\n"
     "      --tokens LIST          matmul, ternary, gpu: numbers of tokens (default: 1,2,4,8,16,64,512; gpu: 1,8,16,64,512,4096)\n"
     "      --autotune             gpu: only products, by each kernel that can compute them: which is fastest, which the engine takes\n"
@@ -92,10 +93,10 @@ static const struct option options[] = {
 };
 
 /* The commands, how many arguments they take, and which options mean something to them. */
-enum command { SPEED, LIMITS, BATCH, KV, MOE, THREADS, MATMUL, TERNARY, GPU, COLDSTART, SERVE, LOGITS, LAYERS, PERPLEXITY, QUALITY, N_COMMANDS };
+enum command { SPEED, LIMITS, BATCH, KV, MOE, THREADS, MATMUL, TERNARY, DEQUANT, GPU, COLDSTART, SERVE, LOGITS, LAYERS, PERPLEXITY, QUALITY, N_COMMANDS };
 static const struct { const char *name; int least, most; const char *letters; } commands[N_COMMANDS] = {
     [SPEED] = { NULL, 0, 1, "pnbrwa" }, [LIMITS] = { "limits", 0, 0, "f" }, [BATCH] = { "batch", 0, 1, "pbr" }, [KV] = { "kv", 0, 1, "rc" }, [MOE] = { "moe", 0, 1, "pbr" },
-    [THREADS] = { "threads", 0, 1, "pr" }, [MATMUL] = { "matmul", 0, 0, "rst" }, [TERNARY] = { "ternary", 0, 0, "rst" }, [GPU] = { "gpu", 0, 0, "prstA" },
+    [THREADS] = { "threads", 0, 1, "pr" }, [MATMUL] = { "matmul", 0, 0, "rst" }, [TERNARY] = { "ternary", 0, 0, "rst" }, [DEQUANT] = { "dequant", 0, 0, "rs" }, [GPU] = { "gpu", 0, 0, "prstA" },
     [COLDSTART] = { "coldstart", 0, 1, "prPMa" },
     [SERVE] = { "serve", 1, 1, "pnbwS" }, [LOGITS] = { "logits", 1, 1, "ioW" }, [LAYERS] = { "layers", 1, 1, "ioR" }, [PERPLEXITY] = { "perplexity", 2, 2, "WNa" }, [QUALITY] = { "quality", 3, 3, "WNa" },
 };
@@ -253,7 +254,7 @@ static int run(struct bench_options *o, unsigned given, int n, char **args)
         if (given >> i & 1 && !strchr(commands[c].letters, special[i].letter))
             return cli_wrong(prog, "%s does not belong to %s%s", special[i].name, c == SPEED ? "the measurement of speed" : "zse-bench ", c == SPEED ? "" : commands[c].name);
     const char *model = n ? args[0] : NULL;
-    if (o->run.gpu && (c == LIMITS || c == BATCH || c == KV || c == MOE || c == THREADS || c == MATMUL || c == TERNARY || c == LAYERS)) {
+    if (o->run.gpu && (c == LIMITS || c == BATCH || c == KV || c == MOE || c == THREADS || c == MATMUL || c == TERNARY || c == DEQUANT || c == LAYERS)) {
         if (o->run.device)
             return cli_wrong(prog, "%s measures the processor: --device has no meaning", commands[c].name);
         o->run.gpu = 0;                 /* a GPU that is there by chance, or named for other programs */
@@ -287,6 +288,7 @@ static int run(struct bench_options *o, unsigned given, int n, char **args)
     case THREADS: return bench_threads(o, model);
     case MATMUL: return bench_matmul(o);
     case TERNARY: return bench_ternary(o);
+    case DEQUANT: return bench_dequant(o);
     case GPU: return bench_gpu(o);
     case COLDSTART: return bench_coldstart(o, model);
     case SERVE: return (rc = check_serve(o)) ? rc : bench_serve(o, args[0]);

@@ -220,7 +220,8 @@ P
   [ "$status" = 1 ]
   [[ "$stderr" == *"$Z: offset "*"group "*"checksum: found "*"; the file is damaged" ]]
   q "$Z"
-  [ "$status" = 1 ] && [ -z "$output" ]
+  [ "$status" = 1 ]
+  [ -z "$output" ]
   q "$Z" --verify never
   [ "$status" = 0 ]
   flip "$Z"                                     # as it was

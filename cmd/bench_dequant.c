@@ -1,0 +1,146 @@
+/* bench_dequant.c - decoding to f32: blocks of GGUF files as a conversion reads them, tiles of our types as a row is looked up. */
+#include "cmd/bench.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cmd/cli.h"
+#include "cmd/matmul_time.h"
+#include "libcommon/base/clock.h"
+#include "libcommon/base/pool.h"
+#include "libcommon/base/rng.h"
+#include "libcommon/quant/ggml.h"
+
+static const char prog[] = "zse-bench";
+
+enum { SLICE_NS = 20000000, GGUF_TYPES = 64 };
+
+struct dequant {
+    const struct bench_options *o;
+    struct pool *pool;
+    float *out;                         /* a row for each thread */
+    uint8_t *data;                      /* of the type that is measured */
+    int type; size_t row_bytes;         /* GGUF */
+    struct mat m;                       /* ours */
+    double *seconds;                    /* [repeats] */
+};
+
+static void decode_blocks(void *arg, int row, int thread)
+{
+    const struct dequant *d = arg;
+    ggml_decode(d->type, d->data + (size_t)row * d->row_bytes, d->out + (size_t)thread * (size_t)d->o->cols, d->o->cols);
+}
+
+static void decode_tiles(void *arg, int row, int thread)
+{
+    const struct dequant *d = arg;
+    mat_decode_row(&d->m, row, d->out + (size_t)thread * (size_t)d->o->cols);
+}
+
+/* Any codes; as scales, these bytes are numbers of a usual size in every format. */
+static int fill(struct dequant *d, size_t size, struct err *e)
+{
+    struct rng rng = { 1 };
+    if (!(d->data = aligned_alloc(64, (size + 63) / 64 * 64)))
+        return err_nomem(e, "benchmark");
+    for (size_t i = 0; i < size; i += 8) {
+        const uint64_t v = rng_u64(&rng) & 0x3b3b3b3b3b3b3b3b;
+        memcpy(d->data + i, &v, size - i < 8 ? size - i : 8);
+    }
+    return 0;
+}
+
+/* Elements a second, median. */
+static double measure(struct dequant *d, void (*decode)(void *arg, int row, int thread))
+{
+    for (int k = -1; k < d->o->repeats; k++) {          /* the first time is not counted */
+        const uint64_t start = clock_ns();
+        uint64_t now = start;
+        int times = 0;
+        for (; times == 0 || now - start < SLICE_NS; times++, now = clock_ns())
+            pool_run(d->pool, d->o->rows, decode, d);
+        if (k >= 0)
+            d->seconds[k] = (double)(now - start) * 1e-9 / times;
+    }
+    return (double)d->o->rows * d->o->cols / summarise(d->seconds, d->o->repeats).median;
+}
+
+static void add_row(const struct dequant *d, json_t *rows, const char *format, const char *type, size_t bytes, double rate)
+{
+    const double bits = 8.0 * (double)bytes / ((double)d->o->rows * d->o->cols);
+    json_array_append_new(rows, json_pack("{s:s, s:s, s:f, s:f}", "format", format, "type", type, "bits_per_weight", bits, "elements_per_s", rate));
+    if (!d->o->json)
+        printf("%-6s %-8s %12.3f %14.0f\n", format, type, bits, rate / 1e6);
+}
+
+static int gguf_types(struct dequant *d, json_t *rows, struct err *e)
+{
+    for (int type = 0; type < GGUF_TYPES; type++) {
+        const struct ggml_type_info *t = ggml_type_info(type);
+        if (!t || (t->block == 1 && type != GGML_F16 && type != GGML_BF16))
+            continue;
+        d->type = type;
+        d->row_bytes = (size_t)(d->o->cols / t->block) * (size_t)t->block_bytes;
+        const size_t size = d->row_bytes * (size_t)d->o->rows;
+        if (fill(d, size, e) != 0)
+            return -1;
+        add_row(d, rows, "gguf", t->name, size, measure(d, decode_blocks));
+        free(d->data);
+        d->data = NULL;
+    }
+    return 0;
+}
+
+static int own_types(struct dequant *d, json_t *rows, struct err *e)
+{
+    for (int type = 0; type <= QT_T3; type++) {
+        const struct qtype_info *t = qtype_info((enum qtype)type);
+        if (!t || !t->has_kernels)
+            continue;
+        if (matmul_time_mat(&d->m, t->type, d->o->rows, d->o->cols, e) != 0 || fill(d, d->m.size, e) != 0)
+            return -1;
+        d->m.data = d->data;
+        add_row(d, rows, "zse", t->name, d->m.size, measure(d, decode_tiles));
+        free(d->data);
+        d->data = NULL;
+    }
+    return 0;
+}
+
+int bench_dequant(const struct bench_options *o)
+{
+    struct dequant d = { .o = o };
+    struct err e;
+    json_t *rows = json_array();
+    int rc = -1;
+    if (o->run.type)
+        return cli_wrong(prog, "dequant: measures all types, -q has no meaning");
+    if (o->cols % 256)
+        return cli_wrong(prog, "dequant: --shape: %d columns, expected a multiple of 256, the largest block", o->cols);
+    if (!(d.pool = pool_open(o->run.threads, &e)))
+        goto done;
+    d.out = malloc((size_t)pool_size(d.pool) * (size_t)o->cols * sizeof *d.out);
+    d.seconds = calloc((size_t)o->repeats, sizeof *d.seconds);
+    if (!d.out || !d.seconds || !rows) {
+        err_nomem(&e, "benchmark");
+        goto done;
+    }
+    if (!o->json) {
+        printf("%d x %d, %d thread%s; median of %d\n", o->rows, o->cols, pool_size(d.pool), pool_size(d.pool) == 1 ? "" : "s", o->repeats);
+        printf("%-6s %-8s %12s %14s\n", "format", "type", "bits/weight", "M elements/s");
+    }
+    rc = gguf_types(&d, rows, &e) == 0 ? own_types(&d, rows, &e) : -1;
+    if (rc == 0 && o->json) {
+        json_t *j = json_pack("{s:i, s:i, s:i, s:i, s:O}", "out_features", o->rows, "in_features", o->cols, "threads", pool_size(d.pool), "repeats", o->repeats, "rows", rows);
+        cli_json(j);
+        json_decref(j);
+    }
+done:
+    json_decref(rows);
+    free(d.data);
+    free(d.out);
+    free(d.seconds);
+    pool_close(d.pool);
+    return rc == 0 ? cli_finish(prog) : cli_fail(prog, &e);
+}
