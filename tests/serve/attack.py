@@ -537,7 +537,7 @@ def bodies_that_are_not_wanted():
                 c.sendall(piece * 15 if b'chunked' in head else b'x' * 14_999_999)
             held.append(c)
     peak = s.rss()
-    slow = [s.open(request('/health', method='POST', fields=chunked) + b'ffff\r\n' + b'x' * 60000) for _ in range(400)]        # not refused yet: these wait
+    slow = [s.open(request('/health', method='POST', fields=chunked) + b'ffff\r\n' + b'x' * 60000, source='127.0.0.9') for _ in range(400)]        # not refused yet: these wait
     s.lives('with bodies that nothing wants')
     after = s.rss()
     for c in held:
