@@ -43,7 +43,7 @@ void cli_start(void)
 int cli_help(const char *usage)
 {
     fputs(usage, stdout);
-    return fflush(stdout) ? CLI_FAILED : CLI_OK;
+    return fflush(stdout) || ferror(stdout) ? CLI_FAILED : CLI_OK;
 }
 
 int cli_version(const char *prog)

@@ -207,6 +207,8 @@ static int check(struct arguments *a, int argc, char **argv)
     if (argc - optind != (a->o.synthetic ? 0 : 1))
         return a->o.synthetic ? cli_wrong(prog, "--synthetic reads no SRC: '%s' is too much", argv[optind]) : cli_usage(usage);
     a->o.source = a->o.synthetic ? a->o.synthetic : argv[optind];
+    if (!*a->o.source || (a->o.output && !*a->o.output))
+        return cli_wrong(prog, "%s is an empty name", *a->o.source ? "-o" : "SRC");
     a->o.skip = a->skip;
     a->o.n_skip = a->n_skip;
     if (a->mode.given && (a->type_given || a->o.target_bytes || a->o.synthetic))
@@ -362,6 +364,9 @@ static int find_source(struct arguments *a, const struct hub_check *check, struc
     *stream = NULL;
     if (a->o.synthetic)
         return 0;
+    struct stat st;
+    if (stat(a->o.source, &st) == 0 && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode))        /* to open a pipe would wait for its writer */
+        return err_set(e, ERR_IO, "%s: neither a regular file nor a folder", a->o.source);
     const int rc = a->o.output && !a->mode.given ? hub_stream_open(stream, prog, a->o.source, 1, check, &a->found, e)
                                                  : hub_model_path(prog, a->o.source, 1, a->o.output ? check : NULL, &a->found, e);
     if (rc == 0)

@@ -140,6 +140,8 @@ static int find_models(const struct serve_options *o, struct err *e)
     const char *env = getenv("ZSE_MODEL"), *const *models = o->n_models ? o->models : &env;
     const int n = o->n_models ? o->n_models : env && *env ? 1 : 0;
     struct hub_name name;
+    if (o->model_dir && access(o->model_dir, F_OK) != 0)
+        return err_sys(e, "--model-dir %s", o->model_dir);
     for (int i = 0; i < n; i++) {
         char *path;
         if (hub_is_name(models[i], &name, &path, e) < 0)

@@ -48,7 +48,7 @@ const json_t *registry_find(const json_t *registry, const char *name, struct err
     json_array_foreach((json_t *)registry, i, m) {
         if (strcasecmp(string(m, "id"), name) == 0 || strcasecmp(string(m, "name"), name) == 0)
             return m;
-        if (!*name || !strcasestr(string(m, "id"), name))
+        if (strlen(name) < 3 || !strcasestr(string(m, "id"), name))        /* "x" is part of Mixtral-8x7B */
             continue;
         part = m;
         const size_t at = strlen(several);

@@ -157,6 +157,11 @@ P
 
 @test "wrong usage is 2, a failure is 1, both with one sentence" {
   run -2 zse-convert
+  run -2 zse-convert '' -o "$T/m.zse"
+  run -2 convert -o ''
+  mkfifo "$T/pipe"
+  run -1 zse-convert "$T/pipe" -o "$T/m.zse"
+  [ "$output" = "zse-convert: $T/pipe: neither a regular file nor a folder" ]
   run -2 convert
   [[ "$output" == *"-o OUT.zse is needed"* ]]
   run -2 convert -o "$T/m.zse" -q int3

@@ -13,6 +13,14 @@ long_options() { grep -oE '^ +(-[A-Za-z], )?--[a-z0-9-]+' | grep -oE -- '--[a-z0
   done
 }
 
+@test "help that cannot be written is a failure" {
+  [ -w /dev/full ] || skip "no /dev/full"
+  for p in $(programs); do
+    run -1 bash -c "$p --help >/dev/full"
+    run -1 bash -c "$p --version >/dev/full"
+  done
+}
+
 @test "an unknown option is wrong usage: exit 2, usage on stderr, nothing on stdout" {
   for p in $(programs); do
     run --separate-stderr "$p" --no-such-option

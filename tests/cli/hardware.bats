@@ -126,6 +126,9 @@ C
     run --separate-stderr zse-hardware $args
     [ "$status" = 2 ] && [ -z "$output" ] || { echo "$args: $status"; return 1; }
   done
+  run --separate-stderr zse-hardware capacity --vram 80 x:int4            # part of one name only, but hardly meant
+  [ "$status" = 1 ]
+  [[ "$stderr" == *"'x' is no model of the registry"* ]]
   run --separate-stderr zse-hardware capacity --vram 80 no-such:int4
   [ "$status" = 1 ]
   [[ "$stderr" == *"no model of the registry"* ]]
