@@ -123,6 +123,7 @@ rendered() {
     words=$(grep -oE -- "(^|[^-a-z])--[a-z][a-z0-9-]*" "$BATS_TEST_TMPDIR/page" | grep -oE -- '--[a-z0-9-]+' | sort -u | grep -vxFf "$options" || true)
     [ -z "$words" ] || { echo "$page: $words"; return 1; }
     # a Sq macro, too: ‘-: standard input’
+    # shellcheck disable=SC1112
     words=$(grep -oE '‘-[^’]+’|“-[^”]+”' "$BATS_TEST_TMPDIR/page" || true)
     [ -z "$words" ] || { echo "$page: $words"; return 1; }
   done

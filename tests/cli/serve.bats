@@ -425,7 +425,9 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   [ -z "$output" ]
   [ "$stderr" = "zse-serve: nosuch: No such file or directory (models on the hub are named org/name)" ]
   run --separate-stderr zse-serve --port 0 --model-dir /no/such
-  [ "$status" = 1 ] && [ -z "$output" ] && [ "$stderr" = "zse-serve: --model-dir /no/such: No such file or directory" ]
+  [ "$status" = 1 ]
+  [ -z "$output" ]
+  [ "$stderr" = "zse-serve: --model-dir /no/such: No such file or directory" ]
   run --separate-stderr zse-serve --port 0 README.md
   [ "$status" = 1 ] && [ "${#stderr_lines[@]}" = 1 ] && [[ $stderr == "zse-serve: README.md: neither "* ]]
 }
