@@ -451,7 +451,7 @@ END
   # best: with its own tables, 40 MB in memory, or most of them in files, where they leave no name; the same bytes
   cp models/tiny/tokenizer*.json "$T/moe"
   head -c 10000 LICENSE >"$T/text"
-  zse-convert "$T/moe" -o "$T/moe.zse" --quality best --calibration "$T/text" --threads 1 --json >"$T/json" 2>"$T/err"
+  zse-convert "$T/moe" -o "$T/moe.zse" --force --quality best --calibration "$T/text" --threads 1 --json >"$T/json" 2>"$T/err"
   [ ! -s "$T/err" ]
   [ "$(field calibration_memory_bytes <"$T/json")" -gt 35000000 ]
   [ "$(field calibration_file_bytes <"$T/json")" = 0 ]

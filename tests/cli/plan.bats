@@ -149,7 +149,7 @@ J
   ZSE_QUANTIZATION=int8 zse-chat models/tiny --plan >"$T/text"
   grep -q ', int8, on cpu' "$T/text"
   grep -q '^expected  *prefill [1-9].* tokens/s' "$T/text"
-  [ ! -e "$T/cache" ]
+  [ -z "$(find "$T/cache" -name '*.zse')" ]
   run --separate-stderr zse-chat models/tiny --plan --ctx 1000000
   [ "$status" = 1 ]
   [ -z "$output" ]

@@ -91,6 +91,7 @@ static struct convert_options options(const char *source, const char *output, co
     o.source = source;
     o.output = output;
     o.effort = effort;
+    o.overwrite = 1;                    /* outputs of different sources share a name */
     o.n_threads = 2;
     if (getenv("ZSE_SANITIZED") && effort != CONVERT_FAST)
         o.calibration = at("text");                 /* a sanitizer makes the built-in text last minutes */
@@ -685,6 +686,7 @@ static void bad_targets(void **state)
     struct convert_options o = options(tiny, at("x/y.zse"), "f16", CONVERT_FAST);
     struct map w;
     struct err e = { 0 };
+    o.overwrite = 0;
     must_fail(&o, "y.zse: No such file");
     o.output = dir;
     must_fail(&o, "is a folder");
