@@ -336,7 +336,9 @@ static int ask_replace(void *user, const char *path, const char *what)
 {
     (void)user;
     cli_progress_clear();
-    return cli_ask("%s: %s exists (%s).  Replace it?", prog, path, what);
+    const int yes = cli_ask("%s: %s exists (%s).  Replace it?", prog, path, what);
+    cli_die_of_interrupt();             /* Ctrl-C is an answer, too; nothing is written yet */
+    return yes;
 }
 
 /* A model on the hub that is not in the cache: OUT cannot have been made of it in its present form, which had better be said before gigabytes are downloaded. */

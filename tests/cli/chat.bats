@@ -365,14 +365,14 @@ send /save $BATS_TEST_TMPDIR/a talk.json
 expect saved 4 messages
 expect >
 send /save ~/old.json
-expect old.json holds another conversation of 1 messages.  Replace it
+expect old.json holds another conversation of 1 message\.  Replace it
 send n
 not saved
 expect >
 send /clear
 expect >
 send /save ~/a talk.json
-expect holds another conversation of 4 messages.  Replace it
+expect holds another conversation of 4 messages\.  Replace it
 send
 not saved
 expect >
