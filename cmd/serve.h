@@ -13,6 +13,7 @@ struct serve_options {
     const char *host, *socket_path, *tls_cert, *tls_key;        /* NULL: not given */
     int port, port_given, no_auth, trust_proxy, max_seqs, max_queue, no_prefix_cache, max_connections, max_per_address, quiet, plan, no_watch;
     int query_keys, anonymous_limit, no_audit, audit_prompts;
+    const char *audit_syslog, *audit_sign;                      /* NULL: not given */
     const char *audit_folder;                                   /* NULL: audit in the home folder */
     const char *model_dir;                                      /* NULL: not given */
     const char *user;                                           /* NULL: stay who it is */

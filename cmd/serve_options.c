@@ -25,6 +25,8 @@ static const char usage[] =
     "      --audit-size SIZE      a file of it is rotated at this size (default: 50MB)\n"
     "      --audit-anonymous-size SIZE  the same for requests without a valid key, which have files of their own (default: as --audit-size)\n"
     "      --audit-files N        rotated files that are kept, of each kind (default: 10)\n"
+    "      --audit-syslog TARGET  send each line to a syslog server, too: HOST:PORT (UDP), tcp:HOST:PORT or a socket, /dev/log\n"
+    "      --audit-sign FILE      sign the log with this private Ed25519 key (PEM)\n"
     "      --audit-prompts        log the requests' bodies, too (at most 4096 bytes of each)\n"
     "      --no-audit             log nothing\n"
     "      --trust-proxy          take the client's address from X-Forwarded-For; needs keys, or --no-auth\n"
@@ -58,7 +60,7 @@ static const char usage[] =
 
 enum {
     OPT_HOST = 300, OPT_PORT, OPT_SOCKET, OPT_CERT, OPT_KEY, OPT_NO_AUTH, OPT_PROXY, OPT_ORIGIN, OPT_ALLOW_HOST, OPT_NAME, OPT_SEQS, OPT_QUEUE, OPT_KV_BYTES,
-    OPT_QUERY_KEY, OPT_ANONYMOUS, OPT_AUDIT_FOLDER, OPT_AUDIT_SIZE, OPT_AUDIT_ANONYMOUS, OPT_AUDIT_FILES, OPT_AUDIT_PROMPTS, OPT_NO_AUDIT, OPT_MEMORY, OPT_NO_PREFIX, OPT_TIMEOUT, OPT_DRAIN, OPT_STALL, OPT_CONNECTIONS, OPT_PER_ADDRESS, OPT_BODY, OPT_QUIET, OPT_PLAN, OPT_CONFIG, OPT_NO_WATCH, OPT_MODEL_DIR, OPT_USER, OPT_REQUEST_MEMORY, OPT_WORK_MEMORY,
+    OPT_QUERY_KEY, OPT_ANONYMOUS, OPT_AUDIT_FOLDER, OPT_AUDIT_SIZE, OPT_AUDIT_ANONYMOUS, OPT_AUDIT_FILES, OPT_AUDIT_SYSLOG, OPT_AUDIT_SIGN, OPT_AUDIT_PROMPTS, OPT_NO_AUDIT, OPT_MEMORY, OPT_NO_PREFIX, OPT_TIMEOUT, OPT_DRAIN, OPT_STALL, OPT_CONNECTIONS, OPT_PER_ADDRESS, OPT_BODY, OPT_QUIET, OPT_PLAN, OPT_CONFIG, OPT_NO_WATCH, OPT_MODEL_DIR, OPT_USER, OPT_REQUEST_MEMORY, OPT_WORK_MEMORY,
 };
 
 static const struct option options[] = {
@@ -68,6 +70,7 @@ static const struct option options[] = {
     { "allow-query-key", no_argument, NULL, OPT_QUERY_KEY }, { "anonymous-limit", required_argument, NULL, OPT_ANONYMOUS },
     { "audit-folder", required_argument, NULL, OPT_AUDIT_FOLDER }, { "audit-size", required_argument, NULL, OPT_AUDIT_SIZE },
     { "audit-anonymous-size", required_argument, NULL, OPT_AUDIT_ANONYMOUS }, { "audit-files", required_argument, NULL, OPT_AUDIT_FILES },
+    { "audit-syslog", required_argument, NULL, OPT_AUDIT_SYSLOG }, { "audit-sign", required_argument, NULL, OPT_AUDIT_SIGN },
     { "audit-prompts", no_argument, NULL, OPT_AUDIT_PROMPTS }, { "no-audit", no_argument, NULL, OPT_NO_AUDIT },
     { "trust-proxy", no_argument, NULL, OPT_PROXY }, { "cors-origin", required_argument, NULL, OPT_ORIGIN },
     { "allow-host", required_argument, NULL, OPT_ALLOW_HOST }, { "name", required_argument, NULL, OPT_NAME }, { "max-seqs", required_argument, NULL, OPT_SEQS },
@@ -119,6 +122,8 @@ static int take(struct serve_options *o, int c, const char *arg)
     case OPT_AUDIT_SIZE: return cli_parse_size(prog, "--audit-size", arg, &o->audit_bytes);
     case OPT_AUDIT_ANONYMOUS: return cli_parse_size(prog, "--audit-anonymous-size", arg, &o->audit_anonymous_bytes);
     case OPT_AUDIT_FILES: return whole("--audit-files", arg, 1, 900, &o->audit_files);
+    case OPT_AUDIT_SYSLOG: o->audit_syslog = arg; return 0;
+    case OPT_AUDIT_SIGN: o->audit_sign = arg; return 0;
     case OPT_AUDIT_PROMPTS: o->audit_prompts = 1; return 0;
     case OPT_NO_AUDIT: o->no_audit = 1; return 0;
     case OPT_PROXY: o->trust_proxy = 1; return 0;

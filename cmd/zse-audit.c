@@ -12,6 +12,7 @@
 #include "cmd/home.h"
 #include "libcommon/access/audit.h"
 #include "libcommon/access/audit_query.h"
+#include "libcommon/access/audit_sign.h"
 #include "libcommon/access/audit_verify.h"
 
 static const char prog[] = "zse-audit";
@@ -28,7 +29,7 @@ static const char usage[] =
     "  clear                      empty the log\n"
     "  -H, --hours N              summary, query, export: only the last N hours (summary: 24)\n"
     "  -l, --limit N              recent, query: at most N (20; 100)\n"
-    "  -k, --key NAME             query, export: the key's name\n"
+    "  -k, --key NAME/FILE        query, export: the name of an API key; verify: the public key that the log's signatures must be of\n"
     "  -s, --status CODE          query, export: 429, or 4 for all of 400 to 499\n"
     "  -p, --path PREFIX          query, export: paths that begin so\n"
     "  -m, --method NAME          query, export: GET, POST ...\n"
@@ -55,10 +56,10 @@ static const struct option long_options[] = {
 };
 
 /* Which command understands which option. */
-enum { TAKES_HOURS = 1, TAKES_LIMIT = 2, TAKES_FILTER = 4, TAKES_EXPORT = 8, TAKES_EXPECT = 16, TAKES_CLEAR = 32 };
+enum { TAKES_HOURS = 1, TAKES_LIMIT = 2, TAKES_FILTER = 4, TAKES_EXPORT = 8, TAKES_EXPECT = 16, TAKES_CLEAR = 32, TAKES_KEY = 64 };
 
 struct options {
-    const char *folder, *output;
+    const char *folder, *output, *key;
     struct audit_want want;
     struct audit_filter filter;
     double hours;
@@ -80,7 +81,8 @@ static int is_hash(const char *text) { return strlen(text) == SHA256_HEX && strs
 static int parse_since(const char *text, struct audit_want *want)
 {
     int64_t s;
-    *want = (struct audit_want){ .expect = want->expect };
+    want->since_hash = NULL;
+    want->since_ms = 0;
     if (is_hash(text)) {
         want->since_hash = text;
         return 0;
@@ -94,7 +96,7 @@ static int parse_since(const char *text, struct audit_want *want)
 static int take(struct options *o, int c, const char *arg)
 {
     static const struct { int c; unsigned takes; } needs[] = {
-        { 'H', TAKES_HOURS }, { 'l', TAKES_LIMIT }, { 'k', TAKES_FILTER }, { 's', TAKES_FILTER }, { 'p', TAKES_FILTER }, { 'm', TAKES_FILTER },
+        { 'H', TAKES_HOURS }, { 'l', TAKES_LIMIT }, { 'k', TAKES_KEY }, { 's', TAKES_FILTER }, { 'p', TAKES_FILTER }, { 'm', TAKES_FILTER },
         { OPT_LATENCY, TAKES_FILTER }, { 'f', TAKES_EXPORT }, { 'o', TAKES_EXPORT }, { OPT_EXPECT, TAKES_EXPECT }, { OPT_SINCE, TAKES_EXPECT }, { OPT_ALL, TAKES_CLEAR }, { OPT_YES, TAKES_CLEAR },
     };
     long long n;
@@ -108,7 +110,7 @@ static int take(struct options *o, int c, const char *arg)
             return CLI_USAGE;
         o->limit = (int)n;
         return 0;
-    case 'k': o->filter.key_name = arg; return 0;
+    case 'k': o->key = o->filter.key_name = arg; return 0;
     case 's': return parse_status(arg, &o->filter.status);
     case 'p': o->filter.path = arg; return 0;
     case 'm': o->filter.method = arg; return 0;
@@ -302,7 +304,7 @@ static int check_chains(const struct options *o, const char *folder, struct audi
         found |= c[i].since_found;
     }
     for (int i = 0; i < AUDIT_CHAINS && found; i++)
-        if (!c[i].since_found && audit_verify(folder, (enum audit_chain)i, &(struct audit_want){ .expect = o->want.expect }, &c[i], e))
+        if (!c[i].since_found && audit_verify(folder, (enum audit_chain)i, &(struct audit_want){ .expect = o->want.expect, .key = o->want.key }, &c[i], e))
             return -1;
     for (int i = 0; i < AUDIT_CHAINS; i++) {            /* a server begins both */
         const struct audit_check *other = &c[AUDIT_CHAINS - 1 - i];
@@ -316,9 +318,9 @@ static int check_chains(const struct options *o, const char *folder, struct audi
 
 static json_t *chain_json(const struct audit_check *c)
 {
-    return json_pack("{s:I,s:i,s:I,s:s,s:I,s:b,s:I,s:o,s:o}", "lines", (json_int_t)c->lines, "files", c->files, "foreign_lines", (json_int_t)c->bad, "head", c->head,
+    return json_pack("{s:I,s:i,s:I,s:s,s:I,s:b,s:I,s:I,s:I,s:o,s:o}", "lines", (json_int_t)c->lines, "files", c->files, "foreign_lines", (json_int_t)c->bad, "head", c->head,
                      "last_seq", (json_int_t)c->last_seq, "older_files_gone", c->older_gone, "cleared_lines", (json_int_t)c->cleared,
-                     "broken_at", c->broken ? json_string(c->where) : json_null(), "missing", c->missing ? json_string(c->what) : json_null());
+                     "signatures", (json_int_t)c->signatures, "unsigned_lines", (json_int_t)c->unsigned_lines, "broken_at", c->broken ? json_string(c->where) : json_null(), "missing", c->missing ? json_string(c->what) : json_null());
 }
 
 /* The first chain's text, else the second's. */
@@ -359,6 +361,10 @@ static void verify_text(const struct audit_check c[AUDIT_CHAINS])
         printf("; older files were rotated away");
     puts("");
     print_heads(c);
+    for (int i = 0; i < AUDIT_CHAINS; i++)
+        if (c[i].signatures)
+            printf("%" PRIu64 " good signature%s of %s; %" PRIu64 " line%s after the last\n", c[i].signatures, plural((int64_t)c[i].signatures), audit_chain_name((enum audit_chain)i),
+                   c[i].unsigned_lines, plural((int64_t)c[i].unsigned_lines));
 }
 
 /* 0, or CLI_FAILED when the log is not what it should be; -1 when it cannot be read. */
@@ -458,11 +464,21 @@ static int clear(const struct options *o, const char *folder, struct err *e)
 
 enum command { SUMMARY, RECENT, QUERY, EXPORT, VERIFY, HEAD, STATS, CLEAR };
 static const struct { const char *name; enum command command; unsigned takes; } commands[] = {
-    { "summary", SUMMARY, TAKES_HOURS }, { "recent", RECENT, TAKES_LIMIT }, { "query", QUERY, TAKES_HOURS | TAKES_LIMIT | TAKES_FILTER },
-    { "export", EXPORT, TAKES_HOURS | TAKES_FILTER | TAKES_EXPORT }, { "verify", VERIFY, TAKES_EXPECT }, { "head", HEAD, 0 }, { "stats", STATS, 0 },
+    { "summary", SUMMARY, TAKES_HOURS }, { "recent", RECENT, TAKES_LIMIT }, { "query", QUERY, TAKES_HOURS | TAKES_LIMIT | TAKES_FILTER | TAKES_KEY },
+    { "export", EXPORT, TAKES_HOURS | TAKES_FILTER | TAKES_KEY | TAKES_EXPORT }, { "verify", VERIFY, TAKES_EXPECT | TAKES_KEY }, { "head", HEAD, 0 }, { "stats", STATS, 0 },
     { "clear", CLEAR, TAKES_CLEAR },
 };
 enum { N_COMMANDS = sizeof commands / sizeof *commands };
+
+static int verify_with_key(const struct options *given, const char *folder, struct err *e)
+{
+    struct options o = *given;
+    if (o.key && !(o.want.key = audit_checker_open(o.key, e)))
+        return -1;
+    const int rc = verify(&o, folder, e);
+    audit_signer_close(o.want.key);
+    return rc;
+}
 
 static int run(const struct options *o, enum command command, const char *folder, struct err *e)
 {
@@ -474,7 +490,7 @@ static int run(const struct options *o, enum command command, const char *folder
     case RECENT:  return newest(o, folder, 20, e);
     case QUERY:   return newest(o, folder, 100, e);
     case EXPORT:  return export(o, folder, e);
-    case VERIFY:  return verify(o, folder, e);
+    case VERIFY:  return verify_with_key(o, folder, e);
     case HEAD:    return head(o, folder, e);
     case STATS:   return stats(o, folder, e);
     case CLEAR:   return clear(o, folder, e);

@@ -15,6 +15,7 @@
 #include "cmd/hub.h"
 #include "cmd/preflight.h"
 #include "cmd/serve.h"
+#include "libcommon/access/audit_sign.h"
 #include "libcommon/base/json.h"
 #include "libcommon/hw/memory.h"
 #include "libcommon/serve/server.h"
@@ -208,7 +209,7 @@ static int plan_models(const struct serve_options *o)
 }
 
 /* What the server keeps lies there, and belongs to whom it is served as. */
-struct places { char *home, *audit, *token; };          /* owned; audit NULL: there is no log */
+struct places { char *home, *audit, *token; struct audit_signer *signer; };         /* owned; audit NULL: there is no log; signer NULL: it is not signed */
 
 static int find_places(const struct serve_options *o, struct places *p, struct err *e)
 {
@@ -219,11 +220,14 @@ static int find_places(const struct serve_options *o, struct places *p, struct e
         p->audit = NULL;
         return err_nomem(e, "the name of a folder");
     }
+    if (p->audit && o->audit_sign && !(p->signer = audit_signer_open(o->audit_sign, e)))        /* as root, if begun so: its user need not read it */
+        return -1;
     return 0;
 }
 
 static void release_places(struct places *p)
 {
+    audit_signer_close(p->signer);
     free(p->token);
     free(p->audit);
     free(p->home);
@@ -300,7 +304,8 @@ static int serve(struct serve_options *o, const struct serve_user *user, struct 
     const struct server_options so = {
         .opener = { open_served, close_served, o }, .host = o->host, .port = o->port, .socket_path = o->socket_path, .tls_cert = o->tls_cert, .tls_key = o->tls_key,
         .home = p->home, .no_auth = o->no_auth, .query_keys = o->query_keys, .anonymous_limit = o->anonymous_limit,
-        .audit_folder = p->audit, .audit_bytes = o->audit_bytes, .audit_anonymous_bytes = o->audit_anonymous_bytes, .audit_files = o->audit_files, .audit_prompts = o->audit_prompts, .trust_proxy = o->trust_proxy, .origins = o->origins, .n_origins = o->n_origins, .hosts = o->hosts, .n_hosts = o->n_hosts,
+        .audit_folder = p->audit, .audit_bytes = o->audit_bytes, .audit_anonymous_bytes = o->audit_anonymous_bytes, .audit_files = o->audit_files, .audit_syslog = o->audit_syslog, .audit_signer = p->signer,
+        .audit_prompts = o->audit_prompts, .trust_proxy = o->trust_proxy, .origins = o->origins, .n_origins = o->n_origins, .hosts = o->hosts, .n_hosts = o->n_hosts,
         .model_dir = o->model_dir, .max_connections = o->max_connections, .max_per_address = o->max_per_address, .max_body = o->max_body, .max_request_memory = o->max_request_memory, .work_memory = o->work_memory,
         .max_queue = o->max_queue, .timeout_s = o->timeout_s, .drain_s = o->drain_s, .stall_s = o->stall_s,
         .max_memory = o->max_memory, .no_watch = o->no_watch, .sysroot = preflight_root(), .log = say, .warn = warn, .user = o,

@@ -4,7 +4,7 @@ _zse_audit() {
   case $prev in
     -H|--hours) COMPREPLY=(); return ;;
     -l|--limit) COMPREPLY=(); return ;;
-    -k|--key) COMPREPLY=(); return ;;
+    -k|--key) COMPREPLY=($(compgen -f -- "$cur")); return ;;
     -s|--status) COMPREPLY=(); return ;;
     -p|--path) COMPREPLY=(); return ;;
     -m|--method) COMPREPLY=(); return ;;

@@ -1,7 +1,7 @@
 # fish completion of zse-audit
 complete -c zse-audit -l hours -s H -x -d 'summary, query, export only the last N hours (summary 24)'
 complete -c zse-audit -l limit -s l -x -d 'recent, query at most N (20; 100)'
-complete -c zse-audit -l key -s k -x -d 'query, export the keys name'
+complete -c zse-audit -l key -s k -r -d 'query, export the name of an API key; verify the public key that the logs signatures must be of'
 complete -c zse-audit -l status -s s -x -d 'query, export 429, or 4 for all of 400 to 499'
 complete -c zse-audit -l path -s p -x -d 'query, export paths that begin so'
 complete -c zse-audit -l method -s m -x -d 'query, export GET, POST ...'

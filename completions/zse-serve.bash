@@ -14,6 +14,8 @@ _zse_serve() {
     --audit-size) COMPREPLY=(); return ;;
     --audit-anonymous-size) COMPREPLY=(); return ;;
     --audit-files) COMPREPLY=(); return ;;
+    --audit-syslog) COMPREPLY=(); return ;;
+    --audit-sign) COMPREPLY=($(compgen -f -- "$cur")); return ;;
     --cors-origin) COMPREPLY=(); return ;;
     --allow-host) COMPREPLY=(); return ;;
     --name) COMPREPLY=(); return ;;
@@ -44,7 +46,7 @@ _zse_serve() {
     --verify) COMPREPLY=($(compgen -W "auto first never" -- "$cur")); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--config --host --port --socket --tls-cert --tls-key --user --no-auth --allow-query-key --anonymous-limit --audit-folder --audit-size --audit-anonymous-size --audit-files --audit-prompts --no-audit --trust-proxy --cors-origin --allow-host --name --max-seqs --max-queue --kv-bytes --model-dir --max-memory --no-memory-watch --no-prefix-cache --timeout --drain --stall --max-connections --max-per-address --max-body --max-request-memory --work-memory --quiet --quantize --mode --threads --ctx --kv --exact --kernels --device --gpu-layers --strict --cuda-graphs --act --cache-weights --force --verify --verbose --plan --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--config --host --port --socket --tls-cert --tls-key --user --no-auth --allow-query-key --anonymous-limit --audit-folder --audit-size --audit-anonymous-size --audit-files --audit-syslog --audit-sign --audit-prompts --no-audit --trust-proxy --cors-origin --allow-host --name --max-seqs --max-queue --kv-bytes --model-dir --max-memory --no-memory-watch --no-prefix-cache --timeout --drain --stall --max-connections --max-per-address --max-body --max-request-memory --work-memory --quiet --quantize --mode --threads --ctx --kv --exact --kernels --device --gpu-layers --strict --cuda-graphs --act --cache-weights --force --verify --verbose --plan --help --version" -- "$cur")) ;;
     *) COMPREPLY=($(compgen -f -- "$cur"))
        ;;
   esac

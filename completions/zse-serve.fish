@@ -13,6 +13,8 @@ complete -c zse-serve -l audit-folder -r -d 'where the audit log lies (default a
 complete -c zse-serve -l audit-size -x -d 'a file of it is rotated at this size (default 50MB)'
 complete -c zse-serve -l audit-anonymous-size -x -d 'the same for requests without a valid key, which have files of their own (default as --audit-size)'
 complete -c zse-serve -l audit-files -x -d 'rotated files that are kept, of each kind (default 10)'
+complete -c zse-serve -l audit-syslog -x -d 'send each line to a syslog server, too HOSTPORT (UDP), tcpHOSTPORT or a socket, /dev/log'
+complete -c zse-serve -l audit-sign -r -d 'sign the log with this private Ed25519 key (PEM)'
 complete -c zse-serve -l audit-prompts -d 'log the requests bodies, too (at most 4096 bytes of each)'
 complete -c zse-serve -l no-audit -d 'log nothing'
 complete -c zse-serve -l trust-proxy -d 'take the clients address from X-Forwarded-For; needs keys, or --no-auth'

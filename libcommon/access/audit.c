@@ -15,6 +15,7 @@
 #include <zlib.h>
 
 #include "libcommon/access/audit_files.h"
+#include "libcommon/access/audit_syslog.h"
 #include "libcommon/access/audit_writer.h"
 #include "libcommon/base/clock.h"
 #include "libcommon/base/thread.h"
@@ -74,14 +75,29 @@ void audit_begin(struct audit *a)
 void audit_write(struct audit *a, char *line, size_t n)
 {
     struct err e;
+    const size_t unchained = n;
     pthread_mutex_lock(&a->writing);
     const int rc = writer_add(&a->w, line, &n, &e);
     written(a, rc == 0 ? line : NULL, rc == 0);
     pthread_mutex_unlock(&a->writing);
     if (rc) {
         audit_lost(a, &e);
+        line[unchained] = '}';
+        if (a->w.syslog)
+            audit_syslog_add(a->w.syslog, a->w.chain, line, unchained + 1);     /* it survives there, without a place in the chain */
         free(line);
     }
+}
+
+void audit_sign_head(struct audit *a)
+{
+    struct err e;
+    pthread_mutex_lock(&a->writing);
+    const int rc = writer_sign(&a->w, &e);
+    written(a, NULL, 0);
+    pthread_mutex_unlock(&a->writing);
+    if (rc)
+        audit_lost(a, &e);
 }
 
 void audit_add(struct audit *a, const struct audit_entry *x)

@@ -49,6 +49,8 @@ struct audit_options {
     enum audit_chain chain;
     uint64_t max_bytes;                     /* 0: AUDIT_MAX_BYTES */
     int keep;                               /* rotated files; 0: AUDIT_KEEP */
+    struct audit_signer *signer;            /* signs heads (audit_sign.h); borrowed; NULL: none */
+    struct audit_syslog *syslog;            /* gets every line too (audit_syslog.h); borrowed; NULL: none */
 };
 
 struct audit;
@@ -62,6 +64,8 @@ void audit_add(struct audit *a, const struct audit_entry *x);
 /* The same in two parts: the line without its end, malloc'd, NULL without memory; and into the file, by which it is freed. */
 char *audit_line(const struct audit_entry *x, size_t *n);
 void audit_write(struct audit *a, char *line, size_t n);
+/* Sign the head, if there are lines of this process after the last signature.  As audit_add. */
+void audit_sign_head(struct audit *a);
 int audit_has_key(const char *text);        /* does it hold what looks like an API key? */
 void audit_lost(struct audit *a, const struct err *why);            /* count a line that could not be written */
 

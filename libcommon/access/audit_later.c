@@ -36,7 +36,10 @@ static void *work(void *user)
             w->last = &w->first;
         pthread_mutex_unlock(&w->mutex);
         const size_t n = x->n;
-        audit_write(w->a, x->line, n);
+        if (x->line)
+            audit_write(w->a, x->line, n);
+        else
+            audit_sign_head(w->a);
         free(x);
         pthread_mutex_lock(&w->mutex);
         w->bytes -= n;
@@ -73,6 +76,25 @@ struct audit_later *audit_later_open(struct audit *a, size_t max_bytes, struct e
     return NULL;
 }
 
+static void add(struct audit_later *w, struct waiting *new)
+{
+    *w->last = new;
+    w->last = &new->next;
+    w->bytes += new->n;
+    w->n++;
+    pthread_cond_signal(&w->wake);
+}
+
+void audit_later_sign(struct audit_later *w)
+{
+    struct waiting *new = calloc(1, sizeof *new);
+    if (!new)
+        return;                             /* the next one signs these lines too */
+    pthread_mutex_lock(&w->mutex);
+    add(w, new);
+    pthread_mutex_unlock(&w->mutex);
+}
+
 void audit_later_add(struct audit_later *w, const struct audit_entry *x)
 {
     struct err e;
@@ -83,11 +105,7 @@ void audit_later_add(struct audit_later *w, const struct audit_entry *x)
     const int n_waiting = w->n, room = w->bytes + n <= w->max_bytes;
     if (line && room) {
         *new = (struct waiting){ .line = line, .n = n };
-        *w->last = new;
-        w->last = &new->next;
-        w->bytes += n;
-        w->n++;
-        pthread_cond_signal(&w->wake);
+        add(w, new);
     }
     pthread_mutex_unlock(&w->mutex);
     if (line && room)

@@ -11,6 +11,8 @@ struct audit_later;
 struct audit_later *audit_later_open(struct audit *a, size_t max_bytes, struct err *e);
 /* Cannot fail, and waits for nothing.  Threads may call it at once. */
 void audit_later_add(struct audit_later *w, const struct audit_entry *x);
+/* Sign the head (audit_sign_head) once the lines before are written. */
+void audit_later_sign(struct audit_later *w);
 int audit_later_waiting(struct audit_later *w);         /* lines */
 /* When all is written, 0.  After so many seconds the number of lines that are not: then the thread is still at one, and w and a are to be left alone for the
  * rest of the process.  NULL is fine. */

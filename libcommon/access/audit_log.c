@@ -12,12 +12,17 @@
 struct chain { struct audit *audit; struct audit_later *later; struct audit_merge *merge; };
 struct audit_log {
     struct chain chain[AUDIT_CHAINS];
+    struct audit_syslog *syslog;            /* NULL: none */
+    struct audit_syslog_stats sent;         /* after its end */
+    int has_syslog;
+    int is_signing;
     uint64_t merging_ns;                    /* since then requests are merged */
 };
 
-static int open_chain(struct chain *c, const struct audit_log_options *o, enum audit_chain which, struct err *e)
+static int open_chain(struct chain *c, const struct audit_log_options *o, enum audit_chain which, struct audit_syslog *syslog, struct err *e)
 {
-    const struct audit_options ao = { .folder = o->folder, .chain = which, .max_bytes = o->bytes[which], .keep = o->keep };
+    const struct audit_options ao = { .folder = o->folder, .chain = which, .max_bytes = o->bytes[which], .keep = o->keep,
+                                      .signer = o->signer, .syslog = syslog };
     return (c->audit = audit_open(&ao, e)) && (c->later = audit_later_open(c->audit, o->waiting_bytes, e)) && (c->merge = audit_merge_open(e)) ? 0 : -1;
 }
 
@@ -25,10 +30,14 @@ struct audit_log *audit_log_open(const struct audit_log_options *o, struct err *
 {
     struct audit_log *l = calloc(1, sizeof *l);
     int rc = l ? 0 : err_nomem(e, "the audit log");
+    if (rc == 0 && o->syslog && !(l->syslog = audit_syslog_open(o->syslog, e)))
+        rc = -1;
     for (int i = 0; rc == 0 && i < AUDIT_CHAINS; i++)
-        rc = open_chain(&l->chain[i], o, (enum audit_chain)i, e);
+        rc = open_chain(&l->chain[i], o, (enum audit_chain)i, l->syslog, e);
     if (rc == 0) {
         l->merging_ns = clock_ns();
+        l->has_syslog = l->syslog != NULL;
+        l->is_signing = o->signer != NULL;
         return l;
     }
     if (l && audit_log_finish(l, 1) == 0)
@@ -43,6 +52,9 @@ static void flush(struct audit_log *l)
     for (int i = 0; i < AUDIT_CHAINS; i++)
         if (l->chain[i].merge && l->chain[i].later)
             audit_merge_flush(l->chain[i].merge, add_merged, l->chain[i].later);
+    for (int i = 0; i < AUDIT_CHAINS; i++)
+        if (l->is_signing && l->chain[i].later)
+            audit_later_sign(l->chain[i].later);
     l->merging_ns = clock_ns();
 }
 
@@ -55,6 +67,10 @@ int audit_log_finish(struct audit_log *l, double patience_s)
         const double spent = (double)(clock_ns() - from) * 1e-9;
         left += audit_later_close(l->chain[i].later, spent < patience_s ? patience_s - spent : 0);
         l->chain[i].later = NULL;
+    }
+    if (left == 0 && l->syslog) {
+        audit_syslog_close(l->syslog, patience_s < SYSLOG_PATIENCE_S ? patience_s : SYSLOG_PATIENCE_S, &l->sent);
+        l->syslog = NULL;
     }
     return left;
 }
@@ -100,6 +116,14 @@ void audit_log_stats(struct audit_log *l, struct audit_stats *s)
             s->last_error_ns = one.last_error_ns;
         }
     }
+}
+
+int audit_log_syslog_stats(struct audit_log *l, struct audit_syslog_stats *s)
+{
+    *s = l->sent;
+    if (l->syslog)
+        audit_syslog_stats(l->syslog, s);
+    return l->has_syslog;
 }
 
 int audit_log_waiting(struct audit_log *l)

@@ -8,14 +8,18 @@
 #define ZSE_ACCESS_AUDIT_LOG_H
 
 #include "libcommon/access/audit.h"
+#include "libcommon/access/audit_sign.h"
+#include "libcommon/access/audit_syslog.h"
 
-enum { OPEN_OWN_LINES = 600, AUDIT_MERGE_S = 60 };
+enum { OPEN_OWN_LINES = 600, AUDIT_MERGE_S = 60, SYSLOG_PATIENCE_S = 2 };
 
 struct audit_log_options {
     const char *folder;
     uint64_t bytes[AUDIT_CHAINS];           /* of a file; 0: AUDIT_MAX_BYTES */
     int keep;                               /* rotated files of each chain; 0: AUDIT_KEEP */
     size_t waiting_bytes;                   /* lines of a chain that may wait for the disk */
+    struct audit_signer *signer;            /* signs heads every AUDIT_MERGE_S where lines came, at each rotation and at the end; borrowed; NULL: none */
+    const char *syslog;                     /* where lines are sent, too (audit_syslog.h); NULL: nowhere */
 };
 
 struct audit_log;
@@ -30,6 +34,7 @@ void audit_log_add(struct audit_log *l, const struct audit_entry *x, int has_key
 /* Every second or so. */
 void audit_log_tick(struct audit_log *l);
 void audit_log_stats(struct audit_log *l, struct audit_stats *s);       /* of both chains together */
+int audit_log_syslog_stats(struct audit_log *l, struct audit_syslog_stats *s);          /* 0: there is no syslog server */
 int audit_log_waiting(struct audit_log *l);             /* lines */
 /* The newest lines of both chains, the newest first; how many, at most n.  Caller frees each. */
 int audit_log_recent(struct audit_log *l, int n, char **lines);

@@ -8,6 +8,9 @@
 #include <time.h>
 
 #include "libcommon/access/audit_reader.h"
+#include "libcommon/access/audit_sign.h"
+
+enum { UNSIGNED_MS = 300000 };              /* a server signs every minute */
 
 struct walk {
     struct audit_check *c;
@@ -17,7 +20,9 @@ struct walk {
     struct sha256 *sha;
     char prev[SHA256_HEX + 1]; int have_prev;
     uint64_t seq;                           /* of the line before; 0: it has no number */
-    int64_t now_ms;                         /* time of this line */
+    enum audit_chain chain;
+    int64_t now_ms, ended_ms;               /* time of this line; when its request ended */
+    int64_t unsigned_ms, late_ms;           /* of the lines after the last signature, the earliest and the latest end */
     int n_begun;                            /* files that began */
     int beyond;                             /* so many files ought to have been removed by the announced retention; < 0: none yet */
     int keep;                               /* as announced last; 0: never */
@@ -74,7 +79,7 @@ static void look_for(struct walk *w, const char *hash)
 
 /* ---- lines about the chain ---- */
 
-struct event { int begin, gap; struct audit_text prev, after; int keep, all; int64_t cleared; };
+struct event { int begin, gap; struct audit_text prev, after, key, signature; int keep, all; int64_t cleared; };
 
 static int read_event(const char *line, size_t size, struct event *x)
 {
@@ -93,6 +98,10 @@ static int read_event(const char *line, size_t size, struct event *x)
             x->prev = v.text;
         } else if (text_is(&key, "after") && is_hash) {
             x->after = v.text;
+        } else if (text_is(&key, "signature") && v.is_string) {
+            x->signature = v.text;
+        } else if (text_is(&key, "key") && v.is_string) {
+            x->key = v.text;
         } else if (text_is(&key, "keep")) {
             const int64_t n = int_of(&v);
             x->keep = n > 0 && n < 1000000 ? (int)n : 0;
@@ -151,6 +160,29 @@ static int begin(struct walk *w, const struct event *x, uint64_t seq)
     return 0;
 }
 
+/* A line that signs the one before.  1: broken. */
+static int check_signature(struct walk *w, const struct event *x)
+{
+    struct audit_end end = { .seq = w->seq };
+    const char *id = audit_signer_id(w->want->key);
+    memcpy(end.hash, w->prev, sizeof end.hash);
+    if (x->key.n != AUDIT_KEY_ID || memcmp(x->key.p, id, AUDIT_KEY_ID) != 0)
+        return broken(w, "signed with another key: %.*s, expected %s", (int)(x->key.n < 64 ? x->key.n : 64), x->key.p ? x->key.p : "", id);
+    if (x->signature.n != AUDIT_SIGNATURE_HEX || !audit_signature_is_good(w->want->key, w->chain, &end, x->signature.p))
+        return broken(w, "the signature is not that of key %s for the line before it", id);
+    w->c->signatures++;
+    w->c->unsigned_lines = 0;
+    return 0;
+}
+
+static void count_unsigned(struct walk *w)
+{
+    if (w->c->unsigned_lines++ == 0)
+        w->unsigned_ms = w->late_ms = w->ended_ms;
+    w->unsigned_ms = w->ended_ms < w->unsigned_ms ? w->ended_ms : w->unsigned_ms;
+    w->late_ms = w->ended_ms > w->late_ms ? w->ended_ms : w->late_ms;
+}
+
 /* ---- one line ---- */
 
 static int walk_line(struct walk *w, const char *line, size_t size, int whole)
@@ -165,8 +197,10 @@ static int walk_line(struct walk *w, const char *line, size_t size, int whole)
         c->bad += size > 0;
         return 0;                           /* half a line of a crash, or a foreign one: whether something is missing shows in the next */
     }
-    if (reader_parse(line, size, &r) >= 0)
+    if (reader_parse(line, size, &r) >= 0) {
         w->now_ms = r.last_ms;
+        w->ended_ms = r.last_ms + (r.latency_ms > 0 && r.latency_ms < 1e12 ? (int64_t)r.latency_ms : 0);
+    }
     const int is_event = read_event(line, size, &x), first = w->in->line_no == 1 || !w->have_prev;
     if (first && !(is_event && x.begin && x.prev.p))
         return broken(w, w->have_prev ? "a file does not begin with a line of its own: its beginning was cut" : "the log does not begin with a line of its own: its beginning was cut");
@@ -189,6 +223,12 @@ static int walk_line(struct walk *w, const char *line, size_t size, int whole)
         return broken(w, "its number is %" PRIu64 ", expected %" PRIu64, seq, w->seq + 1);
     if (w->in->has_head && seq && seq == w->in->head.end.seq && memcmp(hex, w->in->head.end.hash, SHA256_HEX) != 0)
         return broken(w, "line %" PRIu64 " of the chain has another hash than in %s.head: the log was written anew", seq, w->name);
+    if (w->want->key && is_event && x.signature.p) {
+        if (check_signature(w, &x))
+            return 1;
+    } else if (w->want->key) {
+        count_unsigned(w);
+    }
     memcpy(w->prev, hex, SHA256_HEX);
     w->seq = seq;
     look_for(w, hex);
@@ -227,11 +267,20 @@ static void judge_end(struct walk *w)
         missing(w, "%s/%s.head is missing or damaged: whether the end of the log was cut cannot be told", w->folder, w->name);
 }
 
+static void judge_signatures(struct walk *w)
+{
+    char from[32], to[32];
+    const struct audit_check *c = w->c;
+    if (w->want->key && c->unsigned_lines && w->late_ms - w->unsigned_ms > UNSIGNED_MS)
+        missing(w, "%s/%s.jsonl: the last %" PRIu64 " lines, from %s to %s, have no signature of this key after them", w->folder, w->name, c->unsigned_lines,
+                date(from, w->unsigned_ms), date(to, w->late_ms));
+}
+
 int audit_verify(const char *folder, enum audit_chain chain, const struct audit_want *want, struct audit_check *c, struct err *e)
 {
     static const struct audit_want nothing = { 0 };
     struct reader in;
-    struct walk w = { .c = c, .want = want ? want : &nothing, .in = &in, .folder = folder, .name = audit_chain_name(chain), .beyond = -1 };
+    struct walk w = { .c = c, .want = want ? want : &nothing, .in = &in, .folder = folder, .name = audit_chain_name(chain), .chain = chain, .beyond = -1 };
     const char *line;
     size_t size;
     int more = 0, whole, stop = 0;
@@ -250,6 +299,7 @@ int audit_verify(const char *folder, enum audit_chain chain, const struct audit_
         memcpy(c->head, w.prev, SHA256_HEX);
     if (more == 0) {
         judge_end(&w);
+        judge_signatures(&w);
         judge_beginning(&w);
     }
     reader_close(&in);

@@ -7,6 +7,7 @@
 struct audit_want {                         /* NULL, 0: not asked */
     const char *expect;                     /* a hash noted earlier: it must be in the chain */
     const char *since_hash;                 /* the same, and nothing after it may be missing */
+    struct audit_signer *key;               /* a public key (audit_sign.h): all signatures must be its own, and cover the log but for its newest minutes */
     int64_t since_ms;                       /* the chain must reach back to this Unix time, and nothing after it may be missing */
 };
 
@@ -18,6 +19,7 @@ struct audit_check {
     int64_t first_ms, head_ms;              /* when the first and the last line were written; 0: there is none */
     int older_gone;                         /* the oldest file goes on from one that is not there any more */
     uint64_t cleared;                       /* lines that were cleared, as the chain says */
+    uint64_t signatures, unsigned_lines;    /* of the key that was asked for; lines after the last of them */
     int found, since_found;                 /* the expected hash, and the one of since, are part of the chain */
     int broken;                             /* a line was changed, taken out or put in */
     char where[512];

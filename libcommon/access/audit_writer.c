@@ -13,6 +13,8 @@
 #include <zlib.h>
 
 #include "libcommon/access/audit_line.h"
+#include "libcommon/access/audit_sign.h"
+#include "libcommon/access/audit_syslog.h"
 #include "libcommon/base/file.h"
 
 enum { OLD_LINE_ROOM = 65536 };             /* of the longest line of an older log */
@@ -20,7 +22,7 @@ enum { OLD_LINE_ROOM = 65536 };             /* of the longest line of an older l
 int writer_open(struct audit_writer *w, const struct audit_options *o, struct err *e)
 {
     *w = (struct audit_writer){ .chain = o->chain, .max_bytes = o->max_bytes ? o->max_bytes : AUDIT_MAX_BYTES, .keep = o->keep ? o->keep : AUDIT_KEEP, .fd = -1,
-                                .last = { .hash = AUDIT_ZEROS } };
+                                .signer = o->signer, .syslog = o->syslog, .last = { .hash = AUDIT_ZEROS } };
     if (!(w->sha = sha256_open(e)))
         return -1;
     if (!(w->folder = strdup(o->folder)) || asprintf(&w->path, "%s/%s.jsonl", o->folder, audit_chain_name(o->chain)) < 0) {
@@ -78,6 +80,9 @@ static int append(struct audit_writer *w, char *text, size_t *n, struct err *e)
     w->end += *n + 1;
     w->last.seq = seq;
     memcpy(w->last.hash, hex, sizeof hex);
+    w->n_unsigned++;
+    if (w->syslog)
+        audit_syslog_add(w->syslog, w->chain, text, *n);
     /* A head that stays behind loses no line: the next one brings it up to date. */
     struct err ignored;
     audit_head_write(w->folder, w->chain, &(struct audit_head){ w->last, w->keep }, &ignored);
@@ -86,7 +91,7 @@ static int append(struct audit_writer *w, char *text, size_t *n, struct err *e)
 
 /* A line about the chain itself.  prev: the line that it follows; after: the line that stands before it in the files where lines between them are
  * gone, else NULL; cleared: lines that were cleared, < 0: none. */
-struct event { const char *name; const struct audit_end *prev, *after; int64_t cleared; int all; };
+struct event { const char *name; const struct audit_end *prev, *after; int64_t cleared; int all; const char *signature; };
 
 static int append_event(struct audit_writer *w, const struct event *x, struct err *e)
 {
@@ -102,10 +107,23 @@ static int append_event(struct audit_writer *w, const struct event *x, struct er
         line_put(&l, ",\"after\":\"%s\"", x->after->hash);
     if (x->cleared >= 0)
         line_put(&l, ",\"cleared\":%" PRId64 ",\"cleared_all\":%s", x->cleared, x->all ? "true" : "false");
+    if (x->signature)
+        line_put(&l, ",\"key\":\"%s\",\"signature\":\"%s\"", audit_signer_id(w->signer), x->signature);
     line_put(&l, ",\"keep\":%d", w->keep);
     if (x->prev)
         w->last = *x->prev;
     return append(w, text, &l.n, e);
+}
+
+static int sign_end(struct audit_writer *w, struct err *e)
+{
+    char hex[AUDIT_SIGNATURE_HEX + 1];
+    if (!w->signer || w->n_unsigned == 0)
+        return 0;
+    if (audit_sign(w->signer, w->chain, &w->last, hex, e) || append_event(w, &(struct event){ .name = "signature", .cleared = -1, .signature = hex }, e))
+        return -1;
+    w->n_unsigned = 0;
+    return 0;
 }
 
 /* A new current file. */
@@ -219,10 +237,10 @@ static int look_again(struct audit_writer *w, struct stat *st, struct err *e)
     const int gone = known.seq > tail.seq || (known.seq && known.seq == tail.seq && strcmp(known.hash, tail.hash) != 0);
     const struct event x = { .prev = gone ? &known : &tail, .after = gone ? &tail : NULL, .cleared = -1 };
     if (at == 0)
-        return begin_file(w, &(struct event){ "begin", x.prev, x.after, -1, 0 }, e);
+        return begin_file(w, &(struct event){ "begin", x.prev, x.after, -1, 0, NULL }, e);
     w->end = (uint64_t)st->st_size;
     if (gone)
-        return append_event(w, &(struct event){ "gap", x.prev, x.after, -1, 0 }, e);
+        return append_event(w, &(struct event){ "gap", x.prev, x.after, -1, 0, NULL }, e);
     w->last = tail;
     return has_head && head.keep == w->keep ? 0 : append_event(w, &(struct event){ .name = "retention", .cleared = -1 }, e);
 }
@@ -282,14 +300,14 @@ static int rotated_name(const struct audit_writer *w, char *out, size_t size, st
 static int rotate(struct audit_writer *w, struct err *e)
 {
     char name[4200];
-    if (rotated_name(w, name, sizeof name, e))
+    if (sign_end(w, e) || rotated_name(w, name, sizeof name, e))
         return -1;
     if (rename(w->path, name))
         return err_sys(e, "%s: cannot become %s", w->path, name);
     w->n_rotations++;
     know_end(w, name, &w->last);
     const struct audit_end prev = w->last;
-    return begin_file(w, &(struct event){ "begin", &prev, NULL, -1, 0 }, e);
+    return begin_file(w, &(struct event){ "begin", &prev, NULL, -1, 0, NULL }, e);
 }
 
 /* ---- what others call ---- */
@@ -309,6 +327,18 @@ int writer_begin(struct audit_writer *w, struct err *e)
     if (lock < 0)
         return -1;
     const int rc = catch_up(w, e);
+    if (rc)
+        writer_distrust(w);
+    close(lock);
+    return rc;
+}
+
+int writer_sign(struct audit_writer *w, struct err *e)
+{
+    const int lock = w->signer && w->n_unsigned ? lock_folder(w, e) : -1;
+    if (lock < 0)
+        return w->signer && w->n_unsigned ? -1 : 0;
+    const int rc = catch_up(w, e) || sign_end(w, e) ? -1 : 0;
     if (rc)
         writer_distrust(w);
     close(lock);
@@ -388,7 +418,7 @@ static int replace_current(struct audit_writer *w, const struct counted *counted
         return err_sys(e, "%s", w->path);
     const struct audit_end prev = w->last;
     *dropped += lines;
-    return begin_file(w, &(struct event){ "begin", &prev, &after, (int64_t)lines, all }, e);
+    return begin_file(w, &(struct event){ "begin", &prev, &after, (int64_t)lines, all, NULL }, e);
 }
 
 static int clear_chain(const char *folder, enum audit_chain chain, int all, uint64_t *dropped, struct err *e)

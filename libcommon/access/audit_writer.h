@@ -17,6 +17,9 @@ struct audit_writer {
     char known_path[4200];                  /* of the newest rotated file whose end was read, so that it is not read for each line that fails */
     struct audit_end known;
     uint64_t n_rotations;
+    struct audit_signer *signer;            /* borrowed; NULL: heads are not signed */
+    struct audit_syslog *syslog;            /* borrowed; NULL: none */
+    uint64_t n_unsigned;                    /* lines of this process since it last signed */
 };
 
 /* Also after a failure to be followed by writer_close. */
@@ -26,6 +29,8 @@ void writer_close(struct audit_writer *w);
 int writer_begin(struct audit_writer *w, struct err *e);
 /* Append a line of *n bytes, which has room for AUDIT_CHAIN_TAIL more; *n becomes its length without '\n', which '\0' replaces in memory. */
 int writer_add(struct audit_writer *w, char *text, size_t *n, struct err *e);
+/* Sign the end of the chain, if this process wrote to it since it last did. */
+int writer_sign(struct audit_writer *w, struct err *e);
 /* Read the end of the file again before the next line. */
 void writer_distrust(struct audit_writer *w);
 

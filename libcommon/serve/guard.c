@@ -68,13 +68,26 @@ int guard_open(struct server *s, struct err *e)
         return -1;
     if (s->o.audit_folder) {
         const struct audit_log_options ao = { .folder = s->o.audit_folder, .bytes = { s->o.audit_bytes, s->o.audit_anonymous_bytes ? s->o.audit_anonymous_bytes : s->o.audit_bytes },
-                                              .keep = s->o.audit_files, .waiting_bytes = AUDIT_WAITING_BYTES };
+                                              .keep = s->o.audit_files, .waiting_bytes = AUDIT_WAITING_BYTES, .signer = s->o.audit_signer, .syslog = s->o.audit_syslog };
         if (!(g->audit = audit_log_open(&ao, e)))
             return -1;
     }
     g->anonymous = address_limits_open(ADDRESSES, s->o.anonymous_limit, e);
     g->refused = address_limits_open(ADDRESSES, REFUSALS_MINUTE, e);
     return g->anonymous && g->refused ? 0 : -1;
+}
+
+/* Warn when messages begin to be dropped; how many shows in the figures. */
+static void watch_syslog(struct server *s)
+{
+    struct guard *g = &s->guard;
+    struct audit_syslog_stats now;
+    if (!audit_log_syslog_stats(g->audit, &now))
+        return;
+    if (now.dropped > g->dropped && !g->dropping)
+        server_warn(s, "--audit-syslog %s: messages are dropped from now on: %s", s->o.audit_syslog, now.last_error[0] ? now.last_error : "more come than it takes");
+    g->dropping = now.dropped > g->dropped || (g->dropping && now.waiting);
+    g->dropped = now.dropped;
 }
 
 void guard_tick(struct server *s)
@@ -86,6 +99,7 @@ void guard_tick(struct server *s)
     if (!g->audit)
         return;
     audit_log_tick(g->audit);
+    watch_syslog(s);
     audit_log_stats(g->audit, &now);
     const int lost = now.errors > g->errors, written = now.entries > g->entries;
     if (lost && !g->losing)

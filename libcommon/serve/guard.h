@@ -38,6 +38,7 @@ struct guard {
     struct audit_log *audit;            /* NULL: nothing is logged */
     uint64_t errors, entries;           /* of audit_stats, a second ago */
     int losing;                         /* that lines are lost was said */
+    uint64_t dropped; int dropping;     /* the same of messages to the syslog server */
     struct address_limits *anonymous, *refused;
     uint64_t refreshed_ns;
     uint64_t locked_ns;                 /* since then another program has the file of keys locked; 0: it has not */

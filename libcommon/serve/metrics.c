@@ -250,6 +250,13 @@ void handle_metrics(struct server *s, struct conn *c, const char *rest)
         buf_printf(out, "zse_audit_waiting %d\n", audit_log_waiting(s->guard.audit));
         about(out, "zse_audit_errors_total", "counter", "Lines that the disk did not take, and files that could not be compressed.");
         buf_printf(out, "zse_audit_errors_total %llu\n", (unsigned long long)a.errors);
+        struct audit_syslog_stats syslog;
+        if (audit_log_syslog_stats(s->guard.audit, &syslog)) {
+            about(out, "zse_audit_syslog_sent_total", "counter", "Lines of the audit log that were sent to the syslog server.");
+            buf_printf(out, "zse_audit_syslog_sent_total %llu\n", (unsigned long long)syslog.sent);
+            about(out, "zse_audit_syslog_dropped_total", "counter", "Lines that could not be sent to it.");
+            buf_printf(out, "zse_audit_syslog_dropped_total %llu\n", (unsigned long long)syslog.dropped);
+        }
     }
     about(out, "zse_uptime_seconds", "gauge", "Time since the start.");
     buf_printf(out, "zse_uptime_seconds %lld\n", (long long)time(NULL) - (long long)s->started);

@@ -38,6 +38,7 @@ struct model_opener {
     void *user;
 };
 
+struct audit_signer;
 struct server_options {
     struct model_opener opener;
     const char *host; int port;         /* host NULL: no TCP; port 0: any */
@@ -51,6 +52,8 @@ struct server_options {
     uint64_t audit_bytes;               /* of a file before it is rotated; 0: the usual */
     uint64_t audit_anonymous_bytes;     /* the same of requests without a valid key; 0: as audit_bytes */
     int audit_files;                    /* rotated files that are kept; 0: the usual */
+    const char *audit_syslog;           /* where lines are sent, too (audit_syslog.h); NULL: nowhere */
+    struct audit_signer *audit_signer;  /* signs heads of the log; borrowed; NULL: none */
     int audit_prompts;                  /* prompts are logged, too */
     int trust_proxy;                    /* X-Forwarded-For names the client, who may be anywhere: keys are needed on loopback too */
     const char *const *origins; int n_origins;      /* browsers' pages that may use the API; "*": all */

@@ -240,6 +240,53 @@ END
   zse-audit verify
 }
 
+@test "--audit-sign and --audit-syslog: heads are signed, lines leave the machine, a server that does not answer is told once" {
+  command -v openssl >/dev/null || skip "no openssl command"
+  openssl genpkey -algorithm ed25519 -out "$T/audit.key"
+  openssl pkey -in "$T/audit.key" -pubout -out "$T/audit.pub"
+  key=$(zse-apikey create app --scope chat,models,admin 2>/dev/null)
+  exec 6< <(exec python3 -u - "$T/syslog" <<'END'
+import socket, sys
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.bind(('127.0.0.1', 0))
+print(s.getsockname()[1])
+s.settimeout(60)
+with open(sys.argv[1], 'wb', 0) as f:
+    while True:
+        f.write(s.recv(65536) + b'\n')
+END
+  )
+  local logger=$! port
+  read -r -u 6 port
+  serve --port 0 --audit-sign "$T/audit.key" --audit-syslog "127.0.0.1:$port"
+  await listens "$URL"
+  [ "$(status -H "X-API-Key: $key" -H 'X-Request-Id: far-away' "$URL/v1/models")" = 200 ]
+  await grep -qE '^<110>1 [-0-9]{10}T[0-9:.]{12}Z [^ ]+ zse-serve [0-9]+ requests - [{].*"request_id":"far-away".*"hash":"[0-9a-f]{64}"}$' "$T/syslog"
+  [ "$(curl -s -H "X-API-Key: $key" "$URL/api/audit/stats" | jq -c '[.syslog.sent > 2, .syslog.dropped]')" = '[true,0]' ]
+  stop
+  kill $logger
+  grep -q '"event":"signature"' "$T/syslog"
+  zse-audit verify --key "$T/audit.pub" | grep -qE '^[12] good signatures? of requests; 0 lines after the last$'
+  openssl genpkey -algorithm ed25519 -out "$T/other.key"
+  openssl pkey -in "$T/other.key" -pubout -out "$T/other.pub"
+  run --separate-stderr zse-audit verify --key "$T/other.pub"
+  [ "$status$output" = 1 ]
+  [[ "$stderr" == *"signed with another key"* ]]
+  run --separate-stderr zse-audit verify --key "$T/audit.key"
+  [ "$status$output" = 1 ]
+  [[ "$stderr" == *"audit.key: expected a public Ed25519 key"* ]]
+  run --separate-stderr zse-serve "$T/tiny.zse" --port 0 --audit-sign "$T/audit.pub"
+  [ "$status$output" = 1 ]
+  run --separate-stderr zse-serve "$T/tiny.zse" --port 0 --audit-syslog nowhere
+  [ "$status$output" = 1 ]
+  [[ "$stderr" == *"'nowhere' is neither HOST:PORT"* ]]
+  serve --port 0 --audit-syslog "$T/no-socket"
+  await listens "$URL"
+  [ "$(status -H "X-API-Key: $key" "$URL/v1/models")" = 200 ]
+  stop
+  grep -q "audit-syslog $T/no-socket: messages are dropped from now on: $T/no-socket: No such file" "$T/err"
+}
+
 @test "a queue that one key has filled: another key gets in, and the first is told to come back" {
   many=$(zse-apikey create many 2>/dev/null)
   one=$(zse-apikey create one --scope chat,models 2>/dev/null)

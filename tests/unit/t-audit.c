@@ -10,11 +10,20 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <openssl/evp.h>
+#include <openssl/pem.h>
+
 #include "libcommon/access/audit_later.h"
 #include "libcommon/access/audit_files.h"
 #include "libcommon/access/audit_log.h"
 #include "libcommon/access/audit_merge.h"
 #include "libcommon/access/audit_query.h"
+#include "libcommon/access/audit_sign.h"
+#include "libcommon/access/audit_syslog.h"
 #include "libcommon/access/audit_verify.h"
 #include "libcommon/access/keys.h"
 
@@ -974,6 +983,189 @@ static void the_anonymous_displace_no_keys(void **state)
     assert_true(c.older_gone && c.files <= 3);
 }
 
+/* ---- signatures ---- */
+
+/* A key pair in the folder: NAME.key and NAME.pub. */
+static void make_key(const char *name)
+{
+    char path[256];
+    EVP_PKEY *key = EVP_PKEY_Q_keygen(NULL, NULL, "ED25519");
+    assert_non_null(key);
+    for (int public = 0; public < 2; public++) {
+        snprintf(path, sizeof path, "%s/%s.%s", folder, name, public ? "pub" : "key");
+        FILE *f = fopen(path, "w");
+        assert_non_null(f);
+        assert_int_equal(public ? PEM_write_PUBKEY(f, key) : PEM_write_PrivateKey(f, key, NULL, NULL, 0, NULL, NULL), 1);
+        fclose(f);
+    }
+    EVP_PKEY_free(key);
+}
+
+static struct audit_check check_signed(const char *key_name)
+{
+    struct audit_check c;
+    struct audit_signer *key = audit_checker_open(in_folder(key_name), &e);
+    assert_non_null(key);
+    assert_int_equal(audit_verify(folder, AUDIT_KEYS, &(struct audit_want){ .key = key }, &c, &e), 0);
+    audit_signer_close(key);
+    return c;
+}
+
+static void sign_log(int n, int max_bytes)
+{
+    struct audit_signer *key = audit_signer_open(in_folder("a.key"), &e);
+    assert_non_null(key);
+    struct audit *a = audit_open(&(struct audit_options){ .folder = folder, .signer = key, .max_bytes = (uint64_t)max_bytes }, &e);
+    for (int i = 0; i < n; i++)
+        add_entry(a, i, 200, "/v1/x");
+    audit_sign_head(a);
+    audit_sign_head(a);                                 /* no line came: nothing to sign */
+    audit_close(a);
+    audit_signer_close(key);
+}
+
+/* The line of the log file at `from` is written anew, and the chain after it, as one can who may write into the folder but has no key. */
+static void rewrite_chain(const char *from, const char *to)
+{
+    char *text, hash[SHA256_HEX + 1] = AUDIT_ZEROS, *covered = malloc(1 << 16);
+    const char *hex;
+    uint64_t seq = 0;
+    size_t size;
+    read_all(in_folder(AUDIT_FILE), &text, &size);
+    FILE *f = fopen(in_folder(AUDIT_FILE), "wb");
+    for (char *p = text, *end; (end = strchr(p, '\n')); p = end + 1) {
+        uint8_t digest[SHA256_SIZE];
+        const size_t n = audit_line_end(p, (size_t)(end - p), &hex, &seq);
+        char *at = memmem(p, n, from, strlen(from));
+        const size_t before = at ? (size_t)(at - p) : n;
+        const int m = sprintf(covered, "%s%.*s%s%.*s", hash, (int)before, p, at ? to : "", at ? (int)(n - before - strlen(from)) : 0, at ? at + strlen(from) : "");
+        sha256_of(covered, (size_t)m, digest);
+        sha256_hex(digest, hash);
+        fprintf(f, "%s,\"hash\":\"%s\"}\n", covered + SHA256_HEX, hash);
+    }
+    fclose(f);
+    struct audit_head head = { .end.seq = seq, .keep = AUDIT_KEEP };
+    strcpy(head.end.hash, hash);
+    assert_int_equal(audit_head_write(folder, AUDIT_KEYS, &head, &e), 0);
+    free(text);
+    free(covered);
+}
+
+static void a_signed_log_cannot_be_written_anew(void **state)
+{
+    (void)state;
+    make_key("a");
+    make_key("b");
+    sign_log(40, 3000);                                 /* at rotations, too */
+    struct audit_check c = check_signed("a.pub");
+    assert_false(c.broken || c.missing);
+    assert_int_equal(c.signatures, c.files);
+    assert_int_equal(c.unsigned_lines, 0);
+    c = check_signed("b.pub");
+    assert_true(c.broken && strstr(c.where, "signed with another key"));
+    assert_null(audit_signer_open(in_folder("a.pub"), &e));
+    assert_non_null(strstr(e.msg, "expected a private Ed25519 key"));
+    assert_null(audit_checker_open(in_folder("a.key"), &e));
+    assert_null(audit_signer_open(in_folder("none"), &e));
+
+    assert_int_equal(audit_clear(folder, 1, &(uint64_t){ 0 }, &e), 0);
+    unlink(in_folder(AUDIT_FILE));
+    unlink(in_folder("requests.head"));
+    sign_log(10, 0);
+    rewrite_chain("\"id-5\"", "\"id-6\"");
+    nothing_is_missing(NULL, 0);                        /* without the key all looks well */
+    c = check_signed("a.pub");
+    assert_true(c.broken && strstr(c.where, "the signature is not that of key"));
+    rewrite_chain("\"event\":\"signature\"", "\"event\":\"nothing\"");
+    rewrite_chain("\"signature\":", "\"sign\":");
+    nothing_is_missing(NULL, 0);
+    c = check_signed("a.pub");                          /* the file begins now, its requests were made on another day */
+    assert_true(c.missing && strstr(c.what, "have no signature of this key"));
+}
+
+/* ---- syslog ---- */
+
+static int listen_on(int type, int *port)
+{
+    struct sockaddr_in a = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    socklen_t n = sizeof a;
+    const int fd = socket(AF_INET, type, 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&a, sizeof a), 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&a, &n), 0);
+    if (type == SOCK_STREAM)
+        assert_int_equal(listen(fd, 5), 0);
+    *port = ntohs(a.sin_port);
+    return fd;
+}
+
+static void is_message(const char *text, size_t n, int i)
+{
+    char want[64];
+    assert_memory_equal(text, "<110>1 20", 9);          /* log audit, informational */
+    assert_non_null(memmem(text, n, " zse-serve ", 11));
+    snprintf(want, sizeof want, " requests - {\"line\":%d}", i);
+    assert_non_null(memmem(text, n, want, strlen(want)));
+}
+
+static void lines_go_to_a_syslog_server(void **state)
+{
+    (void)state;
+    char target[64], text[4096], line[40];
+    struct audit_syslog_stats st;
+    for (int tcp = 0; tcp < 2; tcp++) {
+        int port;
+        const int fd = listen_on(tcp ? SOCK_STREAM : SOCK_DGRAM, &port);
+        snprintf(target, sizeof target, tcp ? "tcp:127.0.0.1:%d" : "127.0.0.1:%d", port);
+        struct audit_syslog *s = audit_syslog_open(target, &e);
+        assert_non_null(s);
+        for (int i = 0; i < 3; i++)
+            audit_syslog_add(s, AUDIT_KEYS, line, (size_t)sprintf(line, "{\"line\":%d}", i));
+        const int in = tcp ? accept(fd, NULL, NULL) : fd;
+        for (int i = 0; i < 3; i++) {
+            size_t n = 0, size = 0;
+            for (char c; tcp && read(in, &c, 1) == 1 && c != ' ';)              /* RFC 6587: the length, a space */
+                size = 10 * size + (size_t)(c - '0');
+            while (tcp && n < size)
+                n += (size_t)read(in, text + n, size - n);
+            if (!tcp)
+                n = (size_t)read(in, text, sizeof text);
+            is_message(text, n, i);
+        }
+        assert_int_equal(audit_syslog_close(s, 5, &st), 0);
+        assert_int_equal(st.sent, 3);
+        assert_int_equal(st.dropped, 0);
+        if (tcp)
+            close(in);
+        close(fd);
+    }
+    static const char *const bad[] = { "host", "host:", ":514", "tcp:", "::1:514", "" };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        assert_null(audit_syslog_open(bad[i], &e));
+}
+
+/* Nothing listens: adding waits for nothing, what finds no room is dropped and counted, and the end is not held up. */
+static void a_dead_syslog_server_holds_up_nothing(void **state)
+{
+    (void)state;
+    enum { N = 3000, SIZE = 2000 };
+    int port;
+    char target[64], *line = calloc(1, SIZE);
+    struct audit_syslog_stats st;
+    memset(line, 'x', SIZE);
+    close(listen_on(SOCK_STREAM, &port));
+    snprintf(target, sizeof target, "tcp:127.0.0.1:%d", port);
+    struct audit_syslog *s = audit_syslog_open(target, &e);
+    for (int i = 0; i < N; i++)
+        audit_syslog_add(s, AUDIT_KEYS, line, SIZE);
+    audit_syslog_stats(s, &st);
+    assert_in_range(st.dropped, N - SYSLOG_BYTES / SIZE, N - 1);
+    assert_int_equal(st.dropped + (uint64_t)st.waiting, N);
+    assert_int_equal(audit_syslog_close(s, 0, &st), 0);
+    assert_int_equal(st.dropped, N);
+    assert_int_equal(st.waiting, 0);
+    free(line);
+}
+
 static int to_memory(void *user, const char *text, size_t n) { return fwrite(text, 1, n, user) != n; }
 
 static void csv_is_safe(void **state)
@@ -1135,6 +1327,7 @@ int main(void)
         IN_FOLDER(fields_in_any_order), IN_FOLDER(a_removed_file_is_missed), IN_FOLDER(a_cut_tail_is_missed), IN_FOLDER(rotation_and_clearing_are_told_apart),
         cmocka_unit_test(repeated_requests_become_one_line), cmocka_unit_test(a_flood_makes_few_lines), cmocka_unit_test(merging_keeps_no_part_of_a_key),
         IN_FOLDER(merged_lines_count_all_their_requests), IN_FOLDER(the_anonymous_displace_no_keys),
+        IN_FOLDER(a_signed_log_cannot_be_written_anew), cmocka_unit_test(lines_go_to_a_syslog_server), cmocka_unit_test(a_dead_syslog_server_holds_up_nothing),
         IN_FOLDER(a_changed_retention_is_announced), IN_FOLDER(old_logs_still_verify),
         IN_FOLDER(lines_wait_for_who_holds_the_lock), IN_FOLDER(the_end_does_not_wait_for_ever),
         IN_FOLDER(the_end_does_not_wait_for_compression),
