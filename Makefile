@@ -46,13 +46,13 @@ E       ?= $(B)/emulated
 EMULATED = $(patsubst %,$(E)/%.o,$(basename $(KERNELS) gpu/rt/emulated.cc gpu/rt/emulated_hopper.cc)) $(call objects,$(wildcard gpu/backend/*.c))
 
 PROGRAMS := $(patsubst cmd/%.c,%,$(wildcard cmd/zse-*.c))
-LIB   := $(filter-out $(if $(filter x86_64,$(ARCH)),,%_avx2.c %_avxvnni.c %_avx512.c %_amx.c),$(wildcard libcommon/*/*.c)) $(if $(filter cuda,$(DEVICE)),$(wildcard gpu/backend/*.c),gpu/stub.c)
+LIB   := $(filter-out $(if $(filter x86_64,$(ARCH)),,%_avx2.c %_avxvnni.c %_avx512.c %_amx.c),$(wildcard libcommon/*/*.c libcommon/*/*/*.c)) $(if $(filter cuda,$(DEVICE)),$(wildcard gpu/backend/*.c),gpu/stub.c)
 CMD   := $(filter-out cmd/zse-%,$(wildcard cmd/*.c))
 UNIT  := $(patsubst %.c,$(B)/%,$(wildcard tests/unit/t-*.c))
 BINS  := $(addprefix $(B)/,$(PROGRAMS))
 # What asks which processor this is for.  All other objects are the same for any: a build may take them from another with the same flags (O=build).
 O     ?= $(B)
-ASKS  := $(shell grep -lw ZSE_X86 libcommon/*/*.c tests/unit/*.c)
+ASKS  := $(shell grep -lw ZSE_X86 libcommon/*/*.c libcommon/*/*/*.c tests/unit/*.c)
 objects = $(patsubst %.c,$(B)/%.o,$(filter $(ASKS),$1)) $(patsubst %.c,$(O)/%.o,$(filter-out $(ASKS),$1))
 OBJS  := $(call objects,$(LIB) $(CMD) $(addprefix cmd/,$(addsuffix .c,$(PROGRAMS))) $(patsubst $(B)/%,%.c,$(UNIT)) $(wildcard gpu/backend/*.c)) $(EMULATED)
 

@@ -8,7 +8,7 @@
 #include "libcommon/base/clock.h"
 #include "libcommon/base/json.h"
 #include "libcommon/hub/net.h"
-#include "libcommon/serve/buf.h"
+#include "libcommon/http/buf.h"
 
 enum { MOST_ANSWER = 1 << 24,           /* bytes of a line of a stream, and of an answer in one piece */
        BUSY_NS = 20000000 };            /* until a busy server is asked again */

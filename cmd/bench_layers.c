@@ -11,7 +11,7 @@
 
 #include "cmd/cli.h"
 #include "cmd/npy.h"
-#include "libcommon/engine/cpu.h"
+#include "libcommon/cpu/cpu.h"
 
 static const char prog[] = "zse-bench";
 

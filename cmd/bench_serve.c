@@ -15,7 +15,7 @@
 #include "libcommon/base/clock.h"
 #include "libcommon/base/json.h"
 #include "libcommon/base/rng.h"
-#include "libcommon/serve/buf.h"
+#include "libcommon/http/buf.h"
 
 static const char prog[] = "zse-bench";
 

@@ -14,7 +14,7 @@
 #include "libcommon/base/file.h"
 #include "libcommon/base/pool.h"
 #include "libcommon/base/rng.h"
-#include "libcommon/engine/cpu.h"
+#include "libcommon/cpu/cpu.h"
 #include "libcommon/format/zfile.h"
 
 static const char prog[] = "zse-bench";

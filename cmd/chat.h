@@ -14,7 +14,7 @@
 #include "cmd/open_model.h"
 #include "libcommon/engine/engine.h"
 #include "libcommon/grammar/grammar.h"
-#include "libcommon/token/template.h"
+#include "libcommon/template/template.h"
 
 /* ---- chat_options.c ---- */
 struct chat_options {

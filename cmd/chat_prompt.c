@@ -7,7 +7,7 @@
 #include "cmd/cli.h"
 #include "libcommon/base/file.h"
 #include "libcommon/base/json.h"
-#include "libcommon/token/chat.h"
+#include "libcommon/template/chat.h"
 
 json_t *chat_message(const char *role, const char *text, size_t size)
 {

@@ -10,8 +10,8 @@
 #include "cmd/cli.h"
 #include "libcommon/base/file.h"
 #include "libcommon/convert/template_source.h"
-#include "libcommon/token/chat.h"
-#include "libcommon/token/template.h"
+#include "libcommon/template/chat.h"
+#include "libcommon/template/template.h"
 
 static const char prog[] = "zse-info render";
 static const char usage[] =

@@ -7,7 +7,7 @@
 #include "cmd/planning.h"
 #include "libcommon/base/clock.h"
 #include "libcommon/base/pool.h"
-#include "libcommon/engine/cpu.h"
+#include "libcommon/cpu/cpu.h"
 #include "libcommon/engine/sampler.h"
 #include "libcommon/hw/limits.h"
 

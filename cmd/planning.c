@@ -8,7 +8,7 @@
 #include "cmd/cli.h"
 #include "cmd/hub.h"
 #include "libcommon/base/json.h"
-#include "libcommon/engine/cpu.h"
+#include "libcommon/cpu/cpu.h"
 #include "libcommon/engine/engine.h"
 #include "libcommon/import/source.h"
 #include "libcommon/model/model.h"

@@ -8,7 +8,7 @@
 #include "cmd/memory_note.h"
 #include "cmd/planning.h"
 #include "libcommon/base/json.h"
-#include "libcommon/engine/cpu.h"
+#include "libcommon/cpu/cpu.h"
 #include "gpu/gpu.h"
 #include "libcommon/hw/memory.h"
 

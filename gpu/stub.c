@@ -38,4 +38,4 @@ static void *open_none(const struct model *m, const struct backend_options *o, s
     return NULL;
 }
 
-const struct backend backend_gpu = { .name = "none", .open = open_none };
+const struct backend backend_gpu = { .name = "none", .step_tokens = NULL, .open = open_none };

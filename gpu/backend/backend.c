@@ -3,14 +3,14 @@
  *
  * Steps of decoding alone are padded to 1, 2, 4 .. 64 tokens and replayed as graphs from the second of a kind on, as far as there is memory for graphs.  Where the device has the last layers only, the
  * CPU's backend runs those before it, and their hidden states are handed over once a step. */
-#include "gpu/backend/inside.h"
+#include "gpu/backend/internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "libcommon/base/clock.h"
-#include "libcommon/engine/cpu.h"
+#include "libcommon/cpu/cpu.h"
 
 /* ---- open and close ---- */
 
@@ -465,7 +465,7 @@ static void backend_device(const void *backend, struct backend_device *d)
 }
 
 const struct backend backend_gpu = {
-    .name = "gpu", .open = backend_open, .forward = backend_forward, .begin = backend_begin, .end = backend_end, .copy_block = backend_copy_block, .memory = backend_memory,
+    .name = "gpu", .step_tokens = cpu_step_tokens, .open = backend_open, .forward = backend_forward, .begin = backend_begin, .end = backend_end, .copy_block = backend_copy_block, .memory = backend_memory,
     .kv_bytes = backend_kv_bytes, .describe = backend_describe, .close = backend_close, .drop_block = backend_drop_block, .copy_state = NULL,
     .drop_state = NULL,    .device = backend_device,
 };

@@ -5,7 +5,7 @@
  * (decode.cu) where there are any: the same bits.  With exact, and for matrices of f32,
  * activations stay f32 and matmul_f32.cu computes.  With strict, more than 16 tokens are so many runs of matvec.cu, and all attention is attn_decode.cu's: both give a token the
  * same bits whatever stands beside it. */
-#include "gpu/backend/inside.h"
+#include "gpu/backend/internal.h"
 
 #include "libcommon/model/arch.h"
 

@@ -1,5 +1,5 @@
 /* memory.c - what a model takes of the device: counted in full before the first allocation, refused with the numbers where it does not fit. */
-#include "gpu/backend/inside.h"
+#include "gpu/backend/internal.h"
 
 #include <assert.h>
 #include <math.h>
@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "libcommon/engine/cpu.h"
+#include "libcommon/cpu/cpu.h"
 #include "libcommon/model/arch.h"
 
 enum {

@@ -1,6 +1,6 @@
 /* emulated.cc - rt.h and emulate.h without a GPU: fibers, memory with bounds, the checks. */
 #include "gpu/rt/emulated.h"
-#include "gpu/rt/emulated_inside.h"
+#include "gpu/rt/emulated_internal.h"
 #include "gpu/prim/prim.cuh"
 
 #include <errno.h>

@@ -8,7 +8,7 @@
  *   products   by less than 4 whole warps; descriptors that differ within them, or that are not those of wgmma_tile (offsets, alignment, bounds); of bytes that no copy
  *              brought, or whose barrier one of the threads has not waited for; without a fence after its registers were touched; operands written or accumulators touched
  *              while under way; not waited for when the block ends */
-#include "gpu/rt/emulated_inside.h"
+#include "gpu/rt/emulated_internal.h"
 #include "gpu/prim/hopper.cuh"
 
 #include <math.h>

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "libcommon/access/audit_line.h"
-#include "libcommon/access/limits.h"
+#include "libcommon/base/address.h"
 
 /* Groups of the table that one address may not take: for the other paths of each, and for the other addresses. */
 enum { RESERVED_PATHS = 32, RESERVED_ADDRESSES = 32, PREFIX_MAX = 64 };

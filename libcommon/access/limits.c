@@ -1,6 +1,5 @@
 #include "libcommon/access/limits.h"
 
-#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -16,6 +15,7 @@
 #include <unistd.h>
 
 #include "libcommon/access/window.h"
+#include "libcommon/base/address.h"
 #include "libcommon/base/clock.h"
 #include "libcommon/base/file.h"
 
@@ -490,40 +490,12 @@ struct address_limits *address_limits_open(int n, int requests_minute, struct er
 
 void address_limits_close(struct address_limits *a) { free(a); }
 
-const char *address_counted_as(const char *address, char out[48])
-{
-    uint8_t b[16];
-    static const uint8_t mapped[12] = { 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff };
-    char text[48];
-    snprintf(text, sizeof text, "%.*s", (int)strcspn(address, "%"), address);       /* without the interface: "fe80::1%eth0" */
-    if (!strchr(text, ':') || inet_pton(AF_INET6, text, b) != 1)
-        return address;
-    if (memcmp(b, mapped, sizeof mapped) == 0)
-        return inet_ntop(AF_INET, b + 12, out, 48);
-    memset(b + 8, 0, 8);
-    return inet_ntop(AF_INET6, b, out, 48);
-}
-
-static uint64_t hash_text(const char *text)
-{
-    uint64_t h = 1469598103934665603u;      /* FNV-1a */
-    for (const char *p = text; *p; p++)
-        h = (h ^ (unsigned char)*p) * 1099511628211u;
-    return h;
-}
-
-uint64_t address_number(const char *address)
-{
-    char text[48];
-    return hash_text(address_counted_as(address, text));
-}
-
 /* One of the eight places where this address may be: a flood of addresses pushes out few others.  NULL: it has none and takes none. */
 static struct address *place_of(struct address_limits *a, const char *given, int take)
 {
     char text[48];
     const char *address = address_counted_as(given, text);
-    const uint64_t h = hash_text(address);
+    const uint64_t h = address_number(address);
     struct address *oldest = NULL;
     for (int i = 0; i < 8; i++) {
         struct address *x = &a->a[(h + (uint64_t)i) % (uint64_t)a->n];

@@ -66,8 +66,5 @@ struct address_limits *address_limits_open(int n, int requests_minute, struct er
 void address_limits_close(struct address_limits *a);
 struct verdict address_admit(struct address_limits *a, const char *address);
 struct verdict address_peek(struct address_limits *a, const char *address);     /* without counting */
-/* What an address is counted by: itself, of IPv6 its first 64 bits, of IPv4 in IPv6 the IPv4.  address or out. */
-const char *address_counted_as(const char *address, char out[48]);
-uint64_t address_number(const char *address);           /* the same for all that count as one, else most likely another one */
 
 #endif

@@ -6,7 +6,7 @@
 
 #include "libcommon/convert/job.h"
 #include "libcommon/convert/linalg.h"
-#include "libcommon/engine/cpu.h"
+#include "libcommon/cpu/cpu.h"
 
 /* What lies in memory and what in a file (big.h) if there is a limit: those used most go into memory first.  One expert's always do. */
 enum hold {

@@ -76,8 +76,11 @@ struct backend_device {
     uint64_t begun_ns, context_ns, copied_ns;       /* clock_ns(): when it was asked for, was there, had all weights; copied_ns 0: not yet */
 };
 
+enum { BACKEND_STEP_TOKENS = 512 };
 struct backend {
     const char *name;                       /* "cpu" */
+    /* Tokens of a step where the caller does not choose.  max_len: tokens of all contexts together; kernels: as in backend_options.  NULL: BACKEND_STEP_TOKENS. */
+    int (*step_tokens)(const struct config *c, int n_threads, int64_t max_len, const char *kernels);
     /* model is borrowed until close. All memory is taken here; forward allocates nothing. */
     void *(*open)(const struct model *m, const struct backend_options *o, struct err *e);
     /* Run the batch; logits [sum of n_logits][vocab_size] f32 in order of items. */
@@ -101,7 +104,7 @@ struct backend {
     void (*device)(const void *b, struct backend_device *d);    /* NULL: there is none */
 };
 
-extern const struct backend backend_cpu;
+extern const struct backend backend_cpu;         /* libcommon/cpu */
 
 #ifdef __cplusplus
 }

@@ -6,7 +6,6 @@
 #include "libcommon/base/clock.h"
 #include "libcommon/base/file.h"
 #include "libcommon/base/pool.h"
-#include "libcommon/engine/cpu.h"
 #include "libcommon/engine/engine_core.h"
 #include "libcommon/format/zfile.h"
 
@@ -53,10 +52,13 @@ static int set_sizes(struct engine *g, const struct model *m, const struct engin
     const struct config *c = &m->config;
     const int default_len = c->max_len > 0 && c->max_len < 8192 ? c->max_len : 8192;
     g->m = m;
+    g->backend = o->backend ? o->backend : &backend_cpu;
     g->prefixes = !o->no_prefix_cache;
     g->max_len = o->max_len > 0 ? o->max_len : default_len;
     g->max_seqs = o->max_seqs > 0 ? o->max_seqs : 1;
-    g->max_tokens = o->max_tokens > 0 ? o->max_tokens : cpu_step_tokens(c, o->n_threads, (int64_t)g->max_len * g->max_seqs, o->kernels);
+    g->max_tokens = o->max_tokens > 0        ? o->max_tokens
+                    : g->backend->step_tokens ? g->backend->step_tokens(c, o->n_threads, (int64_t)g->max_len * g->max_seqs, o->kernels)
+                                              : BACKEND_STEP_TOKENS;
     if (g->max_tokens < g->max_seqs)
         g->max_tokens = g->max_seqs;
     if (c->max_len > 0 && g->max_len > c->max_len)
@@ -90,7 +92,6 @@ struct engine *engine_open(const struct model *m, const struct tokenizer *t, con
     const struct config *c = &m->config;
     struct backend_options bo;
     g->t = t;
-    g->backend = o->backend ? o->backend : &backend_cpu;
     g->vocab_size = g->n_allowed = c->vocab_size;
     if (t && tokenizer_vocab_size(t) < c->vocab_size)
         g->n_allowed = tokenizer_vocab_size(t);

@@ -24,7 +24,7 @@ struct engine_options {
     enum kv_type kv_type;
     int max_len;                    /* tokens a sequence may reach; 0: the model's max_len, at most 8192 */
     int max_seqs;                   /* requests that run together; 0: 1 */
-    int max_tokens;                 /* tokens of one step; 0: cpu_step_tokens */
+    int max_tokens;                 /* tokens of one step; 0: the backend's step_tokens() */
     int max_waiting;                /* requests that wait for their turn; 0: any number */
     int no_prefix_cache;            /* every prompt is computed from its first token */
     int exact;

@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "libcommon/base/utf8.h"
-#include "libcommon/grammar/grammar_impl.h"
+#include "libcommon/grammar/internal.h"
 
 enum { MAX_DEPTH = 200, MAX_COUNT = 1000000, MAX_TEXT = 4 << 20 };
 

@@ -12,7 +12,7 @@
 
 #include "libcommon/base/utf8.h"
 #include "libcommon/grammar/distinct.h"
-#include "libcommon/grammar/grammar_impl.h"
+#include "libcommon/grammar/internal.h"
 
 enum { MAX_THREADS = 16384, MAX_CONFIGS = 1 << 15, FORCED_BYTES = 256, SETTLE_STATES = 1 << 15, FORGET_STEPS = 1 << 22, BURST = 8, SUSTAINED = 16, MAX_REPEAT = 2000 };
 static const size_t max_cache = (size_t)64 << 20, max_growth = (size_t)256 << 20;

@@ -11,7 +11,7 @@
 #include <utf8proc.h>
 
 #include "libcommon/base/utf8.h"
-#include "libcommon/grammar/grammar_impl.h"
+#include "libcommon/grammar/internal.h"
 
 enum { MAX_DEPTH = 200, MAX_COUNT = 1000000, MAX_TEXT = 8192, END = 0x110000 };
 

@@ -7,7 +7,7 @@
 
 #include <jansson.h>
 
-#include "libcommon/grammar/grammar_impl.h"
+#include "libcommon/grammar/internal.h"
 
 enum {
     DONE_ANY_OF = 1, DONE_ONE_OF = 2, DONE_IF = 4, DONE_NOT = 8, DONE_DEPENDENT = 16, DONE_SOME = 32,      /* keywords that were split off */

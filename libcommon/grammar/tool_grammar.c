@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "libcommon/grammar/grammar_impl.h"
+#include "libcommon/grammar/internal.h"
 #include "libcommon/grammar/schema.h"
 #include "libcommon/grammar/tool_format.h"
 

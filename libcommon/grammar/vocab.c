@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "libcommon/base/utf8.h"
-#include "libcommon/token/tok_impl.h"
+#include "libcommon/token/internal.h"
 
 /* What the decoders of the tokenizer do with one token, if they do it to each alone. */
 struct decoding {

@@ -10,7 +10,7 @@
 #include <jansson.h>
 
 #include "libcommon/engine/sampler.h"
-#include "libcommon/serve/problem.h"
+#include "libcommon/http/problem.h"
 
 enum body_kind {
     BODY_CHAT = 1, BODY_COMPLETION = 2, BODY_EMBEDDING = 4, BODY_TOKENIZE = 8, BODY_DETOKENIZE = 16, BODY_TEMPLATE = 32, BODY_WS_CHAT = 64,

@@ -11,9 +11,11 @@
 
 #include <openssl/crypto.h>
 
+#include "libcommon/base/address.h"
 #include "libcommon/base/clock.h"
 #include "libcommon/base/plural.h"
-#include "libcommon/serve/calls.h"
+#include "libcommon/serve/exchange.h"
+#include "libcommon/serve/internal.h"
 
 /* ---- open and close ---- */
 

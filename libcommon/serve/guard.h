@@ -8,7 +8,7 @@
 #include "libcommon/access/audit_log.h"
 #include "libcommon/access/keys.h"
 #include "libcommon/access/limits.h"
-#include "libcommon/serve/problem.h"
+#include "libcommon/http/problem.h"
 
 struct server;
 struct conn;

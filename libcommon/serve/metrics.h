@@ -7,7 +7,8 @@
 
 enum { MAX_ROUTES = 64, HISTOGRAM_BUCKETS = 16, MINUTES = 60, MAX_RECORDS = 10000 };
 
-struct histogram {                      /* of seconds; bounds in metrics.c */
+extern const double histogram_bounds[HISTOGRAM_BUCKETS];        /* upper, in seconds; the last bucket has none */
+struct histogram {                      /* of seconds */
     uint64_t bucket[HISTOGRAM_BUCKETS + 1], count;
     double sum;
 };

@@ -1,5 +1,6 @@
 /* models.c - what is loaded: opening and closing in a thread of its own, draining, the memory limit, reload. */
 #include <math.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,8 +11,9 @@
 #include "libcommon/base/json.h"
 #include "libcommon/base/plural.h"
 #include "libcommon/format/zfile.h"
-#include "libcommon/serve/calls.h"
-#include "libcommon/token/chat.h"
+#include "libcommon/serve/exchange.h"
+#include "libcommon/serve/internal.h"
+#include "libcommon/template/chat.h"
 
 enum task_kind { TASK_OPEN, TASK_CLOSE };
 /* What is to be closed, taken out of the hosted, which the loop goes on looking at. */
@@ -580,8 +582,7 @@ void models_tick(struct server *s)
         if (h->n_calls == 0 && h->preparing == 0) {
             give_task(s, TASK_CLOSE, h);        /* without memory: again in a second */
         } else if (now > h->leave_by_ns) {
-            for (struct call *c = h->calls; c; c = c->next)
-                call_cancel(c);
+            calls_cancel(h);
             if (now > h->leave_by_ns + PATIENCE_S * 1000000000u && h->worker && worker_step_s(h->worker) > PATIENCE_S)
                 calls_give_up(h, now);
         }

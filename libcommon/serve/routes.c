@@ -3,7 +3,8 @@
 #include <string.h>
 #include <strings.h>
 
-#include "libcommon/serve/calls.h"
+#include "libcommon/serve/exchange.h"
+#include "libcommon/serve/internal.h"
 
 #define JSON "application/json"
 #define SSE "text/event-stream"

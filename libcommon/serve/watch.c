@@ -1,7 +1,8 @@
 #include "libcommon/serve/watch.h"
 
 #include "libcommon/base/clock.h"
-#include "libcommon/serve/calls.h"
+#include "libcommon/serve/exchange.h"
+#include "libcommon/serve/internal.h"
 #include "libcommon/serve/worker.h"
 
 /* Is so little left? Both the share and the amount, so that a large machine is not refused with plenty, nor a small one with what its model left. */

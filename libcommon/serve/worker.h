@@ -5,7 +5,7 @@
 
 #include "libcommon/base/err.h"
 #include "libcommon/engine/engine.h"
-#include "libcommon/serve/buf.h"
+#include "libcommon/http/buf.h"
 
 struct worker;
 

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "libcommon/base/utf8.h"
-#include "libcommon/token/tok_impl.h"
+#include "libcommon/token/internal.h"
 #include "libcommon/token/tok_norm.h"
 
 enum { END = 1, VERBATIM = 2 };

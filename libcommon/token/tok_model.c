@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "libcommon/token/tok_impl.h"
+#include "libcommon/token/internal.h"
 
 struct model_symbol {
     int32_t id;                     /* by scores: -1 if the text is no token */

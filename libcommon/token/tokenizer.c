@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "libcommon/base/utf8.h"
-#include "libcommon/token/tok_impl.h"
+#include "libcommon/token/internal.h"
 #include "libcommon/token/tok_norm.h"
 #include "libcommon/token/tok_spec.h"
 

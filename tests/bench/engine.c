@@ -23,7 +23,8 @@ static int nothing_copy(void *b, int32_t from, int32_t to, struct err *e) { (voi
 static size_t nothing_size(const void *b) { (void)b; return 0; }
 static const char *nothing_describe(const void *b) { (void)b; return "nothing"; }
 static void nothing_close(void *b) { (void)b; }
-static const struct backend nothing = { "nothing", nothing_open, nothing_forward, nothing_copy, nothing_size, nothing_size, nothing_describe, nothing_close, NULL };
+static const struct backend nothing = { .name = "nothing", .open = nothing_open, .forward = nothing_forward, .copy_block = nothing_copy, .memory = nothing_size,
+                                        .kv_bytes = nothing_size, .describe = nothing_describe, .close = nothing_close };
 
 static int by_size(const void *a, const void *b)
 {

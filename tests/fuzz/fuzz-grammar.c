@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "libcommon/grammar/grammar_impl.h"
+#include "libcommon/grammar/internal.h"
 #include "libcommon/grammar/tools.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -6,9 +6,9 @@
 
 #include "libcommon/base/json.h"
 #include "libcommon/serve/fields.h"
-#include "libcommon/serve/http.h"
-#include "libcommon/serve/talk.h"
-#include "libcommon/serve/websocket.h"
+#include "libcommon/http/http.h"
+#include "libcommon/serve/api/talk.h"
+#include "libcommon/http/websocket.h"
 
 enum bodies { KEPT, UNSEEN, DROPPED };          /* in the hash; kept, but not in it; neither */
 

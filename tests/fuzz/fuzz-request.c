@@ -14,11 +14,11 @@
 #include "libcommon/base/json.h"
 #include "libcommon/base/rng.h"
 #include "libcommon/convert/tokenizer_source.h"
-#include "libcommon/engine/cpu.h"
+#include "libcommon/cpu/cpu.h"
 #include "libcommon/kernels/kernels.h"
-#include "libcommon/serve/account.h"
-#include "libcommon/serve/buf.h"
-#include "libcommon/serve/server_impl.h"
+#include "libcommon/http/account.h"
+#include "libcommon/http/buf.h"
+#include "libcommon/serve/internal.h"
 #include "tests/fuzz/fuzz.h"
 
 /* Of one request, with sanitizers, which take two to ten times as long: */
@@ -93,9 +93,7 @@ const struct kernels *kernels_pick(const char *want, struct err *e)
     return &kernels_ref;
 }
 
-const struct backend backend_cpu = { .name = "fake", .open = fake_open, .forward = fake_forward, .copy_block = fake_copy, .memory = fake_memory, .kv_bytes = fake_memory,
-                                     .describe = fake_describe, .close = fake_close };
-int cpu_step_tokens(const struct config *c, int n_threads, int64_t max_len, const char *kernels)
+static int fake_step_tokens(const struct config *c, int n_threads, int64_t max_len, const char *kernels)
 {
     (void)c;
     (void)n_threads;
@@ -103,6 +101,9 @@ int cpu_step_tokens(const struct config *c, int n_threads, int64_t max_len, cons
     (void)kernels;
     return 64;
 }
+
+const struct backend backend_cpu = { .name = "fake", .step_tokens = fake_step_tokens, .open = fake_open, .forward = fake_forward, .copy_block = fake_copy, .memory = fake_memory, .kv_bytes = fake_memory,
+                                     .describe = fake_describe, .close = fake_close };
 
 static struct tokenizer *tokenizer;
 static json_t *described;

@@ -11,9 +11,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "libcommon/serve/conn.h"
-#include "libcommon/serve/handshake.h"
-#include "libcommon/serve/reaper.h"
+#include "libcommon/http/conn.h"
+#include "libcommon/http/handshake.h"
+#include "libcommon/http/reaper.h"
 
 enum { LARGE = 8 << 20 };
 static const char large[LARGE];

@@ -21,7 +21,7 @@
 #include "libcommon/base/rng.h"
 #include "libcommon/convert/assemble.h"
 #include "libcommon/convert/job.h"
-#include "libcommon/engine/cpu.h"
+#include "libcommon/cpu/cpu.h"
 #include "libcommon/format/zfile.h"
 #include "libcommon/quant/ggml.h"
 

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "libcommon/base/rng.h"
-#include "libcommon/engine/expert_cache.h"
+#include "libcommon/cpu/expert_cache.h"
 #include "libcommon/format/zfile.h"
 
 enum { LAYERS = 2, EXPERTS = 3, ROWS = 32, COLS = 64 };

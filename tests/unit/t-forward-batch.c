@@ -12,7 +12,7 @@
 #include <cmocka.h>
 
 #include "libcommon/base/rng.h"
-#include "libcommon/engine/cpu.h"
+#include "libcommon/cpu/cpu.h"
 #include "tests/unit/tiny.h"
 
 enum { N_SEQS = 4, LEN = 70, BLOCKS_EACH = (LEN + KV_BLOCK - 1) / KV_BLOCK, N_BLOCKS = N_SEQS * BLOCKS_EACH + 3 };

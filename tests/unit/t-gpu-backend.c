@@ -4,7 +4,7 @@
 
 #include <sched.h>
 
-#include "gpu/backend/inside.h"
+#include "gpu/backend/internal.h"
 #include "gpu/gpu.h"
 #include "gpu/rt/emulated.h"
 #include "libcommon/convert/assemble.h"

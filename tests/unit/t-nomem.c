@@ -28,7 +28,7 @@
 #include "libcommon/grammar/constrain.h"
 #include "libcommon/grammar/grammar.h"
 #include "libcommon/grammar/tools.h"
-#include "libcommon/token/chat.h"
+#include "libcommon/template/chat.h"
 
 /* ---- allocations ---- */
 

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "libcommon/base/rng.h"
-#include "libcommon/serve/places.h"
+#include "libcommon/http/places.h"
 
 static const uint64_t second = 1000000000u;
 

@@ -17,7 +17,7 @@
 #include <cmocka.h>
 
 #include "libcommon/base/rng.h"
-#include "libcommon/engine/cpu.h"
+#include "libcommon/cpu/cpu.h"
 #include "tests/unit/tiny.h"
 
 enum { SEQS = 6, LONGEST = 1100, THREADS = 4, MOST_TOKENS = 256, BLOCKS_EACH = LONGEST / KV_BLOCK + 2, BLOCKS = SEQS * BLOCKS_EACH, ROUNDS = 13, FEW_ROUNDS = 3 };

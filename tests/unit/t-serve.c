@@ -11,13 +11,13 @@
 #include <cmocka.h>
 
 #include "libcommon/base/json.h"
-#include "libcommon/serve/account.h"
-#include "libcommon/serve/prescan.h"
+#include "libcommon/http/account.h"
+#include "libcommon/serve/api/prescan.h"
 #include "libcommon/serve/watch.h"
 #include "libcommon/serve/fields.h"
-#include "libcommon/serve/http.h"
-#include "libcommon/serve/splitter.h"
-#include "libcommon/serve/websocket.h"
+#include "libcommon/http/http.h"
+#include "libcommon/serve/api/splitter.h"
+#include "libcommon/http/websocket.h"
 
 static const struct http_limits limits = { .head_bytes = 4096, .body_bytes = 1000 };
 

@@ -10,7 +10,7 @@
 
 #include "libcommon/base/file.h"
 #include "libcommon/base/json.h"
-#include "libcommon/serve/calls.h"
+#include "libcommon/serve/api/calls.h"
 
 static json_t *parse(const char *text)
 {

@@ -14,8 +14,8 @@
 #include <jansson.h>
 
 #include "libcommon/base/file.h"
-#include "libcommon/token/chat.h"
-#include "libcommon/token/template.h"
+#include "libcommon/template/chat.h"
+#include "libcommon/template/template.h"
 
 static const int64_t now = 1795262400;      /* 2026-11-21 12:00:00 UTC */
 enum { MAX_FILE = 1 << 26 };

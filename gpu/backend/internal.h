@@ -1,0 +1,89 @@
+/* internal.h - what the parts of the device's backend share: backend.c (opening, the batch, graphs), memory.c (what it takes, before it takes it), layers.c (the step's
+ * kernels in their order). */
+#ifndef ZSE_GPU_BACKEND_INTERNAL_H
+#define ZSE_GPU_BACKEND_INTERNAL_H
+
+#include "gpu/backend/weights.h"
+#include "gpu/gpu.h"
+
+enum {
+    LOGIT_ROWS = 64,            /* rows of logits at a time */
+    TILE_TOKENS = 16,           /* from so many tokens of a sequence on, attention by tiles */
+    MAX_GRAPH_TOKENS = 64, N_BUCKETS = BACKEND_BUCKETS, MAX_SPLIT_BITS = 16,
+    STEP_ARRAYS = 6,
+    MAX_DRAWS = 4 * LOGIT_ROWS, DRAW_WORDS = sizeof(struct gpu_draw) / 4,        /* rows of a step whose tokens may be drawn here */
+    MAX_BEGUN = 2, N_SLOTS = MAX_BEGUN + 1, NEVER = -1,
+};
+
+/* Pinned memory of a step: each that is begun keeps one, and there is one more for forward. */
+struct step_slot { int32_t *words, *ids; struct gpu_event *done; };
+
+struct gpu_backend {
+    const struct model *m;
+    struct backend_options o;
+    struct gpu *g;
+    struct dweights *w;
+    int first_layer;                /* the first that is the device's; those before are host's */
+    void *host;                     /* cpu_first_open; NULL: all layers are the device's */
+    int exact, floats;              /* floats: some matrix is f32, so inputs are kept as f32 too */
+    int stride_hidden, stride_att, stride_mlp;
+    /* device */
+    uint8_t *kv; size_t kv_size, kv_stride; uint32_t kv_part;
+    uint8_t *arena; size_t arena_size;
+    float *x, *y, *hf, *hf2, *q, *k, *v, *attf, *gate, *up, *cosine[2], *sine[2], *alibi, *freq[2], *freq_long[2], *partial, *logits;
+    uint16_t *act, *act2, *act_att, *act_mlp;
+    int8_t *act_code; float *act_scale;     /* act_int8: of the matrices in hand */
+    int32_t *step; size_t step_room;        /* 4-byte words */
+    int32_t *ids;                           /* [MAX_DRAWS] the tokens drawn last */
+    /* host, pinned */
+    struct step_slot slot[N_SLOTS];
+    int32_t *hstep, *hids;                  /* of the slot in use */
+    float *hx, *hlogits;                    /* hx: hidden states of the host's layers; hlogits: at least a row of logits, at least one of hidden states */
+    size_t hlogits_room, pinned;            /* floats; bytes of all of them */
+    size_t partial_room;                    /* floats */
+    int max_splits, logit_rows;
+    /* steps that are begun and not ended; the slot of the first; rows of the last, whose tokens may be followed (0: of none) */
+    int n_begun, first_begun, n_follow;
+    /* of the step in hand */
+    int n, n_decode, n_tiles, splits;
+    struct gpu_graph *graph[N_BUCKETS][MAX_SPLIT_BITS];
+    int seen[N_BUCKETS][MAX_SPLIT_BITS];    /* NEVER: there was no memory for a graph */
+    struct backend_graphs graphs;           /* counted */
+    struct gpu_plan plan;
+    uint64_t begun_ns, context_ns;
+    char name[224];
+};
+
+/* Arrays of a step, one after the other; then tiles, how tokens are drawn, and tables.  A token below 0 is -1 - the row of ids where it is. */
+enum { A_TOKEN, A_POS, A_LONG, A_TABLE, A_DECODE, A_LOGIT };
+static inline size_t array_size(const struct gpu_backend *b) { return (size_t)(b->o.max_tokens + MAX_GRAPH_TOKENS); }
+static inline int32_t *host_array(struct gpu_backend *b, int i) { return b->hstep + (size_t)i * array_size(b); }
+static inline int32_t *array(const struct gpu_backend *b, int i) { return b->step + (size_t)i * array_size(b); }
+static inline size_t tiles_at(const struct gpu_backend *b) { return STEP_ARRAYS * array_size(b); }
+static inline size_t draws_at(const struct gpu_backend *b) { return tiles_at(b) + 2 * (size_t)(b->o.max_tokens / TILE_TOKENS + 1); }
+static inline size_t tables_at(const struct gpu_backend *b) { return draws_at(b) + MAX_DRAWS * DRAW_WORDS; }
+
+/* Rows of split attention that have room for their partial results when a row has so many splits; at least 1 up to max_splits. */
+static inline int partial_rows(const struct gpu_backend *b, int splits)
+{
+    const struct config *c = &b->m->config;
+    const size_t rows = b->partial_room / ((size_t)c->n_heads * (size_t)splits * (size_t)(c->head_dim + 2));
+    return rows < array_size(b) ? (int)rows : (int)array_size(b);
+}
+
+/* ---- memory.c ---- */
+/* b has m, o and g: everything else that it needs, or nothing, with the numbers. */
+int memory_open(struct gpu_backend *b, struct err *e);
+void memory_close(struct gpu_backend *b);
+/* Pinned memory and device memory of steps with room for so many words; what was there before is given back, when the device is done with it. */
+int memory_grow_step(struct gpu_backend *b, size_t room, struct err *e);
+
+/* ---- layers.c: all of them queue work, none waits ---- */
+/* The device's layers for the b->n tokens of the step; what enters the first of them is computed here, or lies in b->x where others are before it. */
+int layers_run(struct gpu_backend *b, struct err *e);
+/* Logits of rows [first, first + n) of A_LOGIT into b->logits. */
+int layers_logits(struct gpu_backend *b, int first, int n, struct err *e);
+/* Rows [first, first + n) of the step after the final norm into b->y. */
+int layers_hidden(struct gpu_backend *b, int first, int n, struct err *e);
+
+#endif

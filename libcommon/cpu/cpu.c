@@ -1,0 +1,290 @@
+/* cpu.c - the CPU backend: checks a batch, gives it to the core layer by layer, and holds the KV cache. */
+#include "libcommon/cpu/cpu.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "libcommon/cpu/cpu_core.h"
+
+struct cpu {
+    const struct model *m;
+    struct backend_options o;
+    struct core core;
+    struct pool *pool;
+    struct cpu_tap tap;
+    int *offset;                    /* [max_tokens] */
+    const float **rows;             /* [max_logits] */
+    int n_layers;                   /* it runs [0, n_layers); fewer than the model has: a device has the others and the head */
+    size_t kv_size, states_size;
+    char name[64];
+};
+
+static void cpu_close(void *backend)
+{
+    struct cpu *b = backend;
+    if (!b)
+        return;
+    if (b->core.kv)
+        munmap(b->core.kv, b->kv_size);
+    if (b->core.states)
+        munmap(b->core.states, b->states_size);
+    pool_close(b->pool);            /* its threads may still look at what the core has */
+    residency_close(b->core.residency);
+    core_close(&b->core);
+    free(b->offset);
+    free(b->rows);
+    free(b);
+}
+
+/* Memory whose pages come with their first use; NULL for 0 bytes. */
+static int map_lazily(void *to, size_t bytes, const char *what, struct err *e)
+{
+    void *p = bytes ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0) : NULL;
+    if (p == MAP_FAILED)
+        return err_set(e, ERR_MEMORY, "out of memory: %s of %zu bytes", what, bytes);
+    memcpy(to, &p, sizeof p);
+    return 0;
+}
+
+static int kv_open(struct cpu *b, struct err *e)
+{
+    const struct config *c = &b->m->config;
+    struct core *k = &b->core;
+    k->kv_stride = 0;
+    for (int i = 0; i < b->n_layers; i++)
+        k->kv_stride += mixer_has_kv(c->mixer[i]) ? k->kv_layer : 0;
+    if (__builtin_mul_overflow(k->kv_stride, (size_t)b->o.n_blocks, &b->kv_size))
+        return err_set(e, ERR_SHAPE, "a KV cache of %d blocks is too large", b->o.n_blocks);
+    const size_t state = config_state_bytes(c);
+    if (__builtin_mul_overflow(state, (size_t)b->o.n_states, &b->states_size))
+        return err_set(e, ERR_SHAPE, "%d states of %zu bytes are too many", b->o.n_states, state);
+    k->state_stride = state / sizeof(float);
+    return map_lazily(&k->kv, b->kv_size, "KV cache", e) < 0 ? -1 : map_lazily(&k->states, b->states_size, "states", e);
+}
+
+static void *open_layers(const struct model *m, const struct backend_options *o, int n_layers, struct err *e)
+{
+    const int whole = n_layers == m->config.n_layers;
+    if (o->n_blocks < 1 || o->max_tokens < 1 || o->max_logits < 0 || o->max_logits > o->max_tokens) {
+        err_set(e, ERR_SHAPE, "cpu: %d KV blocks, %d tokens, %d logits: expected at least 1, 1, and no more logits than tokens", o->n_blocks, o->max_tokens, o->max_logits);
+        return NULL;
+    }
+    const struct kernels *picked = kernels_pick(o->kernels, e), *kernels = picked && o->exact ? kernels_ordered(picked) : picked;
+    struct cpu *b = kernels ? calloc(1, sizeof *b) : NULL;
+    if (!b) {
+        if (kernels)
+            err_nomem(e, "cpu backend");
+        return NULL;
+    }
+    b->m = m;
+    b->o = *o;
+    b->n_layers = n_layers;
+    b->pool = pool_open(o->n_threads, e);
+    if (!b->pool || core_open(&b->core, &m->config, kernels, b->pool, o->max_tokens, (int64_t)o->n_blocks * KV_BLOCK, o->exact, o->kv_type, e) < 0 ||
+        core_reserve(&b->core, m->layers, n_layers, whole ? &m->head : NULL, e) < 0 || (whole && core_ahead(&b->core, m, e) < 0) || kv_open(b, e) < 0)
+        goto fail;
+    if (whole && o->max_weights && m->file && !(b->core.residency = residency_open(m, o->max_weights, e)))
+        goto fail;
+    b->offset = calloc((size_t)o->max_tokens, sizeof *b->offset);
+    b->rows = calloc((size_t)o->max_logits + 1, sizeof *b->rows);
+    if (!b->offset || !b->rows) {
+        err_nomem(e, "cpu backend");
+        goto fail;
+    }
+    snprintf(b->name, sizeof b->name, "cpu %s, %d thread%s%s", kernels->name, pool_size(b->pool), pool_size(b->pool) == 1 ? "" : "s", o->exact ? ", exact" : "");
+    return b;
+fail:
+    cpu_close(b);
+    return NULL;
+}
+
+static void *cpu_open(const struct model *m, const struct backend_options *o, struct err *e) { return open_layers(m, o, m->config.n_layers, e); }
+
+void *cpu_first_open(const struct model *m, const struct backend_options *o, int n_layers, struct err *e) { return open_layers(m, o, n_layers, e); }
+
+/* What the caller may have got wrong. */
+static int check_batch(const struct cpu *b, const struct batch *batch, struct err *e)
+{
+    const struct config *c = &b->m->config;
+    int64_t n_tokens = 0, n_logits = 0;
+    for (int i = 0; i < batch->n_items; i++) {
+        const struct batch_item *it = &batch->items[i];
+        if (it->n_tokens < 1 || it->pos < 0 || it->n_logits < 0 || it->n_logits > it->n_tokens || it->n_hidden < 0 || it->n_hidden > it->n_tokens || it->n_tokens > b->o.max_tokens)
+            return err_set(e, ERR_SHAPE, "batch item %d: %d tokens at %d, %d logits, %d hidden states", i, it->n_tokens, it->pos, it->n_logits,
+                           it->n_hidden);
+        if (c->pos == POS_LEARNED && (int64_t)it->pos + it->n_tokens > c->max_len)
+            return err_set(e, ERR_LIMIT, "%lld tokens, but the model has positions for %d", (long long)it->pos + it->n_tokens, c->max_len);
+        if ((int64_t)it->pos + it->n_tokens > INT32_MAX - 64)
+            return err_set(e, ERR_LIMIT, "batch item %d: position %d is too large", i, it->pos);
+        for (int t = 0; t < it->n_tokens; t++)
+            if (it->tokens[t] < 0 || it->tokens[t] >= c->vocab_size)
+                return err_set(e, ERR_SHAPE, "token %d is outside the vocabulary of %d", it->tokens[t], c->vocab_size);
+        if (b->core.state_stride && (it->state < 0 || it->state >= b->o.n_states))
+            return err_set(e, ERR_SHAPE, "batch item %d: state %d, expected 0 to %d", i, it->state, b->o.n_states - 1);
+        for (int p = 0; p <= (it->pos + it->n_tokens - 1) / KV_BLOCK; p++)
+            if (it->table[p] < 0 || it->table[p] >= b->o.n_blocks)
+                return err_set(e, ERR_SHAPE, "batch item %d: KV block %d, expected 0 to %d", i, it->table[p], b->o.n_blocks - 1);
+        n_tokens += it->n_tokens;
+        n_logits += it->n_logits;
+    }
+    if (n_tokens > b->o.max_tokens || n_logits > b->o.max_logits)
+        return err_set(e, ERR_SHAPE, "a batch of %lld tokens and %lld logits, expected at most %d and %d", (long long)n_tokens, (long long)n_logits,
+                       b->o.max_tokens, b->o.max_logits);
+    return 0;
+}
+
+/* What comes out of its last layer, into core.x. */
+static int run_layers(struct cpu *b, const struct batch *batch, struct err *e)
+{
+    struct core *k = &b->core;
+    const struct config *c = &b->m->config;
+    struct step s;
+    if (check_batch(b, batch, e) < 0)
+        return -1;
+    if (batch->n_items == 0)
+        return 0;
+    core_step(k, &s, batch->items, batch->n_items, b->offset);
+    core_ropes(k, &s);
+    core_embed(k, b->m, s.n_tokens, k->x);
+    for (int i = 0; i < b->n_layers; i++) {
+        residency_layer(k->residency, i);
+        core_layer(k, &s, &b->m->layers[i], i, k->x);
+        s.kv_layer += mixer_has_kv(c->mixer[i]);
+        s.state_at += config_state_floats(c, i);
+    }
+    return 0;
+}
+
+const float *cpu_first_forward(void *backend, const struct batch *batch, struct err *e)
+{
+    struct cpu *b = backend;
+    return run_layers(b, batch, e) < 0 ? NULL : b->core.x;
+}
+
+static int cpu_forward(void *backend, const struct batch *batch, float *logits, struct err *e)
+{
+    struct cpu *b = backend;
+    struct core *k = &b->core;
+    const struct config *c = &b->m->config;
+    int n_rows = 0;
+    if (run_layers(b, batch, e) < 0)
+        return -1;
+    for (int i = 0; i < batch->n_items; i++) {
+        const struct batch_item *it = &batch->items[i];
+        for (int t = it->n_tokens - it->n_hidden, row = 0; t < it->n_tokens; t++, row++)
+            core_final_norm(k, b->m, k->x + ((size_t)b->offset[i] + (size_t)t) * (size_t)c->hidden_size, it->hidden + (size_t)row * (size_t)c->hidden_size);
+        for (int t = it->n_tokens - it->n_logits; t < it->n_tokens; t++)
+            b->rows[n_rows++] = k->x + ((size_t)b->offset[i] + (size_t)t) * (size_t)c->hidden_size;
+    }
+    if (n_rows > 0)
+        core_logits(k, b->m, b->rows, n_rows, logits);
+    return 0;
+}
+
+static int cpu_copy_block(void *backend, int32_t from, int32_t to, struct err *e)
+{
+    struct cpu *b = backend;
+    if (from < 0 || from >= b->o.n_blocks || to < 0 || to >= b->o.n_blocks)
+        return err_set(e, ERR_SHAPE, "copy of KV block %d to %d, expected 0 to %d", from, to, b->o.n_blocks - 1);
+    if (from != to && b->core.kv)
+        memcpy(b->core.kv + (size_t)to * b->core.kv_stride, b->core.kv + (size_t)from * b->core.kv_stride, b->core.kv_stride);
+    return 0;
+}
+
+/* The pages all of whose bytes are among these. */
+static void drop_pages(const void *data, size_t bytes)
+{
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = (uintptr_t)data;
+    const uintptr_t first = (from + page - 1) / page * page, end = (from + bytes) / page * page;
+    if (first < end)
+        madvise((void *)first, end - first, MADV_DONTNEED);
+}
+
+static void cpu_drop_block(void *backend, int32_t block)
+{
+    const struct core *k = &((const struct cpu *)backend)->core;
+    drop_pages(k->kv + (size_t)block * k->kv_stride, k->kv_stride);
+}
+
+static void cpu_drop_state(void *backend, int state)
+{
+    const struct core *k = &((const struct cpu *)backend)->core;
+    drop_pages(k->states + (size_t)state * k->state_stride, k->state_stride * sizeof *k->states);
+}
+
+static int cpu_copy_state(void *backend, int from, int to, struct err *e)
+{
+    struct cpu *b = backend;
+    const size_t n = b->core.state_stride;
+    if (from < 0 || from >= b->o.n_states || to < 0 || to >= b->o.n_states)
+        return err_set(e, ERR_SHAPE, "copy of state %d to %d, expected 0 to %d", from, to, b->o.n_states - 1);
+    if (from != to && n)
+        memcpy(b->core.states + (size_t)to * n, b->core.states + (size_t)from * n, n * sizeof *b->core.states);
+    return 0;
+}
+
+size_t cpu_step_memory(const struct config *c)
+{
+    enum { SHARE = 64, MOST = 256 << 20 };
+    int64_t bytes = 0;
+    for (int i = 0; i < c->n_layers && c->moe.n_experts; i++)
+        bytes += config_layer_parameters(c, i, 0) / 2;
+    return bytes / SHARE > MOST ? MOST : bytes / SHARE > CPU_STEP_LEAST ? (size_t)(bytes / SHARE) : CPU_STEP_LEAST;
+}
+
+int cpu_step_tokens(const struct config *c, int n_threads, int64_t max_len, const char *kernels)
+{
+    enum { MOST = 512 };
+    struct err e;
+    const struct kernels *k = kernels_pick(kernels, &e);
+    const int n = core_tokens(c, k ? k : &kernels_ref, n_threads > 0 ? n_threads : pool_n_cpus(), max_len, cpu_step_memory(c));
+    return n < MOST ? n : MOST;
+}
+
+static size_t cpu_memory(const void *backend)
+{
+    const struct cpu *b = backend;
+    return sizeof *b + b->core.bytes + b->kv_size + b->states_size + (size_t)b->o.max_tokens * sizeof *b->offset + ((size_t)b->o.max_logits + 1) * sizeof *b->rows;
+}
+
+static size_t cpu_kv_bytes(const void *backend) { return ((const struct cpu *)backend)->kv_size; }
+static const char *cpu_describe(const void *backend) { return ((const struct cpu *)backend)->name; }
+
+const struct backend backend_cpu = {
+    .name = "cpu", .step_tokens = cpu_step_tokens, .open = cpu_open, .forward = cpu_forward, .begin = NULL, .end = NULL, .copy_block = cpu_copy_block, .memory = cpu_memory, .kv_bytes = cpu_kv_bytes,
+    .describe = cpu_describe, .close = cpu_close, .drop_block = cpu_drop_block, .copy_state = cpu_copy_state, .drop_state = cpu_drop_state, .device = NULL,
+};
+
+const unsigned *cpu_count_experts(void *backend, struct err *e)
+{
+    struct core *k = &((struct cpu *)backend)->core;
+    const size_t n = (size_t)k->c->n_layers * (size_t)k->c->moe.n_experts;
+    if (n == 0) {
+        err_set(e, ERR_UNSUPPORTED, "%s has no experts", k->c->arch);
+        return NULL;
+    }
+    if (!k->moe.used && !(k->moe.used = calloc(n, sizeof *k->moe.used))) {
+        err_nomem(e, "counts of experts");
+        return NULL;
+    }
+    memset(k->moe.used, 0, n * sizeof *k->moe.used);
+    return k->moe.used;
+}
+
+void cpu_streamed(void *backend, struct cpu_streamed *s)
+{
+    struct expert_cache *c = residency_experts(((struct cpu *)backend)->core.residency);
+    *s = (struct cpu_streamed){ 0 };
+    if (c)
+        expert_cache_stats(c, s);
+}
+
+void cpu_set_tap(void *backend, const struct cpu_tap *tap)
+{
+    struct cpu *b = backend;
+    b->tap = tap ? *tap : (struct cpu_tap){ 0 };
+    b->core.tap = tap ? &b->tap : NULL;
+}

@@ -1,0 +1,304 @@
+/* cpu_attn.c - a job is one KV head with the query heads that share it, and a run of tokens of one sequence.
+ *
+ * A job that has all tokens of its item (decoding, short prompts) also rotates and stores their keys and values; otherwise a loop before does,
+ * because the jobs of an item read each other's keys.  Where there are few jobs (decoding one sequence), the parts of a long context are
+ * jobs of their own, and the one that ends last merges them: parts and their order are those of kernels.h, so nobody can tell. */
+#include "libcommon/cpu/cpu_attn.h"
+
+#include <math.h>
+#include <string.h>
+
+/* A run of chunks; q and att begin with token0 of the step.  latent: rotated and stored already. */
+struct attn_job { struct core *k; const struct step *s; const struct layer *l; int index, latent, group; struct chunk *chunks; int n_chunks, token0; };
+
+enum {
+    LATENT_HEADS = 8,           /* most heads of a job that reads the latents: each job reads them again, but a long row of heads leaves threads idle */
+    LATENT_TOKENS = 128,        /* most tokens of a run over latents, and most bytes of its q and att */
+    LATENT_BYTES = 16 << 20,
+};
+
+int attn_groups(const struct config *c)
+{
+    if (!c->mla.kv_rank)
+        return c->n_kv_heads;
+    int n = LATENT_HEADS;
+    while (c->n_heads % n)
+        n--;
+    return c->n_heads / n;
+}
+
+/* One head's row: norm and rotation, in the order of the architecture. */
+static void prepare(const struct attn_job *j, float *x, const struct norm *norm, int head, int token)
+{
+    const struct core *k = j->k;
+    const struct config *c = k->c;
+    const int table = c->rope_of[j->index], hd = c->head_dim;
+    const int per_head = c->qk_norm == QK_NORM_HEAD || c->qk_norm == QK_NORM_EACH;
+    for (int pass = 0; pass < 2; pass++) {
+        if ((pass == 0) == (c->qk_norm_after_rope != 0)) {
+            if (table >= 0) {
+                const struct rope *r = &c->ropes[table];
+                const size_t at = (size_t)token * (size_t)(r->dim / 2);
+                k->k->rope(x, k->cos[table] + at, k->sin[table] + at, 1, (size_t)hd, r->dim, r->pairs);
+            }
+        } else if (per_head && (table >= 0 || !c->qk_norm_roped)) {
+            const size_t at = c->qk_norm == QK_NORM_EACH ? (size_t)head * (size_t)hd : 0;
+            const float *w = norm->w ? norm->w + at : NULL, *b = norm->b ? norm->b + at : NULL;
+            if (c->qk_norm_kind == NORM_RMS)
+                k->k->rms_norm(x, x, w, hd, c->qk_norm_eps, c->qk_norm_offset);
+            else
+                k->k->layer_norm(x, x, w, b, hd, c->qk_norm_eps);
+        }
+    }
+}
+
+static size_t head_offset(const struct attn_job *j, int head)
+{
+    return (size_t)j->s->kv_layer * j->k->kv_layer + (j->latent ? 0 : (size_t)head * 2 * j->k->kv_bytes);
+}
+
+/* Keys and values of tokens [first, first + n) of an item into the cache. */
+static void store(const struct attn_job *j, int item, int head, int first, int n)
+{
+    const struct core *k = j->k;
+    const struct batch_item *it = &j->s->items[item];
+    const size_t hd = (size_t)k->c->head_dim, row = (size_t)k->c->n_kv_heads * hd;
+    for (int i = first; i < first + n; i++) {
+        const int token = j->s->offset[item] + i, pos = it->pos + i;
+        float *key = k->key + (size_t)token * row + (size_t)head * hd;
+        uint8_t *block = k->kv + (size_t)it->table[pos / KV_BLOCK] * k->kv_stride + head_offset(j, head);
+        prepare(j, key, &j->l->k_norm, head, token);
+        k->k->kv_store_key(k->kv_type, block, pos % KV_BLOCK, key, (int)hd);
+        k->k->kv_store_value(k->kv_type, block + k->kv_bytes, pos % KV_BLOCK, k->value + (size_t)token * row + (size_t)head * hd, (int)hd);
+    }
+}
+
+static void store_part(void *arg, int i, int thread)
+{
+    (void)thread;
+    const struct attn_job *j = arg;
+    const int n_kv = j->k->c->n_kv_heads;
+    const struct chunk *c = &j->chunks[i / n_kv];
+    store(j, c->item, i % n_kv, c->first, c->n);
+}
+
+/* llama4: queries grow with the logarithm of their position (arXiv:2501.19399). */
+static void temper(const struct config *c, float *q, int pos)
+{
+    const float by = log1pf(floorf(((float)pos + 1) / (float)c->temperature_floor)) * c->temperature_scale + 1;
+    for (int d = 0; d < c->head_dim; d++)
+        q[d] *= by;
+}
+
+/* The queries of a chunk and KV head, rotated, in q [n][group] (strides in floats). */
+static void prepare_queries(const struct attn_job *j, const struct chunk *ch, int head, float *q, size_t token_stride)
+{
+    const struct config *c = j->k->c;
+    const int token = j->s->offset[ch->item] + ch->first, tempered = c->temperature_scale != 0 && c->rope_of[j->index] < 0;
+    for (int t = 0; t < ch->n && !j->latent; t++)
+        for (int g = 0; g < j->group; g++) {
+            float *row = q + (size_t)t * token_stride + (size_t)(g * c->head_dim);
+            prepare(j, row, &j->l->q_norm, head * j->group + g, token + t);
+            if (tempered)
+                temper(c, row, j->k->pos[token + t]);
+        }
+}
+
+static const struct chunk *chunk_of(const struct attn_job *j, int job)
+{
+    const struct chunk *c = j->chunks;
+    int low = 0, high = j->n_chunks;                /* c[low].job <= job < c[high].job */
+    while (high - low > 1) {
+        int middle = low + (high - low) / 2;
+        if (c[middle].job <= job)
+            low = middle;
+        else
+            high = middle;
+    }
+    return &c[low];
+}
+
+static void attend_part(void *arg, int i, int thread)
+{
+    const struct attn_job *j = arg;
+    const struct core *k = j->k;
+    const struct config *c = k->c;
+    const struct chunk *ch = chunk_of(j, i);
+    const struct batch_item *it = &j->s->items[ch->item];
+    const int group = j->group, head = (i - ch->job) / ch->n_parts, part = (i - ch->job) % ch->n_parts, is_last = part == ch->n_parts - 1;
+    const size_t hd = (size_t)c->head_dim, row = (size_t)c->n_heads * hd, offset = head_offset(j, head);
+    const size_t at = (size_t)(j->s->offset[ch->item] + ch->first - j->token0) * row + (size_t)(head * group) * hd;
+    struct attn a = {
+        .q = k->q + at, .q_token_stride = row, .q_head_stride = hd, .out = k->att + at, .out_token_stride = row, .out_head_stride = hd,
+        .n_tokens = ch->n, .n_q_heads = group, .head_dim = c->head_dim, .pos = it->pos + ch->first, .window = c->window[j->index], .chunk = c->chunk[j->index],
+        .base = k->kv, .table = it->table, .stride = k->kv_stride, .k_offset = offset, .v_offset = j->latent ? offset : offset + k->kv_bytes, .latent = j->latent ? c->mla.kv_rank : 0,
+        .sinks = j->l->sinks ? j->l->sinks + head * group : NULL, .kv_type = k->kv_type,
+        .scale = c->attn_scale, .softcap = c->attn_softcap, .alibi = c->pos == POS_ALIBI ? k->alibi + head * group : NULL };
+    if (j->s->one_chunk_each && is_last && !j->latent)            /* no other part has these positions */
+        store(j, ch->item, head, ch->first, ch->n);
+    if (ch->n_parts == 1) {
+        prepare_queries(j, ch, head, k->q + at, row);
+        k->k->attention(&a, k->scratch[thread]);
+        return;
+    }
+    float *q = k->rotated[thread];
+    const size_t size = (size_t)(ch->n * group) * attn_partial(c->head_dim);
+    for (int t = 0; t < ch->n; t++)
+        memcpy(q + (size_t)t * (size_t)group * hd, a.q + (size_t)t * row, (size_t)group * hd * sizeof *q);
+    prepare_queries(j, ch, head, q, (size_t)group * hd);
+    float *partial = k->partial + ch->partial + (size_t)head * (size_t)ch->n_parts * size;
+    a.q = q;
+    a.q_token_stride = (size_t)group * hd;
+    a.part = ch->part + part;
+    a.partial = partial + (size_t)part * size;
+    k->k->attention(&a, k->scratch[thread]);
+    if (atomic_fetch_sub(&k->parts_left[ch->merge + head], 1) == 1) {
+        a.part = ch->part;
+        a.partial = partial;
+        k->k->attention_merge(&a);
+    }
+}
+
+/* Which chunks are cut into parts; returns the number of jobs. */
+static int plan_jobs(const struct attn_job *j)
+{
+    struct core *k = j->k;
+    const struct step *s = j->s;
+    const int index = j->index;
+    const struct config *c = k->c;
+    const int window = c->window[index], span = c->chunk[index], groups = k->attn_groups;
+    const int group = c->n_heads / groups, n_threads = pool_size(k->pool), few = n_threads > 1 && j->n_chunks * groups < MERGES * n_threads;
+    int n_jobs = 0, n_merges = 0;
+    size_t used = 0;
+    for (struct chunk *ch = j->chunks; ch < j->chunks + j->n_chunks; ch++) {
+        const int pos = s->items[ch->item].pos + ch->first, first = span ? pos / span * span : window && pos - window + 1 > 0 ? pos - window + 1 : 0, last = pos + ch->n - 1;
+        const int n_parts = last / ATTN_PART - first / ATTN_PART + 1, rows = ch->n * group;
+        const size_t need = (size_t)(n_parts * groups) * (size_t)rows * attn_partial(c->head_dim);
+        ch->job = n_jobs;
+        ch->n_parts = 1;
+        /* new tokens that begin a part would be stored by one job and read by another */
+        if (few && n_parts > 1 && rows <= SPLIT_ROWS && pos / ATTN_PART == last / ATTN_PART && used + need <= k->n_partial) {
+            ch->n_parts = n_parts;
+            ch->part = first / ATTN_PART;
+            ch->partial = used;
+            ch->merge = n_merges;
+            used += need;
+            for (int h = 0; h < groups; h++)
+                atomic_store_explicit(&k->parts_left[n_merges++], n_parts, memory_order_relaxed);
+        }
+        n_jobs += groups * ch->n_parts;
+    }
+    return n_jobs;
+}
+
+size_t attn_partials(const struct config *c, int n_threads, int64_t n_tokens)
+{
+    const size_t n = (size_t)(n_tokens / ATTN_PART + 2) * (size_t)c->n_heads * attn_partial(c->head_dim), most = PARTIAL_BYTES / sizeof(float);
+    return n_threads == 1 || n_tokens <= ATTN_PART ? 0 : n < most ? n : most;
+}
+
+/* Norms over all heads of a token together. */
+static void full_norms(void *arg, int t, int thread)
+{
+    (void)thread;
+    const struct attn_job *j = arg;
+    const struct config *c = j->k->c;
+    const int nq = c->n_heads * c->head_dim, nk = c->n_kv_heads * c->head_dim;
+    float *q = j->k->q + (size_t)t * (size_t)nq, *key = j->k->key + (size_t)t * (size_t)nk;
+    j->k->k->rms_norm(q, q, j->l->q_norm.w, nq, c->qk_norm_eps, c->qk_norm_offset);
+    j->k->k->rms_norm(key, key, j->l->k_norm.w, nk, c->qk_norm_eps, c->qk_norm_offset);
+}
+
+void attn_run(struct core *k, const struct step *s, const struct layer *l, int index)
+{
+    struct attn_job j = { .k = k, .s = s, .l = l, .index = index, .group = k->c->n_heads / k->attn_groups, .chunks = k->chunks, .n_chunks = s->n_chunks };
+    if (k->c->qk_norm == QK_NORM_FULL)
+        pool_run(k->pool, s->n_tokens, full_norms, &j);
+    if (!s->one_chunk_each)
+        pool_run(k->pool, s->n_chunks * k->c->n_kv_heads, store_part, &j);
+    pool_run(k->pool, plan_jobs(&j), attend_part, &j);
+}
+
+static int chunk_tokens(const struct config *c, int groups)
+{
+    const int group = c->n_heads / groups;
+    return group < ATTN_ROWS ? ATTN_ROWS / group : 1;
+}
+
+int attn_rows(const struct config *c, int max_tokens)
+{
+    if (!c->mla.kv_rank || config_has_mixer(c, MIXER_ATTENTION))
+        return max_tokens;
+    const size_t row = 2 * (size_t)c->n_heads * (size_t)c->head_dim * sizeof(float), room = LATENT_BYTES / row;
+    int n = room < LATENT_TOKENS ? (int)room : LATENT_TOKENS;
+    const int chunk = chunk_tokens(c, attn_groups(c));
+    n = n < chunk ? chunk : n;
+    return n < max_tokens ? n : max_tokens;
+}
+
+void attn_store_latents(struct core *k, const struct step *s)
+{
+    const struct attn_job j = { .k = k, .s = s, .latent = 1 };
+    for (int item = 0; item < s->n_items; item++) {
+        const struct batch_item *it = &s->items[item];
+        for (int i = 0; i < it->n_tokens; i++) {
+            const int pos = it->pos + i;
+            uint8_t *block = k->kv + (size_t)it->table[pos / KV_BLOCK] * k->kv_stride + head_offset(&j, 0);
+            k->k->kv_store_key(k->kv_type, block, pos % KV_BLOCK, k->key + (size_t)(s->offset[item] + i) * (size_t)k->c->head_dim, k->c->head_dim);
+        }
+    }
+}
+
+void attn_run_latent(struct core *k, const struct step *s, const struct layer *l, int index, struct chunk *chunks, int n_chunks, int token0)
+{
+    struct attn_job j = { .k = k, .s = s, .l = l, .index = index, .latent = 1, .group = k->c->n_heads / k->attn_groups,
+                          .chunks = chunks, .n_chunks = n_chunks, .token0 = token0 };
+    pool_run(k->pool, plan_jobs(&j), attend_part, &j);
+}
+
+/* ---- positions ---- */
+
+static void rope_row(void *arg, int t, int thread)
+{
+    (void)thread;
+    struct core *k = arg;
+    for (int i = 0; i < k->c->n_ropes; i++) {
+        const struct rope *r = &k->c->ropes[i];
+        const int is_long = k->long_rope[t] && r->inv_freq_long;
+        const float *freq = is_long ? r->inv_freq_long : r->inv_freq, scale = is_long ? r->scale_long : r->scale;
+        float *cosine = k->cos[i] + (size_t)t * (size_t)(r->dim / 2), *sine = k->sin[i] + (size_t)t * (size_t)(r->dim / 2);
+        for (int d = 0; d < r->dim / 2; d++) {
+            const float angle = (float)k->pos[t] * freq[d];         /* f32 as in transformers: its rounding is part of the model */
+            cosine[d] = (float)cos((double)angle) * scale;
+            sine[d] = (float)sin((double)angle) * scale;
+        }
+    }
+}
+
+void core_ropes(struct core *k, const struct step *s)
+{
+    if (k->c->n_ropes)
+        pool_run(k->pool, s->n_tokens, rope_row, k);
+}
+
+void core_step(struct core *k, struct step *s, const struct batch_item *items, int n_items, int *offset)
+{
+    *s = (struct step){ .items = items, .n_items = n_items, .offset = offset, .one_chunk_each = 1 };
+    const int long_from = config_long_from(k->c), chunk = chunk_tokens(k->c, k->attn_groups);
+    for (int i = 0; i < n_items; i++) {
+        const struct batch_item *it = &items[i];
+        const int is_long = long_from && (it->seq_len ? it->seq_len : it->pos + it->n_tokens) >= long_from;
+        offset[i] = s->n_tokens;
+        for (int t = 0; t < it->n_tokens; t++) {
+            k->token[s->n_tokens] = it->tokens[t];
+            k->pos[s->n_tokens] = it->pos + t;
+            k->long_rope[s->n_tokens++] = is_long;
+        }
+        const int n_chunks = (it->n_tokens + chunk - 1) / chunk;
+        s->one_chunk_each &= n_chunks == 1;
+        for (int c = n_chunks; c-- > 0; ) {             /* the last sees most: first */
+            const int first = c * chunk, left = it->n_tokens - first;
+            k->chunks[s->n_chunks++] = (struct chunk){ .item = i, .first = first, .n = left < chunk ? left : chunk };
+        }
+    }
+}

@@ -1,0 +1,740 @@
+/* cpu_core.c - memory, norms and linear layers of the CPU engine, and a layer put together from them.  Attention is in cpu_attn.c.
+ *
+ * Parallel loops of a layer, each a synchronisation of all threads: q k v; attention with what rotates and stores; o; gate up activation; down.
+ * Norms and the rounding of activations are done by the caller alone when there is little of it (decoding), else in loops of their own.
+ * Every output element is computed by one job in an order that does not depend on the others: neither threads nor batch change a bit. */
+#include "libcommon/cpu/cpu_core.h"
+
+#include <assert.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "libcommon/cpu/cpu_attn.h"
+#include "libcommon/cpu/cpu_ops.h"
+#include "libcommon/model/arch.h"
+
+_Static_assert((int)CONFIG_ACT_SILU == ACT_SILU && (int)CONFIG_ACT_GELU == ACT_GELU && (int)CONFIG_ACT_GELU_TANH == ACT_GELU_TANH &&
+               (int)CONFIG_ACT_RELU == ACT_RELU && (int)CONFIG_ACT_RELU2 == ACT_RELU2 && (int)CONFIG_ACT_GELU_QUICK == ACT_GELU_QUICK,
+               "config.act is an act_kind");
+
+enum {
+    TILE_JOB = 4,               /* tiles of one job at most: 128 rows, so that a chunk of outputs stays in the L2 cache */
+    FEW_THREADS = 8,            /* with more, jobs of one tile: each thread has room for a job's outputs, and shares are small anyway */
+    TILE_SINGLES = 4,           /* jobs of one tile at the end of each thread's share: threads end together, but most jobs cost little to hand out */
+    AHEAD_TOKENS = 16,          /* up to so many tokens, threads that wait fetch what comes next */
+    AHEAD_BYTES = 32768,        /* that much; the caller, who has something to do, less */
+    AHEAD_CALLER = 2048,
+    MAX_PARTS = 22,             /* pieces of memory besides those of threads */
+};
+
+/* ---- memory ---- */
+
+static size_t up64(size_t n) { return (n + 63) / 64 * 64; }
+
+struct part { void *p; size_t bytes; };
+
+/* All parts from one allocation; p points to a pointer. */
+static int arena_open(struct core *k, struct part *parts, int n, struct err *e)
+{
+    size_t total = 0;
+    for (int i = 0; i < n; i++)
+        total += up64(parts[i].bytes);
+    k->arena = aligned_alloc(64, total ? total : 64);
+    if (!k->arena)
+        return err_nomem(e, "activations");
+    k->arena_bytes = total;
+    uint8_t *at = k->arena;
+    for (int i = 0; i < n; i++) {
+        memcpy(parts[i].p, &at, sizeof at);
+        at += up64(parts[i].bytes);
+    }
+    return 0;
+}
+
+/* A head's slope: m = max_bias, n the power of two below; heads beyond n lie between the others (arXiv:2108.12409 and its code). */
+static void alibi_slopes(float *slope, const struct config *c)
+{
+    int n = 1;
+    while (2 * n <= c->n_heads)
+        n *= 2;
+    for (int h = 0; h < c->n_heads; h++) {
+        double power = h < n ? (double)(h + 1) / n : (double)(2 * (h - n) + 1) / (2 * n);
+        slope[h] = (float)(c->alibi_scale * exp2(-c->alibi_max_bias * power));
+    }
+}
+
+static int tiles_of_job(int n_threads) { return n_threads <= FEW_THREADS ? TILE_JOB : 1; }
+
+static size_t thread_scratch(const struct config *c, const struct kernels *kernels, int max_tokens, size_t cols)
+{
+    size_t matmul = kernels->scratch_bytes(max_tokens, (int)(cols + 255) / 128 * 128), attn = kernels->attention_scratch(c->head_dim);
+    return up64(matmul > attn ? matmul : attn);
+}
+
+/* Room of a token for what is between gate, up and down: the dense MLP's or the shared one's; before the head, opt's narrow rows; values of latent attention. */
+static size_t widest_mlp(const struct config *c)
+{
+    const size_t values = c->mla.kv_rank ? (size_t)c->n_heads * (size_t)c->mla.v_dim : 0;
+    size_t n = (size_t)c->embed_size > values ? (size_t)c->embed_size : values;
+    for (int i = 0; i < c->n_layers; i++)
+        n = (size_t)config_mlp_size(c, i) > n ? (size_t)config_mlp_size(c, i) : n;
+    return n;
+}
+
+static size_t widest_input(const struct config *c)
+{
+    const struct mla *m = &c->mla;
+    size_t cols = (size_t)c->n_heads * (size_t)(m->kv_rank && m->v_dim > c->head_dim ? m->v_dim : c->head_dim);
+    cols = m->kv_rank && (size_t)m->q_rank > cols ? (size_t)m->q_rank : cols;
+    cols = m->kv_rank && (size_t)m->nope_dim > cols ? (size_t)m->nope_dim : cols;
+    cols = cols > (size_t)c->hidden_size ? cols : (size_t)c->hidden_size;
+    cols = cols > (size_t)c->embed_size ? cols : (size_t)c->embed_size;
+    cols = cols > (size_t)c->moe.intermediate_size ? cols : (size_t)c->moe.intermediate_size;
+    for (int i = 0; i < c->n_layers; i++)
+        if (mixer_has_state(c->mixer[i]) && (size_t)recurrent_width(c, i) > cols)
+            cols = (size_t)recurrent_width(c, i);
+    return cols > widest_mlp(c) ? cols : widest_mlp(c);
+}
+
+int core_tokens(const struct config *c, const struct kernels *kernels, int n_threads, int64_t max_len, size_t memory)
+{
+    enum { TRY = 1024, LEAST = 32 };
+    const size_t q = (size_t)c->n_heads * (size_t)c->head_dim, kv = (size_t)c->n_kv_heads * (size_t)c->head_dim, hidden = (size_t)c->hidden_size;
+    const size_t cols = widest_input(c), threads = (size_t)n_threads;
+    const size_t run = (size_t)attn_rows(c, INT32_MAX), wide = run < INT32_MAX;         /* wide: q and att are a run's, not a step's */
+    size_t floats = hidden + (c->block == BLOCK_PARALLEL2 ? 2 : 1) * (hidden > (size_t)c->embed_size ? hidden : (size_t)c->embed_size) + (wide ? kv : 2 * q + 2 * kv) +
+                    widest_mlp(c) + moe_floats(c) + mla_floats(c) + state_floats(c);
+    for (int i = 0; i < c->n_ropes; i++)
+        floats += (size_t)c->ropes[i].dim;
+    /* the widest input rounded, in both slots where both are used; what a token's bookkeeping takes */
+    const size_t rounded = kernels->act_bytes(TRY, (int)(cols + 127) / 128 * 128, 32) / TRY * (c->block == BLOCK_SEQUENTIAL ? 1 : 2);
+    const size_t scratch = thread_scratch(c, kernels, TRY, cols), fixed_scratch = thread_scratch(c, kernels, 1, cols);
+    const size_t token = floats * sizeof(float) + rounded + 3 * sizeof(int) + sizeof(struct chunk) +
+                         threads * ((scratch - fixed_scratch) / TRY + (size_t)tiles_of_job(n_threads) * TILE_ROWS * sizeof(float));
+    const size_t partials = attn_partials(c, n_threads, max_len);
+    const size_t fixed = (wide ? 2 * run * q * sizeof(float) : 0) + threads * (fixed_scratch + 256 + (partials ? SPLIT_ROWS * (size_t)c->head_dim * sizeof(float) : 0)) + partials * sizeof(float);
+    const size_t n = fixed < memory ? (memory - fixed) / token / LEAST * LEAST : 0;
+    return n < LEAST ? LEAST : n < INT32_MAX ? (int)n : INT32_MAX;
+}
+
+int core_open(struct core *k, const struct config *c, const struct kernels *kernels, struct pool *pool, int max_tokens, int64_t max_len,
+              int exact, enum kv_type kv_type, struct err *e)
+{
+    *k = (struct core){ .c = c, .k = kernels, .pool = pool, .exact = exact, .max_tokens = max_tokens, .kv_type = kv_type };
+    const size_t t = (size_t)max_tokens, row = t * sizeof(float), hd = (size_t)c->head_dim;
+    const size_t q = (size_t)c->n_heads * hd, kv = (size_t)c->n_kv_heads * hd, hidden = (size_t)c->hidden_size;
+    const size_t wide = hidden > (size_t)c->embed_size ? hidden : (size_t)c->embed_size;
+    const int n_threads = pool_size(pool);
+    const size_t mlp_size = widest_mlp(c);
+    const size_t cols = widest_input(c);
+    if (cols > INT32_MAX - 256)
+        return err_set(e, ERR_SHAPE, "a row of %zu columns", cols);
+    const size_t scratch = thread_scratch(c, kernels, max_tokens, cols);
+    k->tile_job = tiles_of_job(n_threads);
+    k->kv_bytes = kv_block_bytes(kv_type, c->head_dim);
+    k->kv_layer = config_kv_layers(c) ? config_kv_bytes(c, kv_type) / (size_t)config_kv_layers(c) : 0;
+    k->attn_groups = attn_groups(c);
+
+    k->scratch = calloc((size_t)n_threads, sizeof *k->scratch);
+    k->tile = calloc((size_t)n_threads, sizeof *k->tile);
+    k->rotated = calloc((size_t)n_threads, sizeof *k->rotated);
+    struct part *parts = calloc(MAX_PARTS + 3 * (size_t)n_threads, sizeof *parts);
+    if (!k->scratch || !k->tile || !k->rotated || !parts) {
+        free(parts);
+        core_close(k);
+        return err_nomem(e, "activations");
+    }
+    int n = 0;
+    parts[n++] = (struct part){ &k->x, row * hidden };
+    parts[n++] = (struct part){ &k->h[0], row * wide };
+    parts[n++] = (struct part){ &k->h[1], c->block == BLOCK_PARALLEL2 ? row * hidden : 0 };
+    const size_t run = (size_t)attn_rows(c, max_tokens) * sizeof(float);
+    parts[n++] = (struct part){ &k->q, run * q };
+    parts[n++] = (struct part){ &k->att, run * q };
+    parts[n++] = (struct part){ &k->key, row * kv };
+    parts[n++] = (struct part){ &k->value, c->mla.kv_rank && !config_has_mixer(c, MIXER_ATTENTION) ? 0 : row * kv };
+    parts[n++] = (struct part){ &k->mlp, row * mlp_size };
+    for (int i = 0; i < c->n_ropes; i++) {
+        parts[n++] = (struct part){ &k->cos[i], row * (size_t)c->ropes[i].dim / 2 };
+        parts[n++] = (struct part){ &k->sin[i], row * (size_t)c->ropes[i].dim / 2 };
+    }
+    parts[n++] = (struct part){ &k->alibi, (size_t)c->n_heads * sizeof *k->alibi };
+    parts[n++] = (struct part){ &k->token, t * sizeof *k->token };
+    parts[n++] = (struct part){ &k->pos, t * sizeof *k->pos };
+    parts[n++] = (struct part){ &k->long_rope, t * sizeof *k->long_rope };
+    parts[n++] = (struct part){ &k->chunks, t * sizeof *k->chunks };
+    k->n_partial = attn_partials(c, n_threads, max_len);
+    parts[n++] = (struct part){ &k->partial, k->n_partial * sizeof *k->partial };
+    parts[n++] = (struct part){ &k->parts_left, MERGES * (size_t)n_threads * sizeof *k->parts_left };
+    assert(n <= MAX_PARTS);
+    for (int i = 0; i < n_threads; i++) {
+        parts[n++] = (struct part){ &k->scratch[i], scratch };
+        parts[n++] = (struct part){ &k->tile[i], row * (size_t)k->tile_job * TILE_ROWS };
+        parts[n++] = (struct part){ &k->rotated[i], k->n_partial ? SPLIT_ROWS * hd * sizeof(float) : 0 };
+    }
+    int rc = arena_open(k, parts, n, e);
+    free(parts);
+    if (rc < 0) {
+        core_close(k);
+        return -1;
+    }
+    k->bytes = k->arena_bytes;
+    if ((c->moe.n_experts && moe_open(k, e) < 0) || (c->mla.kv_rank && mla_open(k, e) < 0) || (state_floats(c) && state_open(k, e) < 0)) {
+        core_close(k);
+        return -1;
+    }
+    if (c->pos == POS_ALIBI)
+        alibi_slopes(k->alibi, c);
+    return 0;
+}
+
+void core_close(struct core *k)
+{
+    for (int s = 0; s < N_SLOTS; s++)
+        for (int i = 0; i < MAX_SHARED; i++)
+            free(k->act[s][i]);
+    free(k->arena);
+    free(k->scratch);
+    free(k->tile);
+    free(k->rotated);
+    free(k->ahead);
+    moe_close(k);
+    mla_close(k);
+    state_close(k);
+    *k = (struct core){ 0 };
+}
+
+/* ---- inputs of linear layers ---- */
+
+void core_packs(const struct core *k, struct input *in, const struct linear *const *l, int n)
+{
+    in->n_packs = 0;
+    for (int i = 0; i < n; i++) {
+        const struct mat *w = &l[i]->w;
+        if (!w->data || w->act_group == 0 || k->exact)
+            continue;
+        int j = 0;
+        while (j < in->n_packs && (in->pack[j].cols_padded != w->cols_padded || in->pack[j].act_group != w->act_group))
+            j++;
+        if (j == in->n_packs)
+            in->pack[in->n_packs++] = (struct pack){ w->cols_padded, w->act_group, NULL };
+    }
+}
+
+static int reserve_slot(struct core *k, int slot, const struct linear *const *l, int n, struct err *e)
+{
+    struct input in;
+    core_packs(k, &in, l, n);
+    for (int j = 0; j < in.n_packs; j++) {
+        size_t bytes = up64(k->k->act_bytes(k->max_tokens, in.pack[j].cols_padded, in.pack[j].act_group));
+        if (bytes <= k->act_bytes[slot][j])
+            continue;
+        free(k->act[slot][j]);
+        k->bytes += bytes - k->act_bytes[slot][j];
+        k->act_bytes[slot][j] = bytes;
+        k->act[slot][j] = aligned_alloc(64, bytes);
+        if (!k->act[slot][j]) {
+            k->act_bytes[slot][j] = 0;
+            return err_nomem(e, "activations");
+        }
+    }
+    return 0;
+}
+
+/* The MLP of a parallel block has its input beside the attention's. */
+static int mlp_slot(const struct config *c) { return c->block == BLOCK_SEQUENTIAL ? 0 : 1; }
+
+static int mlp_readers(const struct core *k, const struct layer *l, const struct linear **readers)
+{
+    if (l->router.w.data)
+        return moe_readers(k, l, readers);
+    readers[0] = &l->gate;
+    readers[1] = &l->up;
+    return 2;
+}
+
+int core_reserve(struct core *k, const struct layer *layers, int n_layers, const struct linear *head, struct err *e)
+{
+    for (int i = 0; i < n_layers; i++) {
+        const struct layer *l = &layers[i];
+        const int mlp = mlp_slot(k->c);
+        const struct linear *readers[MAX_SHARED];
+        const int n_readers = mlp_readers(k, l, readers);
+        if (reserve_slot(k, 0, (const struct linear *[]){ &l->q, &l->k, &l->v, &l->q_gate }, 4, e) < 0 ||
+            reserve_slot(k, 0, (const struct linear *[]){ &l->in, &l->in_ba, &l->in_z }, 3, e) < 0 || reserve_slot(k, 0, (const struct linear *[]){ &l->o }, 1, e) < 0 ||
+            reserve_slot(k, 0, (const struct linear *[]){ &l->q_a, &l->q, &l->kv_a }, 3, e) < 0 ||
+            reserve_slot(k, mlp, readers, n_readers, e) < 0 || reserve_slot(k, mlp, (const struct linear *[]){ &l->down }, 1, e) < 0 ||
+            (l->experts && moe_reserve(k, l, e) < 0) || (l->k_b.w.data && mla_reserve(k, l, e) < 0))
+            return -1;
+    }
+    return head ? reserve_slot(k, 0, &head, 1, e) : 0;
+}
+
+int core_has_packs(const struct core *k, const struct input *in, const struct linear *const *l, int n)
+{
+    struct input want;
+    core_packs(k, &want, l, n);
+    for (int i = 0; i < want.n_packs; i++) {
+        int p = 0;
+        while (p < in->n_packs && (in->pack[p].cols_padded != want.pack[i].cols_padded || in->pack[p].act_group != want.pack[i].act_group))
+            p++;
+        if (p == in->n_packs)
+            return 0;
+    }
+    return 1;
+}
+
+struct pack_job { const struct core *k; const struct input *in; int n_tokens, parts; };
+
+static void pack_part(void *arg, int i, int thread)
+{
+    (void)thread;
+    const struct pack_job *j = arg;
+    const struct pack *p = &j->in->pack[i / j->parts];
+    j->k->k->act_pack(p->act, j->in->x, j->in->ldx, j->n_tokens, j->in->cols, p->cols_padded, p->act_group, i % j->parts);
+}
+
+void core_input(struct core *k, struct input *in, int slot, const float *x, int cols, int n_tokens, const struct linear *const *l, int n)
+{
+    *in = (struct input){ .x = x, .ldx = (size_t)cols, .cols = cols };
+    core_packs(k, in, l, n);
+    for (int j = 0; j < in->n_packs; j++)
+        in->pack[j].act = k->act[slot][j];
+    struct pack_job job = { k, in, n_tokens, k->k->act_parts(n_tokens) };
+    const int n_jobs = in->n_packs * job.parts;
+    if ((size_t)n_tokens * (size_t)cols <= SERIAL) {
+        for (int i = 0; i < n_jobs; i++)
+            pack_part(&job, i, 0);
+    } else {
+        pool_run(k->pool, n_jobs, pack_part, &job);
+    }
+}
+
+/* ---- linear layers ---- */
+
+struct linear_job {
+    const struct core *k;
+    const struct op *ops;
+    int n_ops, n_tokens, sum;
+    int n_tiles, n_threads;                 /* a thread's share is a run of the tiles of all ops, */
+    int each, singles;                      /* cut into so many jobs, the last of them of one tile (or none) */
+};
+
+void core_multiply(const struct core *k, const struct linear *l, const struct input *in, int t0, int t1, int n_tokens, float *out, size_t ldo, int thread)
+{
+    int p = 0;
+    while (p < in->n_packs && (in->pack[p].cols_padded != l->w.cols_padded || in->pack[p].act_group != l->w.act_group))
+        p++;
+    if (p < in->n_packs)
+        k->k->matmul(out, ldo, &l->w, t0, t1, in->pack[p].act, n_tokens, k->scratch[thread]);
+    else
+        k->k->matmul_f32(out, ldo, &l->w, t0, t1, in->x, in->ldx, n_tokens, k->scratch[thread]);
+    if (!l->bias)
+        return;
+    const int r0 = t0 * TILE_ROWS, r1 = t1 * TILE_ROWS < l->w.rows ? t1 * TILE_ROWS : l->w.rows;
+    for (int t = 0; t < n_tokens; t++)
+        for (int r = r0; r < r1; r++)
+            out[(size_t)t * ldo + (size_t)r] += l->bias[r];
+}
+
+static void cap_logits(float *x, int n, float scale, float cap)
+{
+    if (scale != 1)
+        for (int i = 0; i < n; i++)
+            x[i] *= scale;
+    if (cap > 0)
+        for (int i = 0; i < n; i++)
+            x[i] = cap * tanhf(x[i] / cap);
+}
+
+/* g * sigmoid(a g) * (u + 1) = silu(a g) * ((u + 1) / a): what act_mul then reads. */
+static void clamp_gated(float *g, float *u, int n, float alpha, float limit)
+{
+    for (int i = 0; i < n; i++) {
+        g[i] = alpha * (g[i] > limit ? limit : g[i]);
+        u[i] = ((u[i] < -limit ? -limit : u[i] > limit ? limit : u[i]) + 1) / alpha;
+    }
+}
+
+static void op_tiles(const struct core *k, const struct op *op, int t0, int t1, int n_tokens, int thread)
+{
+    const int rows = op->l->w.rows, r0 = t0 * TILE_ROWS, n = (t1 * TILE_ROWS < rows ? t1 * TILE_ROWS : rows) - r0;
+    const size_t ldt = (size_t)k->tile_job * TILE_ROWS;
+    float *tile = k->tile[thread], *out = op->out + r0;
+    switch (op->kind) {
+    case OP_STORE:
+        core_multiply(k, op->l, op->in, t0, t1, n_tokens, op->out, op->ldo, thread);
+        if (op->limit > 0)
+            for (int t = 0; t < n_tokens; t++)
+                for (int r = 0; r < n; r++)
+                    out[(size_t)t * op->ldo + (size_t)r] = fminf(fmaxf(out[(size_t)t * op->ldo + (size_t)r], -op->limit), op->limit);
+        break;
+    case OP_ADD:
+        core_multiply(k, op->l, op->in, t0, t1, n_tokens, tile - r0, ldt, thread);
+        for (int t = 0; t < n_tokens; t++)
+            k->k->add(out + (size_t)t * op->ldo, out + (size_t)t * op->ldo, tile + (size_t)t * ldt, op->scale, n);
+        break;
+    case OP_SCATTER:
+        core_multiply(k, op->l, op->in, t0, t1, n_tokens, tile - r0, ldt, thread);
+        for (int t = 0; t < n_tokens; t++) {
+            float *to = out + (size_t)(op->row ? op->row[t] : t) * op->ldo;
+            k->k->add(to, to, tile + (size_t)t * ldt, op->weight ? op->scale * op->weight[t] : op->scale, n);
+        }
+        break;
+    case OP_MLP:
+        core_multiply(k, op->l, op->in, t0, t1, n_tokens, op->out, op->ldo, thread);
+        if (op->up)
+            core_multiply(k, op->up, op->in, t0, t1, n_tokens, tile - r0, ldt, thread);
+        for (int t = 0; t < n_tokens && op->expert && k->c->moe.act_limit > 0; t++)
+            clamp_gated(out + (size_t)t * op->ldo, tile + (size_t)t * ldt, n, k->c->moe.act_alpha, k->c->moe.act_limit);
+        for (int t = 0; t < n_tokens; t++)
+            k->k->act_mul(out + (size_t)t * op->ldo, out + (size_t)t * op->ldo, op->up ? tile + (size_t)t * ldt : NULL, n, k->c->act);
+        break;
+    case OP_LOGITS:
+        core_multiply(k, op->l, op->in, t0, t1, n_tokens, op->out, op->ldo, thread);
+        for (int t = 0; t < n_tokens; t++)
+            cap_logits(out + (size_t)t * op->ldo, n, op->scale, op->limit);
+        break;
+    }
+}
+
+static int share_begin(int n_tiles, int n_threads, int thread) { return (int)((int64_t)n_tiles * thread / n_threads); }
+
+static void linear_part(void *arg, int i, int thread)
+{
+    const struct linear_job *j = arg;
+    const int share = i / j->each, n = i % j->each, large = j->each - j->singles;
+    const int begin = share_begin(j->n_tiles, j->n_threads, share), len = share_begin(j->n_tiles, j->n_threads, share + 1) - begin;
+    const int rest = len > j->singles ? len - j->singles : 0;
+    int t0 = n < large ? begin + (int)((int64_t)rest * n / large) : begin + rest + n - large;
+    int t1 = n < large ? begin + (int)((int64_t)rest * (n + 1) / large) : t0 + 1;
+    t1 = t1 < begin + len ? t1 : begin + len;
+    for (const struct op *op = j->ops; t0 < t1 && op < j->ops + j->n_ops; op++) {
+        const int tiles = op->l->w.n_tiles;
+        if (t0 < tiles)
+            op_tiles(j->k, op, t0, t1 < tiles ? t1 : tiles, op->n_tokens ? op->n_tokens : j->n_tokens, thread);
+        if (j->sum)
+            continue;
+        t0 = t0 > tiles ? t0 - tiles : 0;
+        t1 -= tiles;
+    }
+}
+
+static void fetch_ahead(const void *arg, int thread)
+{
+    const struct ahead *a = arg;
+    if (!a->w->data)
+        return;
+    const int tile = share_begin(a->n_tiles, a->n_threads, thread);
+    const size_t at = (size_t)tile * a->w->tile_bytes, most = thread ? AHEAD_BYTES : AHEAD_CALLER;
+    const size_t left = tile < a->w->n_tiles ? a->w->size - at : 0, n = left < most ? left : most;
+    for (size_t line = 0; line < 4096; line += 64)      /* a line of each page in turn: memory is read faster so */
+        for (size_t i = line; i < n; i += 4096)
+            __builtin_prefetch(a->w->data + at + i, 0, 2);
+}
+
+static void run(struct core *k, const struct op *ops, int n_ops, int n_tokens, int sum, const struct ahead *ahead)
+{
+    struct linear_job j = { .k = k, .ops = ops, .n_ops = n_ops, .n_tokens = n_tokens, .sum = sum, .n_threads = pool_size(k->pool) };
+    for (int i = 0; i < (sum ? 1 : n_ops); i++)
+        j.n_tiles += ops[i].l->w.n_tiles;
+    const int most = (j.n_tiles + j.n_threads - 1) / j.n_threads;
+    j.singles = j.n_threads == 1 ? 0 : most < TILE_SINGLES ? most : TILE_SINGLES;
+    j.each = j.singles + (most - j.singles + k->tile_job - 1) / k->tile_job;
+    if (ahead && ahead->w && n_tokens <= AHEAD_TOKENS)
+        pool_run_after(k->pool, j.each * j.n_threads, linear_part, &j, fetch_ahead, ahead);
+    else
+        pool_run(k->pool, j.each * j.n_threads, linear_part, &j);
+}
+
+void core_linear(struct core *k, const struct op *ops, int n_ops, int n_tokens, const struct ahead *ahead) { run(k, ops, n_ops, n_tokens, 0, ahead); }
+void core_linear_sum(struct core *k, const struct op *ops, int n_ops, int n_tokens, const struct ahead *ahead) { run(k, ops, n_ops, n_tokens, 1, ahead); }
+
+int core_ahead(struct core *k, const struct model *m, struct err *e)
+{
+    const int n_layers = m->config.n_layers, n_threads = pool_size(k->pool);
+    if (n_threads == 1 || m->config.block != BLOCK_SEQUENTIAL)
+        return 0;
+    k->ahead = calloc((size_t)n_layers * LOOPS, sizeof *k->ahead);
+    if (!k->ahead)
+        return err_nomem(e, "cpu backend");
+    k->bytes += (size_t)n_layers * LOOPS * sizeof *k->ahead;
+    for (int i = 0; i < n_layers; i++) {
+        const struct layer *l = &m->layers[i], *next = i + 1 < n_layers ? l + 1 : NULL;
+        const struct mat *up = l->router.w.data ? &l->router.w : l->gate.w.data ? &l->gate.w : &l->up.w;
+        const struct mat *end = next ? next->q_a.w.data ? &next->q_a.w : next->in.w.data ? &next->in.w : &next->q.w : m->embed_out.w.data ? &m->embed_out.w : &m->head.w;
+        const int more = !next ? 0 : next->kv_a.w.data ? next->kv_a.w.n_tiles : next->k.w.n_tiles + next->v.w.n_tiles;
+        struct ahead *a = k->ahead + i * LOOPS;
+        a[LOOP_QKV] = (struct ahead){ &l->o.w, l->o.w.n_tiles, n_threads };
+        a[LOOP_O] = (struct ahead){ up, up->n_tiles, n_threads };
+        a[LOOP_UP] = (struct ahead){ &l->down.w, l->down.w.n_tiles, n_threads };        /* of a shared MLP, or none */
+        a[LOOP_DOWN] = (struct ahead){ end, end->n_tiles + more, n_threads };
+    }
+    return 0;
+}
+
+/* What follows a loop of a layer, if that is known. */
+const struct ahead *core_after(const struct core *k, int index, int loop) { return k->ahead ? k->ahead + index * LOOPS + loop : NULL; }
+
+/* ---- rows ---- */
+
+struct row_job {
+    const struct core *k;
+    const struct norm *norm;
+    const float *x, *add;           /* x [n, cols]; or x + scale * add */
+    float *out, *sum;               /* out = norm(x); sum (where add is): the sum */
+    int n, cols, after_add;
+};
+
+void core_norm_row(const struct core *k, float *out, const float *x, const struct norm *norm, int n)
+{
+    const struct config *c = k->c;
+    if (c->norm == NORM_RMS)
+        k->k->rms_norm(out, x, norm->w, n, c->norm_eps, c->norm_offset);
+    else
+        k->k->layer_norm(out, x, norm->w, norm->b, n, c->norm_eps);
+}
+
+static void norm_rows(void *arg, int i, int thread)
+{
+    (void)thread;
+    const struct row_job *j = arg;
+    const size_t cols = (size_t)j->cols;
+    for (int r = i * ROW_JOB; r < j->n && r < (i + 1) * ROW_JOB; r++) {
+        const size_t at = (size_t)r * cols;
+        if (!j->add) {
+            core_norm_row(j->k, j->out + at, j->x + at, j->norm, j->cols);
+        } else if (j->after_add) {
+            j->k->k->add(j->sum + at, j->sum + at, j->add + at, j->k->c->residual_scale, j->cols);
+            core_norm_row(j->k, j->sum + at, j->sum + at, j->norm, j->cols);
+        } else {
+            core_norm_row(j->k, j->out + at, j->add + at, j->norm, j->cols);
+            j->k->k->add(j->sum + at, j->sum + at, j->out + at, j->k->c->residual_scale, j->cols);
+        }
+    }
+}
+
+static void rows_run(struct core *k, struct row_job *j)
+{
+    j->k = k;
+    const int n_jobs = (j->n + ROW_JOB - 1) / ROW_JOB;
+    if ((size_t)j->n * (size_t)j->cols <= SERIAL)
+        for (int i = 0; i < n_jobs; i++)
+            norm_rows(j, i, 0);
+    else
+        pool_run(k->pool, n_jobs, norm_rows, j);
+}
+
+/* Where a block reads: h = norm(x), or x itself. */
+static const float *pre_norm(struct core *k, const struct norm *norm, const float *x, float *h, int n)
+{
+    if (!norm->present)
+        return x;
+    rows_run(k, &(struct row_job){ .norm = norm, .x = x, .out = h, .n = n, .cols = k->c->hidden_size });
+    return h;
+}
+
+/* bitnet: what o or down reads, in place. */
+static void sub_norm(struct core *k, const struct norm *norm, float *x, int n, int cols)
+{
+    if (norm->present)
+        rows_run(k, &(struct row_job){ .norm = norm, .x = x, .out = x, .n = n, .cols = cols });
+}
+
+/* x += l(in), through post if there is one; y is a buffer like x. */
+static void add_residual(struct core *k, const struct linear *l, const struct input *in, const struct norm *post, float *x, float *y, int n, const struct ahead *ahead)
+{
+    const size_t hidden = (size_t)k->c->hidden_size;
+    if (!post->present) {
+        core_linear(k, &(struct op){ .l = l, .in = in, .out = x, .ldo = hidden, .kind = OP_ADD, .scale = k->c->residual_scale }, 1, n, ahead);
+        return;
+    }
+    core_linear(k, &(struct op){ .l = l, .in = in, .out = y, .ldo = hidden, .kind = OP_STORE }, 1, n, ahead);
+    rows_run(k, &(struct row_job){ .norm = post, .add = y, .out = y, .sum = x, .n = n, .cols = (int)hidden, .after_add = k->c->norm_after_add });
+}
+
+/* ---- a layer ---- */
+
+int core_tapped(const struct core *k, int layer, int role, const struct input *in, int n)
+{
+    return k->tap && k->tap->input && k->tap->input(k->tap->user, layer, role, in->x, in->ldx, n, in->cols);
+}
+
+static int run_mlp(struct core *k, const struct layer *l, int index, const struct input *in, int slot, float *x, int n)
+{
+    const int gated = k->c->gated, size = config_mlp_size(k->c, index);
+    struct input down;
+    core_linear(k, &(struct op){ .l = gated ? &l->gate : &l->up, .up = gated ? &l->up : NULL, .in = in, .out = k->mlp,
+                                 .ldo = (size_t)size, .kind = OP_MLP }, 1, n, core_after(k, index, LOOP_UP));
+    sub_norm(k, &l->mlp_sub_norm, k->mlp, n, size);
+    core_input(k, &down, slot, k->mlp, size, n, (const struct linear *[]){ &l->down }, 1);
+    if (core_tapped(k, index, ROLE_DOWN, &down, n))
+        return 1;
+    add_residual(k, &l->down, &down, &l->mlp_post_norm, x, k->h[0], n, core_after(k, index, LOOP_DOWN));
+    return 0;
+}
+
+/* x += the layer's feed-forward part of what `in` holds. */
+static int run_ff(struct core *k, const struct layer *l, int index, const struct input *in, int slot, float *x, int n)
+{
+    if (core_tapped(k, index, k->c->gated ? ROLE_GATE : ROLE_UP, in, n))
+        return 1;
+    return k->c->ff[index] == FF_MOE ? moe_run(k, l, index, in, x, n) : run_mlp(k, l, index, in, slot, x, n);
+}
+
+/* Attention with keys and values of its own: k->att is what o reads.  1: the tap wants no more. */
+static int run_attention(struct core *k, const struct step *s, const struct layer *l, int index, const float *h, const float **out, int *cols)
+{
+    const struct config *c = k->c;
+    const int n = s->n_tokens, q_cols = c->n_heads * c->head_dim, kv_cols = c->n_kv_heads * c->head_dim;
+    struct input in;
+    core_input(k, &in, 0, h, c->hidden_size, n, (const struct linear *[]){ &l->q, &l->k, &l->v, &l->q_gate }, 4);
+    if (core_tapped(k, index, ROLE_Q, &in, n))
+        return 1;
+    core_linear(k, (struct op[]){
+        { .l = &l->q, .in = &in, .out = k->q, .ldo = (size_t)q_cols, .kind = OP_STORE, .limit = c->clip_qkv },
+        { .l = &l->k, .in = &in, .out = k->key, .ldo = (size_t)kv_cols, .kind = OP_STORE, .limit = c->clip_qkv },
+        { .l = &l->v, .in = &in, .out = k->value, .ldo = (size_t)kv_cols, .kind = OP_STORE, .limit = c->clip_qkv },
+        { .l = &l->q_gate, .in = &in, .out = k->state.gate, .ldo = (size_t)q_cols, .kind = OP_STORE } }, c->attn_gate ? 4 : 3, n, core_after(k, index, LOOP_QKV));
+    attn_run(k, s, l, index);
+    if (c->attn_gate)
+        state_gate(k, s);
+    sub_norm(k, &l->attn_sub_norm, k->att, n, q_cols);
+    *out = k->att;
+    *cols = q_cols;
+    return 0;
+}
+
+/* What lets tokens see each other, up to what the matrix o reads. */
+static int run_mixer(struct core *k, const struct step *s, const struct layer *l, int index, const float *h, const float **out, int *cols)
+{
+    switch ((enum mixer_kind)k->c->mixer[index]) {
+    case MIXER_MLA:       return mla_run(k, s, l, index, h, out, cols);
+    case MIXER_CONV: case MIXER_MAMBA2: case MIXER_DELTA: return state_run(k, s, l, index, h, out, cols);
+    case MIXER_ATTENTION: case MIXER_NONE: break;
+    }
+    return run_attention(k, s, l, index, h, out, cols);
+}
+
+int core_layer(struct core *k, const struct step *s, const struct layer *l, int index, float *x)
+{
+    const struct config *c = k->c;
+    const int n = s->n_tokens, hidden = c->hidden_size, mlp = mlp_slot(c);
+    const struct linear *readers[MAX_SHARED];
+    const int n_readers = mlp_readers(k, l, readers);
+    struct input o, in_mlp;
+    const float *h, *mixed;
+    int cols;
+    if (c->mixer[index] == MIXER_NONE)
+        goto feed;
+    h = pre_norm(k, &l->attn_norm, x, k->h[0], n);
+    if (c->block != BLOCK_SEQUENTIAL)           /* both halves read what entered the layer */
+        core_input(k, &in_mlp, mlp, c->block == BLOCK_PARALLEL ? h : pre_norm(k, &l->mlp_norm, x, k->h[1], n), hidden, n, readers, n_readers);
+    if (run_mixer(k, s, l, index, h, &mixed, &cols))
+        return 1;
+    core_input(k, &o, 0, mixed, cols, n, (const struct linear *[]){ &l->o }, 1);
+    if (core_tapped(k, index, ROLE_O, &o, n))
+        return 1;
+    if (c->block != BLOCK_SEQUENTIAL) {         /* the MLP first: k->h[0] may be its input */
+        if (run_ff(k, l, index, &in_mlp, mlp, x, n))
+            return 1;
+        add_residual(k, &l->o, &o, &l->attn_post_norm, x, k->h[0], n, core_after(k, index, LOOP_O));
+        return 0;
+    }
+    add_residual(k, &l->o, &o, &l->attn_post_norm, x, k->h[0], n, core_after(k, index, LOOP_O));
+feed:
+    if (c->ff[index] == FF_NONE)
+        return 0;
+    h = pre_norm(k, &l->mlp_norm, x, k->h[0], n);
+    core_input(k, &in_mlp, 0, h, hidden, n, readers, n_readers);
+    return run_ff(k, l, index, &in_mlp, 0, x, n);
+}
+
+/* ---- the ends ---- */
+
+struct embed_job { struct core *k; const struct model *m; float *x, *wide; };
+
+static void embed_rows(void *arg, int t, int thread)
+{
+    (void)thread;
+    const struct embed_job *j = arg;
+    const struct config *c = j->k->c;
+    const size_t hidden = (size_t)c->hidden_size;
+    float *x = j->wide ? j->wide + (size_t)t * (size_t)c->embed_size : j->x + (size_t)t * hidden;
+    if (j->k->residency)
+        residency_row(j->k->residency, &j->m->embed.w, j->k->token[t], x);
+    else
+        mat_decode_row(&j->m->embed.w, j->k->token[t], x);
+    if (c->embed_scale != 1)
+        for (int i = 0; i < c->embed_size; i++)
+            x[i] *= c->embed_scale;
+}
+
+static void embed_finish(void *arg, int t, int thread)
+{
+    (void)thread;
+    const struct embed_job *j = arg;
+    const struct config *c = j->k->c;
+    const size_t hidden = (size_t)c->hidden_size;
+    float *x = j->x + (size_t)t * hidden;
+    if (j->m->pos_embed)
+        j->k->k->add(x, x, j->m->pos_embed + ((size_t)j->k->pos[t] + (size_t)c->pos_offset) * hidden, 1, c->hidden_size);
+    if (j->m->embed_norm.present)
+        core_norm_row(j->k, x, x, &j->m->embed_norm, c->hidden_size);
+}
+
+void core_embed(struct core *k, const struct model *m, int n, float *x)
+{
+    const struct config *c = k->c;
+    struct embed_job j = { k, m, x, m->embed_in.w.data ? k->h[0] : NULL };
+    if (k->residency)                           /* it has one buffer */
+        for (int t = 0; t < n; t++)
+            embed_rows(&j, t, 0);
+    else
+        pool_run(k->pool, n, embed_rows, &j);
+    if (j.wide) {
+        const struct linear *l = &m->embed_in;
+        struct input in = { .x = j.wide, .ldx = (size_t)c->embed_size, .cols = c->embed_size };     /* not rounded: one small matrix */
+        core_linear(k, &(struct op){ .l = l, .in = &in, .out = x, .ldo = (size_t)c->hidden_size, .kind = OP_STORE }, 1, n, NULL);
+    }
+    if (m->pos_embed || m->embed_norm.present)
+        pool_run(k->pool, n, embed_finish, &j);
+    residency_looked_up(k->residency);
+}
+
+void core_final_norm(struct core *k, const struct model *m, const float *x, float *out)
+{
+    if (m->final_norm.present)
+        core_norm_row(k, out, x, &m->final_norm, k->c->hidden_size);
+    else
+        memcpy(out, x, (size_t)k->c->hidden_size * sizeof *out);
+}
+
+void core_logits(struct core *k, const struct model *m, const float *const *rows, int n, float *logits)
+{
+    const struct config *c = k->c;
+    const size_t hidden = (size_t)c->hidden_size;
+    const struct linear *head = &m->head;
+    float *h = k->h[0];
+    for (int i = 0; i < n; i++)
+        core_final_norm(k, m, rows[i], h + (size_t)i * hidden);
+    struct input in = { .x = h, .ldx = hidden, .cols = c->hidden_size };
+    if (m->embed_out.w.data) {
+        core_linear(k, &(struct op){ .l = &m->embed_out, .in = &in, .out = k->mlp, .ldo = (size_t)c->embed_size, .kind = OP_STORE }, 1, n, NULL);
+        h = k->mlp;
+    }
+    core_input(k, &in, 0, h, c->embed_size, n, &head, 1);
+    core_tapped(k, -1, ROLE_HEAD, &in, n);
+    for (int i = 0; i < residency_head_slices(k->residency); i++) {
+        struct linear part = *head;
+        int t0, t1;
+        residency_head(k->residency, i, &head->w, &t0, &t1);
+        part.w.data += (size_t)t0 * head->w.tile_bytes;
+        part.w.n_tiles = t1 - t0;
+        part.w.rows = (t1 * TILE_ROWS < head->w.rows ? t1 * TILE_ROWS : head->w.rows) - t0 * TILE_ROWS;
+        part.bias = head->bias ? head->bias + t0 * TILE_ROWS : NULL;
+        core_linear(k, &(struct op){ .l = &part, .in = &in, .out = logits + t0 * TILE_ROWS, .ldo = (size_t)c->vocab_size, .kind = OP_LOGITS,
+                                    .scale = c->logit_scale, .limit = c->final_softcap }, 1, n, NULL);
+    }
+}

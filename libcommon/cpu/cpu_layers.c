@@ -1,0 +1,168 @@
+/* cpu_layers.c - single layers over windows of text: the same code as the backend's, one window after the other, so that memory is one window's. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "libcommon/cpu/cpu_ops.h"
+
+struct cpu_layers {
+    struct config *c;               /* the caller's facts; RoPE tables are borrowed */
+    struct core core;
+    struct pool *pool;
+    int n_windows, window_len, offset;
+    int32_t *table, *tokens;
+    uint8_t *kv;
+    float *state;
+};
+
+struct cpu_layers *cpu_layers_open(const struct config *c, int n_windows, int window_len, int n_threads, const char *kernels, struct err *e)
+{
+    if (n_windows < 1 || window_len < 1 || (c->pos == POS_LEARNED && window_len > c->max_len)) {
+        err_set(e, ERR_SHAPE, "%d windows of %d tokens, expected at least one of 1 to %d", n_windows, window_len, c->max_len);
+        return NULL;
+    }
+    const struct kernels *k = kernels_pick(kernels, e);
+    if (!k)
+        return NULL;
+    k = kernels_ordered(k);             /* a conversion gives the same bytes on every machine */
+    struct cpu_layers *l = calloc(1, sizeof *l);
+    const int n_blocks = (window_len + KV_BLOCK - 1) / KV_BLOCK;
+    if (!l)
+        goto nomem;
+    l->n_windows = n_windows;
+    l->window_len = window_len;
+    l->c = malloc(sizeof *l->c);
+    l->table = calloc((size_t)n_blocks, sizeof *l->table);
+    l->tokens = calloc((size_t)window_len, sizeof *l->tokens);
+    if (!l->c || !l->table || !l->tokens)
+        goto nomem;
+    *l->c = *c;
+    l->pool = pool_open(n_threads, e);
+    if (!l->pool || core_open(&l->core, l->c, k, l->pool, window_len, window_len, 0, KV_F32, e) < 0)
+        goto fail;
+    l->core.kv_stride = l->core.kv_layer;
+    l->kv = aligned_alloc(64, (size_t)n_blocks * l->core.kv_stride + 64);
+    l->state = malloc(config_state_bytes(c) + sizeof *l->state);
+    if (!l->kv || !l->state)
+        goto nomem;
+    l->core.states = l->state;
+    memset(l->kv, 0, (size_t)n_blocks * l->core.kv_stride);         /* slots that nobody stored in are read and weigh 0 */
+    l->core.kv = l->kv;
+    for (int i = 0; i < n_blocks; i++)
+        l->table[i] = i;
+    return l;
+nomem:
+    err_nomem(e, "layer runs");
+fail:
+    cpu_layers_close(l);
+    return NULL;
+}
+
+void cpu_layers_close(struct cpu_layers *l)
+{
+    if (!l)
+        return;
+    core_close(&l->core);
+    pool_close(l->pool);
+    free(l->c);
+    free(l->table);
+    free(l->tokens);
+    free(l->kv);
+    free(l->state);
+    free(l);
+}
+
+size_t cpu_layers_memory(const struct cpu_layers *l)
+{
+    const size_t n_blocks = ((size_t)l->window_len + KV_BLOCK - 1) / KV_BLOCK;
+    return l->core.bytes + n_blocks * l->core.kv_stride + config_state_bytes(l->c);
+}
+
+static void begin_window(struct cpu_layers *l, struct step *s, struct batch_item *item, const int32_t *ids)
+{
+    *item = (struct batch_item){ .tokens = ids ? ids : l->tokens, .n_tokens = l->window_len, .pos = 0, .table = l->table };
+    core_step(&l->core, s, item, 1, &l->offset);
+}
+
+int cpu_layers_run(struct cpu_layers *l, int index, const struct layer *w, int exact, float *x, const struct cpu_tap *tap, struct err *e)
+{
+    l->core.exact = exact;
+    if (core_reserve(&l->core, w, 1, NULL, e) < 0)
+        return -1;
+    l->core.tap = tap;
+    for (int i = 0; i < l->n_windows; i++) {
+        struct step s;
+        struct batch_item item;
+        begin_window(l, &s, &item, NULL);
+        core_ropes(&l->core, &s);
+        core_layer(&l->core, &s, w, index, x + (size_t)i * (size_t)l->window_len * (size_t)l->c->hidden_size);
+    }
+    l->core.tap = NULL;
+    return 0;
+}
+
+int cpu_layers_choose(struct cpu_layers *l, int index, const struct layer *w, const float *h, size_t ldh, float *x, int n, struct cpu_choice *c, const struct cpu_tap *tap, struct err *e)
+{
+    l->core.exact = 1;
+    l->core.tap = tap;
+    const int rc = moe_choose(&l->core, w, index, h, ldh, x, n, c, e);
+    l->core.tap = NULL;
+    return rc;
+}
+
+void cpu_choice_release(struct cpu_choice *c)
+{
+    free(c->first);
+    free(c->share);
+    *c = (struct cpu_choice){ 0 };
+}
+
+void cpu_layers_expert(struct cpu_layers *l, int index, const struct layer *w, int expert, const float *h, size_t ldh, float *x, const struct cpu_choice *c, const struct cpu_tap *tap)
+{
+    l->core.exact = 1;
+    l->core.tap = tap;
+    moe_one(&l->core, w, index, expert, h, ldh, x, c);
+    l->core.tap = NULL;
+}
+
+void cpu_layers_expert_mid(struct cpu_layers *l, const struct expert *x, const float *h, size_t ldh, int n, float *mid, size_t ldm)
+{
+    l->core.exact = 1;
+    for (int t = 0, count; t < n; t += count) {
+        count = n - t < l->core.max_tokens ? n - t : l->core.max_tokens;
+        moe_mid(&l->core, x, h + (size_t)t * ldh, ldh, count, mid + (size_t)t * ldm, ldm);
+    }
+}
+
+int cpu_layers_embed(struct cpu_layers *l, const struct model *m, const int32_t *ids, float *x, struct err *e)
+{
+    for (size_t i = 0; i < (size_t)l->n_windows * (size_t)l->window_len; i++)
+        if (ids[i] < 0 || ids[i] >= m->config.vocab_size)
+            return err_set(e, ERR_SHAPE, "token %d is outside the vocabulary of %d", ids[i], m->config.vocab_size);
+    for (int i = 0; i < l->n_windows; i++) {
+        struct step s;
+        struct batch_item item;
+        begin_window(l, &s, &item, ids + (size_t)i * (size_t)l->window_len);
+        core_embed(&l->core, m, s.n_tokens, x + (size_t)i * (size_t)l->window_len * (size_t)l->c->hidden_size);
+    }
+    return 0;
+}
+
+int cpu_layers_logits(struct cpu_layers *l, const struct model *m, int exact, const float *x, int n, float *logits, struct err *e)
+{
+    if (n < 1 || n > l->window_len)
+        return err_set(e, ERR_SHAPE, "%d rows, expected 1 to %d", n, l->window_len);
+    const float **rows = malloc((size_t)n * sizeof *rows);
+    if (!rows)
+        return err_nomem(e, "logits");
+    for (int i = 0; i < n; i++)
+        rows[i] = x + (size_t)i * (size_t)l->c->hidden_size;
+    l->core.exact = exact;
+    const int rc = core_reserve(&l->core, NULL, 0, &m->head, e);
+    if (rc == 0)
+        core_logits(&l->core, m, rows, n, logits);
+    free(rows);
+    return rc;
+}
+
+struct pool *cpu_layers_pool(struct cpu_layers *l) { return l->pool; }
+const struct kernels *cpu_layers_kernels(struct cpu_layers *l) { return l->core.k; }

@@ -1,0 +1,511 @@
+/* cpu_moe.c - a mixture of experts: choose, put tokens together by expert, multiply, add up.
+ *
+ * Parallel loops: router; gates and ups of all chosen experts and of the shared MLP; downs.  In the last, a job has a few tiles of rows of every expert in
+ * turn, so that threads share each expert and no two add to the same place; a token's experts are added in order of their numbers, whoever is beside it.
+ * Experts whose tokens exceed the room of one round take another, and so do those that are not in memory yet (expert_cache.h). */
+#include <assert.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "libcommon/cpu/cpu_ops.h"
+
+enum {
+    FEW_TOKENS = 8,             /* up to so many, all their experts fit into one round */
+    GUESS_TOKENS = 4,           /* of more than so many, the next layer wants what can hardly be guessed */
+};
+
+/* An expert's share of a round; expert -1: the shared MLP. */
+struct batch_expert {
+    int expert, n, row;             /* tokens, and where they begin in moe.in and moe.mid */
+    const int *token;
+    const float *weight;
+    const struct expert *x;         /* its matrices */
+    struct input in, down;
+};
+
+/* ---- memory ---- */
+
+size_t moe_floats(const struct config *c)
+{
+    const struct moe *m = &c->moe;
+    return m->n_experts ? (size_t)m->n_experts + 1 + 4 * (size_t)m->top_k + 2 * (size_t)c->hidden_size + 2 * (size_t)m->intermediate_size : 0;
+}
+
+int moe_open(struct core *k, struct err *e)
+{
+    const struct moe *m = &k->c->moe;
+    struct moe_work *w = &k->moe;
+    const size_t t = (size_t)k->max_tokens, chosen = t * (size_t)m->top_k, experts = (size_t)m->n_experts;
+    const int few = FEW_TOKENS * m->top_k;
+    w->rows = k->max_tokens > few ? k->max_tokens : few;
+    const size_t in = (size_t)w->rows * (size_t)k->c->hidden_size, mid = (size_t)w->rows * (size_t)m->intermediate_size;
+    w->scores = malloc((t * experts + t) * sizeof *w->scores);
+    w->id = malloc((2 * chosen + experts + 1) * sizeof *w->id);
+    w->weight = malloc(2 * chosen * sizeof *w->weight);
+    w->in = malloc((in + mid) * sizeof *w->in);
+    w->batch = calloc(experts + 1, sizeof *w->batch);
+    w->ops = calloc(experts + 1, sizeof *w->ops);
+    w->wanted = malloc(2 * experts * sizeof *w->wanted);
+    w->here = malloc((experts + 1) * sizeof *w->here);
+    if (!w->wanted || !w->here || !w->scores || !w->id || !w->weight || !w->in || !w->batch || !w->ops)
+        return err_nomem(e, "activations of experts");
+    w->shared_score = w->scores + t * experts;
+    w->token = w->id + chosen;
+    w->first = w->token + chosen;
+    w->share = w->weight + chosen;
+    w->mid = w->in + in;
+    k->bytes += (t * experts + t + 4 * chosen + 3 * experts + 1 + in + mid) * sizeof(float) + (experts + 1) * (sizeof *w->batch + sizeof *w->ops + sizeof *w->here);
+    return 0;
+}
+
+void moe_close(struct core *k)
+{
+    struct moe_work *w = &k->moe;
+    free(w->scores);
+    free(w->id);
+    free(w->weight);
+    free(w->in);
+    free(w->batch);
+    free(w->ops);
+    free(w->act[0]);
+    free(w->act[1]);
+    free(w->used);
+    free(w->wanted);
+    free(w->here);
+    *w = (struct moe_work){ 0 };
+}
+
+int moe_readers(const struct core *k, const struct layer *l, const struct linear **readers)
+{
+    (void)k;
+    readers[0] = &l->gate;
+    readers[1] = &l->up;
+    readers[2] = l->experts ? &l->experts[0].gate : &l->gate;
+    readers[3] = l->experts ? &l->experts[0].up : &l->up;
+    return 4;
+}
+
+static size_t up64(size_t n) { return (n + 63) / 64 * 64; }
+
+/* Bytes that n tokens take, rounded for these matrices. */
+static size_t rounded(const struct core *k, const struct linear *const *l, int n_matrices, int n)
+{
+    struct input in;
+    size_t bytes = 0;
+    core_packs(k, &in, l, n_matrices);
+    for (int i = 0; i < in.n_packs; i++)
+        bytes += up64(k->k->act_bytes(n, in.pack[i].cols_padded, in.pack[i].act_group));
+    return bytes;
+}
+
+/* Room for the tokens of one expert, however many, and for all experts of a few tokens. */
+int moe_reserve(struct core *k, const struct layer *l, struct err *e)
+{
+    struct moe_work *w = &k->moe;
+    for (int i = 0; i < k->c->moe.n_experts; i++) {
+        const struct expert *x = &l->experts[i];
+        const struct linear *const up[] = { &x->gate, &x->up }, *const down[] = { &x->down };
+        for (int s = 0; s < 2; s++) {
+            const size_t most = rounded(k, s ? down : up, s ? 1 : 2, k->max_tokens), one = rounded(k, s ? down : up, s ? 1 : 2, 1);
+            const size_t few = one * (size_t)(FEW_TOKENS * k->c->moe.top_k), need = 2 * (most > few ? most : few);
+            if (need <= w->act_bytes[s])
+                continue;
+            free(w->act[s]);
+            k->bytes += need - w->act_bytes[s];
+            w->act_bytes[s] = need;
+            if (!(w->act[s] = aligned_alloc(64, need))) {
+                w->act_bytes[s] = 0;
+                return err_nomem(e, "activations of experts");
+            }
+        }
+    }
+    return 0;
+}
+
+/* ---- the choice ---- */
+
+/* A NaN is never larger, so nothing is chosen twice or left out; its weight then says NaN. */
+static int best_of(const float *score, const unsigned char *taken, int n)
+{
+    int best = -1;
+    for (int i = 0; i < n; i++)
+        if (!taken[i] && (best < 0 || score[i] > score[best]))
+            best = i;
+    return best;
+}
+
+/* Experts outside of the best groups are taken away. */
+static void limit_groups(const struct moe *m, const float *score, unsigned char *taken)
+{
+    const int size = m->n_experts / m->n_groups;
+    float good[m->n_groups];
+    unsigned char chosen[m->n_groups];
+    memset(chosen, 0, sizeof chosen);
+    for (int g = 0; g < m->n_groups; g++) {
+        unsigned char seen[size];
+        memset(seen, 0, sizeof seen);
+        good[g] = 0;
+        for (int i = 0; i < m->group_best; i++) {
+            const int best = best_of(score + g * size, seen, size);
+            seen[best] = 1;
+            good[g] += score[g * size + best];
+        }
+    }
+    for (int i = 0; i < m->top_groups; i++)
+        chosen[best_of(good, chosen, m->n_groups)] = 1;
+    for (int g = 0; g < m->n_groups; g++)
+        if (!chosen[g])
+            memset(taken + g * size, 1, (size_t)size);
+}
+
+static float sigmoid(float x) { return 1 / (1 + expf(-x)); }
+
+/* Outputs of the router to scores, in place. */
+static void score_all(const struct moe *m, float *s)
+{
+    float most = -INFINITY, sum = 0;
+    for (int i = 0; i < m->n_experts; i++)
+        most = s[i] > most ? s[i] : most;
+    for (int i = 0; i < m->n_experts; i++) {
+        s[i] = m->router == ROUTER_SIGMOID ? sigmoid(s[i]) : expf(s[i] - most);
+        sum += s[i];
+    }
+    for (int i = 0; i < m->n_experts && m->router == ROUTER_SOFTMAX; i++)
+        s[i] /= sum;
+}
+
+static void weigh(const struct moe *m, float *weight)
+{
+    float sum = 0, most = -INFINITY;
+    if (m->router == ROUTER_TOP_SOFTMAX) {
+        for (int i = 0; i < m->top_k; i++)
+            most = weight[i] > most ? weight[i] : most;
+        for (int i = 0; i < m->top_k; i++)
+            weight[i] = expf(weight[i] - most);
+    }
+    for (int i = 0; i < m->top_k; i++)
+        sum += weight[i];
+    sum += m->norm_add;
+    sum = sum < m->norm_min ? m->norm_min : sum;
+    for (int i = 0; i < m->top_k; i++)
+        weight[i] = (m->normalize || m->router == ROUTER_TOP_SOFTMAX ? weight[i] / sum : weight[i]) * m->scale;
+}
+
+/* One token: score [n_experts] is the router's output and holds the scores afterwards. */
+static void choose(const struct moe *m, float *score, const float *correction, int *id, float *weight)
+{
+    unsigned char taken[m->n_experts];
+    float wanted[m->n_experts];
+    memset(taken, 0, sizeof taken);
+    if (m->router != ROUTER_TOP_SOFTMAX && (correction || m->n_groups > 1)) {
+        score_all(m, score);
+        for (int i = 0; i < m->n_experts; i++)
+            wanted[i] = score[i] + (correction ? correction[i] : 0);
+        if (m->n_groups > 1)
+            limit_groups(m, wanted, taken);
+    } else {                        /* by the router's outputs: where scores come out equal, they may still differ */
+        memcpy(wanted, score, sizeof wanted);
+        if (m->router != ROUTER_TOP_SOFTMAX)
+            score_all(m, score);
+    }
+    for (int i = 0; i < m->top_k; i++) {
+        id[i] = best_of(wanted, taken, m->n_experts);
+        taken[id[i]] = 1;
+        weight[i] = score[id[i]];
+    }
+    weigh(m, weight);
+}
+
+struct route_job { struct core *k; const struct layer *l; };
+
+static void route_token(void *arg, int t, int thread)
+{
+    (void)thread;
+    const struct route_job *j = arg;
+    const struct moe *m = &j->k->c->moe;
+    struct moe_work *w = &j->k->moe;
+    choose(m, w->scores + (size_t)t * (size_t)m->n_experts, j->l->correction, w->id + t * m->top_k, w->weight + t * m->top_k);
+    if (m->shared_gate)
+        w->shared_score[t] = sigmoid(w->shared_score[t]);
+}
+
+/* Tokens and weights of a choice by expert, in order of the tokens. */
+static void sort_by_expert(const struct moe *m, const int *id, const float *weight, int n, int *first, int *token, float *share)
+{
+    memset(first, 0, ((size_t)m->n_experts + 1) * sizeof *first);
+    for (int i = 0; i < n * m->top_k; i++)
+        first[id[i] + 1]++;
+    for (int i = 0; i < m->n_experts; i++)
+        first[i + 1] += first[i];
+    for (int t = 0; t < n; t++)
+        for (int i = t * m->top_k; i < (t + 1) * m->top_k; i++) {
+            const int at = first[id[i]]++;
+            token[at] = t;
+            share[at] = weight[i];
+        }
+    for (int i = m->n_experts; i > 0; i--)
+        first[i] = first[i - 1];
+    first[0] = 0;
+}
+
+/* ---- a round ---- */
+
+struct round_job { struct core *k; const struct layer *l; const struct input *in; struct batch_expert *b; int n, down; };
+
+/* An expert's tokens side by side, or what it made of them, and both rounded as its matrices want them. */
+static void pack_expert(void *arg, int i, int thread)
+{
+    (void)thread;
+    const struct round_job *j = arg;
+    struct batch_expert *b = &j->b[i];
+    const struct moe *m = &j->k->c->moe;
+    const size_t hidden = (size_t)j->k->c->hidden_size;
+    struct input *in = j->down ? &b->down : &b->in;
+    if (b->expert < 0 || (!j->down && in->x == j->in->x))
+        return;
+    for (int r = 0; r < b->n && !j->down; r++) {
+        float *to = j->k->moe.in + (size_t)(b->row + r) * hidden;
+        const float *from = j->in->x + (size_t)b->token[r] * j->in->ldx;
+        if (m->weigh_input)
+            for (size_t d = 0; d < hidden; d++)
+                to[d] = from[d] * b->weight[r];
+        else
+            memcpy(to, from, hidden * sizeof *to);
+    }
+    for (int p = 0; p < in->n_packs; p++)
+        for (int part = 0; part < j->k->k->act_parts(b->n); part++)
+            j->k->k->act_pack(in->pack[p].act, in->x, in->ldx, b->n, in->cols, in->pack[p].cols_padded, in->pack[p].act_group, part);
+}
+
+/* Where the rounded input lies; returns the bytes used. */
+static size_t place(const struct core *k, struct input *in, int n, uint8_t *at)
+{
+    size_t used = 0;
+    for (int p = 0; p < in->n_packs; p++) {
+        in->pack[p].act = at + used;
+        used += up64(k->k->act_bytes(n, in->pack[p].cols_padded, in->pack[p].act_group));
+    }
+    return used;
+}
+
+/* Experts from *expert on, as many as there is room for, at most `most`.  whole: `in` is still rounded. */
+static int gather(struct core *k, const struct layer *l, const struct input *in, int n, int whole, int *expert, int most, struct batch_expert *b)
+{
+    const struct moe *m = &k->c->moe;
+    struct moe_work *w = &k->moe;
+    size_t used[2] = { 0 };
+    int count = 0, row = 0;
+    for (; *expert < m->n_experts && count < most; ++*expert) {
+        const int first = w->first[*expert], tokens = w->first[*expert + 1] - first;
+        const struct expert *x = &l->experts[*expert];
+        const struct linear *const up[] = { &x->gate, &x->up }, *const down[] = { &x->down };
+        struct batch_expert *to = &b[count];
+        if (tokens == 0)
+            continue;
+        if (row + tokens > w->rows || used[0] + rounded(k, up, 2, tokens) > w->act_bytes[0] || used[1] + rounded(k, down, 1, tokens) > w->act_bytes[1])
+            break;
+        *to = (struct batch_expert){ .expert = *expert, .n = tokens, .row = row, .token = w->token + first, .weight = w->share + first, .x = x };
+        if (n == 1 && whole && !m->weigh_input && core_has_packs(k, in, up, 2)) {
+            to->in = *in;                           /* one token: all experts read the same */
+        } else {
+            to->in = (struct input){ .x = w->in + (size_t)row * (size_t)k->c->hidden_size, .ldx = (size_t)k->c->hidden_size, .cols = k->c->hidden_size };
+            core_packs(k, &to->in, up, 2);
+            used[0] += place(k, &to->in, tokens, w->act[0] + used[0]);
+        }
+        to->down = (struct input){ .x = w->mid + (size_t)row * (size_t)m->intermediate_size, .ldx = (size_t)m->intermediate_size, .cols = m->intermediate_size };
+        core_packs(k, &to->down, down, 1);
+        used[1] += place(k, &to->down, tokens, w->act[1] + used[1]);
+        row += tokens;
+        count++;
+    }
+    assert(count > 0 || most == 0 || *expert == m->n_experts);      /* moe_reserve: any single expert fits */
+    return count;
+}
+
+static void pack_all(struct core *k, struct round_job *j, int down, int rows)
+{
+    j->down = down;
+    if ((size_t)rows * (size_t)(down ? k->c->moe.intermediate_size : k->c->hidden_size) <= SERIAL)
+        for (int i = 0; i < j->n; i++)
+            pack_expert(j, i, 0);
+    else
+        pool_run(k->pool, j->n, pack_expert, j);
+}
+
+static void tap_experts(const struct core *k, int index, const struct batch_expert *b, int count, int down)
+{
+    for (int i = 0; i < count && k->tap && k->tap->expert; i++) {
+        const struct input *in = down ? &b[i].down : &b[i].in;
+        if (b[i].expert >= 0)
+            k->tap->expert(k->tap->user, index, b[i].expert, down ? ROLE_EXPERT_DOWN : ROLE_EXPERT_GATE, in->x, in->ldx, b[i].n, in->cols);
+    }
+}
+
+static void run_round(struct core *k, const struct layer *l, int index, const struct input *in, struct batch_expert *b, int count, float *x, int n, int last)
+{
+    const struct moe *m = &k->c->moe;
+    struct moe_work *w = &k->moe;
+    struct op *ops = w->ops;
+    struct round_job job = { .k = k, .l = l, .in = in, .b = b, .n = count };
+    int rows = 0;
+    for (int i = 0; i < count; i++)
+        rows += b[i].expert < 0 ? 0 : b[i].n;
+    pack_all(k, &job, 0, rows);
+    tap_experts(k, index, b, count, 0);
+    for (int i = 0; i < count; i++) {
+        const struct expert *e = b[i].x;
+        ops[i] = (struct op){ .l = e ? &e->gate : &l->gate, .up = e ? &e->up : &l->up, .in = &b[i].in, .kind = OP_MLP, .n_tokens = b[i].n, .expert = e != NULL,
+                              .out = e ? w->mid + (size_t)b[i].row * (size_t)m->intermediate_size : k->mlp, .ldo = (size_t)(e ? m->intermediate_size : m->shared_size) };
+    }
+    core_linear(k, ops, count, n, NULL);
+    pack_all(k, &job, 1, rows);
+    tap_experts(k, index, b, count, 1);
+    if (b[0].expert < 0) {
+        core_input(k, &b[0].down, 0, k->mlp, m->shared_size, n, (const struct linear *[]){ &l->down }, 1);
+        core_tapped(k, index, ROLE_DOWN, &b[0].down, n);
+    }
+    for (int i = 0; i < count; i++)
+        ops[i] = (struct op){ .l = b[i].expert < 0 ? &l->down : &b[i].x->down, .in = &b[i].down, .kind = OP_SCATTER, .n_tokens = b[i].n,
+                              .out = x, .ldo = (size_t)k->c->hidden_size, .scale = k->c->residual_scale, .row = b[i].token,
+                              .weight = b[i].expert >= 0 && m->weigh_input ? NULL : b[i].weight };
+    core_linear_sum(k, ops, count, n, last ? core_after(k, index, LOOP_DOWN) : NULL);
+}
+
+static struct batch_expert shared_mlp(const struct core *k, const struct input *in, int n)
+{
+    /* its input is `in` as it stands, its outputs go to k->mlp */
+    return (struct batch_expert){ .expert = -1, .n = n, .in = *in, .weight = k->c->moe.shared_gate ? k->moe.shared_score : NULL };
+}
+
+/* Experts and weights of n tokens (at most max_tokens) into moe.id and moe.weight. */
+static void route(struct core *k, const struct layer *l, const struct input *in, int n)
+{
+    const struct moe *m = &k->c->moe;
+    struct moe_work *w = &k->moe;
+    const struct op routers[] = { { .l = &l->router, .in = in, .out = w->scores, .ldo = (size_t)m->n_experts, .kind = OP_STORE },
+                                  { .l = &l->shared_router, .in = in, .out = w->shared_score, .ldo = 1, .kind = OP_STORE } };
+    struct route_job job = { k, l };
+    core_linear(k, routers, m->shared_gate ? 2 : 1, n, NULL);
+    if (n == 1)
+        route_token(&job, 0, 0);
+    else
+        pool_run(k->pool, n, route_token, &job);
+}
+
+/* What the next layer with experts would choose if this one's changed nothing. */
+static void guess_next(struct core *k, const struct layer *l, int index, struct expert_cache *cache, const float *x, int n)
+{
+    const struct config *c = k->c;
+    const size_t hidden = (size_t)c->hidden_size;
+    struct moe_work *w = &k->moe;
+    int next = index + 1;
+    while (next < c->n_layers && c->ff[next] != FF_MOE)
+        next++;
+    if (next == c->n_layers || n > GUESS_TOKENS || !expert_cache_guesses(cache))
+        return;
+    l += next - index;
+    for (int t = 0; t < n && l->mlp_norm.present; t++)
+        core_norm_row(k, w->in + (size_t)t * hidden, x + (size_t)t * hidden, &l->mlp_norm, c->hidden_size);
+    const struct input in = { .x = l->mlp_norm.present ? w->in : x, .ldx = hidden, .cols = c->hidden_size };
+    core_linear(k, &(struct op){ .l = &l->router, .in = &in, .out = w->scores, .ldo = (size_t)c->moe.n_experts, .kind = OP_STORE }, 1, n, NULL);
+    for (int t = 0; t < n; t++)             /* the choice of this layer has been sorted: its room is free */
+        choose(&c->moe, w->scores + (size_t)t * (size_t)c->moe.n_experts, l->correction, w->id + t * c->moe.top_k, w->weight + t * c->moe.top_k);
+    expert_cache_guess(cache, next, w->id, n * c->moe.top_k);
+}
+
+/* The experts that the choice needs are on their way. */
+static void call_experts(struct core *k, const struct layer *l, int index, struct expert_cache *cache, const float *x, int n)
+{
+    struct moe_work *w = &k->moe;
+    const int n_experts = k->c->moe.n_experts;
+    int count = 0;
+    for (int i = 0; i < n_experts; i++)
+        if (w->first[i] < w->first[i + 1]) {
+            w->wanted[count] = i;
+            w->wanted[n_experts + count++] = w->first[i + 1] - w->first[i];
+        }
+    expert_cache_want(cache, index, w->wanted, w->wanted + n_experts, count);
+    guess_next(k, l, index, cache, x, n);
+}
+
+int moe_run(struct core *k, const struct layer *l, int index, const struct input *in, float *x, int n)
+{
+    struct expert_cache *cache = residency_experts(k->residency);
+    const struct moe *m = &k->c->moe;
+    struct moe_work *w = &k->moe;
+    route(k, l, in, n);
+    sort_by_expert(m, w->id, w->weight, n, w->first, w->token, w->share);
+    for (int i = 0; i < m->n_experts && w->used; i++)
+        w->used[(size_t)index * (size_t)m->n_experts + (size_t)i] += (unsigned)(w->first[i + 1] - w->first[i]);
+    if (cache)
+        call_experts(k, l, index, cache, x, n);
+    int expert = 0;
+    for (int first = 1; first || expert < m->n_experts; first = 0) {
+        const int shared = first && m->shared_size > 0;
+        if (shared)
+            w->batch[0] = shared_mlp(k, in, n);
+        const int count = shared + gather(k, l, in, n, first || !m->shared_size, &expert, cache ? expert_cache_use(cache, !shared) : m->n_experts, w->batch + shared);
+        while (expert < m->n_experts && w->first[expert] == w->first[expert + 1])
+            expert++;
+        for (int i = shared; i < count && cache; i++) {
+            w->here[i] = expert_cache_at(cache, index, w->batch[i].expert);
+            w->batch[i].x = &w->here[i];
+        }
+        run_round(k, l, index, in, w->batch, count, x, n, expert == m->n_experts);
+        if (cache)
+            expert_cache_release(cache, count - shared);
+    }
+    return 0;
+}
+
+int moe_choose(struct core *k, const struct layer *l, int index, const float *h, size_t ldh, float *x, int n, struct cpu_choice *c, struct err *e)
+{
+    const struct moe *m = &k->c->moe;
+    const size_t chosen = (size_t)n * (size_t)m->top_k;
+    int *id = malloc(chosen * sizeof *id);
+    float *weight = malloc(chosen * sizeof *weight);
+    *c = (struct cpu_choice){ .first = malloc((chosen + (size_t)m->n_experts + 1) * sizeof *c->first), .share = malloc(chosen * sizeof *c->share) };
+    const int ok = id && weight && c->first && c->share;
+    for (int t = 0, count; t < n && ok; t += count) {
+        count = n - t < k->max_tokens ? n - t : k->max_tokens;
+        const struct input in = { .x = h + (size_t)t * ldh, .ldx = ldh, .cols = k->c->hidden_size };
+        route(k, l, &in, count);
+        memcpy(id + t * m->top_k, k->moe.id, (size_t)(count * m->top_k) * sizeof *id);
+        memcpy(weight + t * m->top_k, k->moe.weight, (size_t)(count * m->top_k) * sizeof *weight);
+        if (m->shared_size) {
+            k->moe.batch[0] = shared_mlp(k, &in, count);
+            run_round(k, l, index, &in, k->moe.batch, 1, x + (size_t)t * (size_t)k->c->hidden_size, count, 0);
+        }
+    }
+    if (ok) {
+        c->token = c->first + m->n_experts + 1;
+        sort_by_expert(m, id, weight, n, c->first, c->token, c->share);
+    } else {
+        cpu_choice_release(c);
+        err_nomem(e, "the choice of experts");
+    }
+    free(id);
+    free(weight);
+    return ok ? 0 : -1;
+}
+
+/* max_tokens at a time. */
+void moe_one(struct core *k, const struct layer *l, int index, int expert, const float *h, size_t ldh, float *x, const struct cpu_choice *c)
+{
+    struct moe_work *w = &k->moe;
+    const int hidden = k->c->hidden_size, size = k->c->moe.intermediate_size;
+    const struct input all = { .x = h, .ldx = ldh, .cols = hidden };
+    for (int at = c->first[expert], count; at < c->first[expert + 1]; at += count) {
+        count = c->first[expert + 1] - at < k->max_tokens ? c->first[expert + 1] - at : k->max_tokens;
+        w->batch[0] = (struct batch_expert){ .expert = expert, .n = count, .x = &l->experts[expert], .token = c->token + at, .weight = c->share + at,
+                                             .in = { .x = w->in, .ldx = (size_t)hidden, .cols = hidden }, .down = { .x = w->mid, .ldx = (size_t)size, .cols = size } };
+        run_round(k, l, index, &all, w->batch, 1, x, count, 0);
+    }
+}
+
+void moe_mid(struct core *k, const struct expert *x, const float *h, size_t ldh, int n, float *mid, size_t ldm)
+{
+    const struct input in = { .x = h, .ldx = ldh, .cols = k->c->hidden_size };
+    core_linear(k, &(struct op){ .l = &x->gate, .up = &x->up, .in = &in, .out = mid, .ldo = ldm, .kind = OP_MLP, .expert = 1 }, 1, n, NULL);
+}

@@ -1,0 +1,277 @@
+/* cpu_state.c - mixers with a state: short convolutions (lfm2), Mamba2, gated delta net, as model.h describes them.
+ *
+ * Tokens go through a recurrence one after the other, in order: what a token leaves behind does not depend on how its prompt was cut or on who is beside it.
+ * (Forms that take a chunk of tokens at a time would be faster for long prompts, but add in another order.)  Heads and runs of channels are shared by threads. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "libcommon/cpu/cpu_ops.h"
+
+enum { RUN = 64, NORM_ROWS = 8 };       /* channels of a job; rows of one */
+
+struct state_job {
+    struct core *k;
+    const struct step *s;
+    const struct layer *l;
+    const struct recurrent *r;
+    int kind, n_in, channels, width, n_runs;
+};
+/* Channels [to, to + n) of the convolution, which are columns [from, from + n) of what was projected. */
+struct run { int from, to, n, part; };  /* part: delta net: 0 a query, 1 a key, 2 values */
+
+/* ---- memory ---- */
+
+static size_t in_rows(const struct config *c, int layer)
+{
+    int64_t rows, cols, z = 0;
+    config_linear_shape(c, layer, ROLE_IN, &rows, &cols);
+    if (c->mixer[layer] == MIXER_DELTA)
+        config_linear_shape(c, layer, ROLE_IN_Z, &z, &cols);
+    return (size_t)(rows + z);
+}
+
+/* Floats of a token in each buffer: the most of any layer. */
+static void widths(const struct config *c, size_t *in, size_t *channels, size_t *width)
+{
+    *in = *channels = *width = 0;
+    for (int i = 0; i < c->n_layers; i++)
+        if (mixer_has_state(c->mixer[i])) {
+            const size_t n = in_rows(c, i), m = (size_t)recurrent_channels(c, i), w = (size_t)recurrent_width(c, i);
+            *in = n > *in ? n : *in;
+            *channels = m > *channels ? m : *channels;
+            *width = w > *width ? w : *width;
+        }
+}
+
+static size_t gate_floats(const struct config *c) { return c->attn_gate ? (size_t)c->n_heads * (size_t)c->head_dim : 0; }
+
+size_t state_floats(const struct config *c)
+{
+    size_t in, channels, width;
+    widths(c, &in, &channels, &width);
+    return in + channels + width + 2 * (size_t)c->recurrent.n_heads + gate_floats(c);
+}
+
+int state_open(struct core *k, struct err *e)
+{
+    struct state_work *w = &k->state;
+    const size_t t = (size_t)k->max_tokens, floats = t * state_floats(k->c);
+    size_t in, channels, width;
+    widths(k->c, &in, &channels, &width);
+    if (!(w->in = malloc(floats * sizeof *w->in)))
+        return err_nomem(e, "activations");
+    w->conv = w->in + t * in;
+    w->out = w->conv + t * channels;
+    w->ba = w->out + t * width;
+    w->gate = w->ba + t * 2 * (size_t)k->c->recurrent.n_heads;
+    k->bytes += floats * sizeof *w->in;
+    return 0;
+}
+
+void state_close(struct core *k)
+{
+    free(k->state.in);
+    k->state = (struct state_work){ 0 };
+}
+
+/* An item's state in this layer: rows of the convolution's inputs, then heads. */
+static float *state_of(const struct state_job *j, int item)
+{
+    return j->k->states + (size_t)j->s->items[item].state * j->k->state_stride + j->s->state_at;
+}
+
+/* ---- the convolution ---- */
+
+static struct run run_of(const struct state_job *j, int i)
+{
+    const struct recurrent *r = j->r;
+    if (j->kind != MIXER_DELTA) {
+        const int to = i * RUN, before = j->kind == MIXER_CONV ? 2 * j->width : j->width;
+        return (struct run){ before + to, to, j->channels - to < RUN ? j->channels - to : RUN, 2 };
+    }
+    const int group = i / 3, part = i % 3, key = r->state_size, values = r->n_heads / r->n_groups * r->head_dim, keys = r->n_groups * key;
+    const int to = part < 2 ? part * keys + group * key : 2 * keys + group * values;
+    return (struct run){ r->z_apart ? to : group * (2 * key + 2 * values) + part * key, to, part < 2 ? key : values, part };
+}
+
+static void add_product(float *restrict out, const float *restrict x, const float *restrict w, int n)
+{
+    int i = 0;
+    for (; i + 16 <= n; i += 16)
+        for (int e = 0; e < 16; e++)
+            out[i + e] += x[i + e] * w[i + e];
+    for (; i < n; i++)
+        out[i] += x[i] * w[i];
+}
+
+static void multiply(float *restrict x, const float *restrict by, int n)
+{
+    for (int i = 0; i < n; i++)
+        x[i] *= by[i];
+}
+
+/* What stands behind the convolution. */
+static void after_conv(const struct state_job *j, const struct run *run, float *out, const float *in)
+{
+    const struct kernels *k = j->k->k;
+    if (j->kind == MIXER_CONV) {
+        multiply(out, in + j->width + run->to, run->n);
+        return;
+    }
+    k->act_mul(out, out, NULL, run->n, ACT_SILU);
+    if (run->part == 2)
+        return;
+    /* queries and keys get length 1, queries are then divided by sqrt(size) */
+    const float size = (float)run->n, by = run->part == 0 ? 1 / size : 1 / sqrtf(size);
+    k->rms_norm(out, out, NULL, run->n, 1e-6f / size, 0);
+    for (int i = 0; i < run->n; i++)
+        out[i] *= by;
+}
+
+static void conv_part(void *arg, int i, int thread)
+{
+    (void)thread;
+    const struct state_job *j = arg;
+    const int item = i / j->n_runs, taps = j->r->conv_kernel, first = j->s->offset[item], n = j->s->items[item].n_tokens;
+    const struct run run = run_of(j, i % j->n_runs);
+    const size_t ldx = (size_t)j->n_in, channels = (size_t)j->channels, bytes = (size_t)run.n * sizeof(float);
+    float *in = j->k->state.in + (size_t)first * ldx, *x = in + run.from, *past = state_of(j, item) + run.to;
+    for (int t = 0; t < taps - 1 && j->s->items[item].pos == 0; t++)
+        memset(past + (size_t)t * channels, 0, bytes);
+    for (int t = 0; t < n && j->kind == MIXER_CONV; t++)
+        multiply(x + (size_t)t * ldx, in + (size_t)t * ldx + run.to, run.n);
+    for (int t = 0; t < n; t++) {
+        float *out = j->k->state.conv + (size_t)(first + t) * channels + run.to;
+        if (j->l->conv_bias)
+            memcpy(out, j->l->conv_bias + run.to, bytes);
+        else
+            memset(out, 0, bytes);
+        for (int tap = 0; tap < taps; tap++) {
+            const int from = t - (taps - 1) + tap;
+            add_product(out, from < 0 ? past + (size_t)(taps - 1 + from) * channels : x + (size_t)from * ldx, j->l->conv + (size_t)tap * channels + run.to, run.n);
+        }
+        after_conv(j, &run, out, in + (size_t)t * ldx);
+    }
+    for (int t = 0; t < taps - 1; t++) {
+        const int from = n - (taps - 1) + t;
+        memcpy(past + (size_t)t * channels, from < 0 ? past + (size_t)(taps - 1 + from) * channels : x + (size_t)from * ldx, bytes);
+    }
+}
+
+/* ---- recurrences ---- */
+
+static float softplus(float x) { return x > 20 ? x : log1pf(expf(x)); }
+
+/* Of forgetting: below 0. */
+static float rate_of(const struct state_job *j, int head) { return j->k->c->gguf ? j->l->a_log[head] : -expf(j->l->a_log[head]); }
+
+static void mamba_token(const struct state_job *j, int head, int token, float *state)
+{
+    const struct recurrent *r = j->r;
+    const int group = head / (r->n_heads / r->n_groups);
+    const float *x = j->k->state.conv + (size_t)token * (size_t)j->channels, *b = x + j->width + group * r->state_size, *c = b + r->n_groups * r->state_size;
+    float dt = softplus(j->k->state.in[(size_t)token * (size_t)j->n_in + (size_t)(j->width + j->channels + head)] + j->l->dt_bias[head]);
+    dt = dt < r->dt_min ? r->dt_min : dt > r->dt_max ? r->dt_max : dt;
+    j->k->k->scan_mamba(state, b, c, x + head * r->head_dim, j->k->state.out + (size_t)token * (size_t)j->width + head * r->head_dim, r->state_size, r->head_dim,
+                        expf(rate_of(j, head) * dt), dt, j->l->d[head]);
+}
+
+static void delta_token(const struct state_job *j, int head, int token, float *state)
+{
+    const struct recurrent *r = j->r;
+    const int share = r->n_heads / r->n_groups, group = head / share, member = head % share, keys = r->n_groups * r->state_size;
+    const float *q = j->k->state.conv + (size_t)token * (size_t)j->channels + group * r->state_size, *k = q + keys;
+    const float *v = q - group * r->state_size + 2 * keys + head * r->head_dim;
+    const float *ba = j->k->state.ba + (size_t)token * 2 * (size_t)r->n_heads + group * 2 * share;
+    const int z_at = r->z_apart ? j->channels + head * r->head_dim : group * (2 * r->state_size + 2 * share * r->head_dim) + 2 * r->state_size + (share + member) * r->head_dim;
+    const float *z = j->k->state.in + (size_t)token * (size_t)j->n_in + z_at;
+    float *out = j->k->state.out + (size_t)token * (size_t)j->width + head * r->head_dim;
+    const float decay = expf(rate_of(j, head) * softplus(ba[share + member] + j->l->dt_bias[head])), rate = 1 / (1 + expf(-ba[member]));
+    j->k->k->scan_delta(state, q, k, v, out, r->state_size, r->head_dim, decay, rate);
+    j->k->k->rms_norm(out, out, j->l->gate_norm.w, r->head_dim, r->norm_eps, 0);
+    j->k->k->act_mul(out, z, out, r->head_dim, ACT_SILU);
+}
+
+static void scan_part(void *arg, int i, int thread)
+{
+    (void)thread;
+    const struct state_job *j = arg;
+    const struct recurrent *r = j->r;
+    const int item = i / r->n_heads, head = i % r->n_heads, first = j->s->offset[item];
+    const size_t size = (size_t)r->state_size * (size_t)r->head_dim;
+    float *state = state_of(j, item) + (size_t)(r->conv_kernel - 1) * (size_t)j->channels + (size_t)head * size;
+    if (j->s->items[item].pos == 0)
+        memset(state, 0, size * sizeof *state);
+    for (int t = 0; t < j->s->items[item].n_tokens; t++)
+        (j->kind == MIXER_DELTA ? delta_token : mamba_token)(j, head, first + t, state);
+}
+
+/* Mamba2: what the heads found, gated, then normed in parts. */
+static void norm_part(void *arg, int i, int thread)
+{
+    (void)thread;
+    const struct state_job *j = arg;
+    const int size = j->width / j->r->norm_groups;
+    for (int t = i * NORM_ROWS; t < j->s->n_tokens && t < (i + 1) * NORM_ROWS; t++) {
+        float *out = j->k->state.out + (size_t)t * (size_t)j->width;
+        j->k->k->act_mul(out, j->k->state.in + (size_t)t * (size_t)j->n_in, out, j->width, ACT_SILU);
+        for (int g = 0; g < j->r->norm_groups; g++)
+            j->k->k->rms_norm(out + g * size, out + g * size, j->l->gate_norm.w + g * size, size, j->r->norm_eps, 0);
+    }
+}
+
+/* ---- a mixer ---- */
+
+static void run_jobs(struct state_job *j, int n, size_t work, void (*part)(void *, int, int))
+{
+    if (work <= SERIAL)
+        for (int i = 0; i < n; i++)
+            part(j, i, 0);
+    else
+        pool_run(j->k->pool, n, part, j);
+}
+
+int state_run(struct core *k, const struct step *s, const struct layer *l, int index, const float *h, const float **o, int *cols)
+{
+    const struct config *c = k->c;
+    const int n = s->n_tokens;
+    struct state_job j = { k, s, l, &c->recurrent, c->mixer[index], (int)in_rows(c, index), recurrent_channels(c, index), recurrent_width(c, index), 0 };
+    struct input in;
+    j.n_runs = j.kind == MIXER_DELTA ? 3 * j.r->n_groups : (j.channels + RUN - 1) / RUN;
+    core_input(k, &in, 0, h, c->hidden_size, n, (const struct linear *[]){ &l->in, &l->in_ba, &l->in_z }, 3);
+    if (core_tapped(k, index, ROLE_IN, &in, n))
+        return 1;
+    core_linear(k, (struct op[]){ { .l = &l->in, .in = &in, .out = k->state.in, .ldo = (size_t)j.n_in, .kind = OP_STORE },
+                                  { .l = &l->in_ba, .in = &in, .out = k->state.ba, .ldo = 2 * (size_t)j.r->n_heads, .kind = OP_STORE },
+                                  { .l = &l->in_z, .in = &in, .out = k->state.in + j.channels, .ldo = (size_t)j.n_in, .kind = OP_STORE } },
+                j.kind != MIXER_DELTA ? 1 : j.r->z_apart ? 3 : 2, n, core_after(k, index, LOOP_QKV));
+    run_jobs(&j, s->n_items * j.n_runs, (size_t)n * (size_t)j.channels, conv_part);
+    *o = k->state.conv;
+    *cols = j.width;
+    if (j.kind == MIXER_CONV)
+        return 0;
+    run_jobs(&j, s->n_items * j.r->n_heads, (size_t)n * (size_t)j.width * (size_t)j.r->state_size, scan_part);
+    if (j.kind == MIXER_MAMBA2)
+        run_jobs(&j, (n + NORM_ROWS - 1) / NORM_ROWS, (size_t)n * (size_t)j.width, norm_part);
+    *o = k->state.out;
+    return 0;
+}
+
+/* ---- gated attention ---- */
+
+static void gate_part(void *arg, int t, int thread)
+{
+    (void)thread;
+    const struct state_job *j = arg;
+    float *x = j->k->att + (size_t)t * (size_t)j->width;
+    const float *gate = j->k->state.gate + (size_t)t * (size_t)j->width;
+    for (int i = 0; i < j->width; i++)
+        x[i] /= 1 + expf(-gate[i]);
+}
+
+void state_gate(struct core *k, const struct step *s)
+{
+    struct state_job j = { .k = k, .s = s, .width = k->c->n_heads * k->c->head_dim };
+    run_jobs(&j, s->n_tokens, (size_t)s->n_tokens * (size_t)j.width, gate_part);
+}

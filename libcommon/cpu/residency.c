@@ -1,0 +1,257 @@
+#include "libcommon/cpu/residency.h"
+#include "libcommon/base/thread.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum {
+    POPULATE_READ = 22,                 /* MADV_POPULATE_READ, Linux 5.14: before that pages come when they are used */
+    /* A fault may map the whole 2 MiB page that the page cache has there, and with it the end of the piece before
+     * and the beginning of the one behind. */
+    LARGE = 2 << 20,
+    SLACK = 4 * LARGE + (1 << 20),
+};
+
+struct piece { uintptr_t from, to; int kept; };        /* whole pages; kept: stays */
+
+struct residency {
+    struct piece *piece; int n_pieces;  /* in the order of use: the layers, then slices of the head */
+    int n_layers, slice_tiles;
+    const struct zfile *z;              /* borrowed */
+    uint8_t *tile;                      /* of residency_row */
+    struct piece *other; int n_others;  /* groups that hold no layer: the embedding, the head, the last norm */
+    struct expert_cache *experts;       /* NULL: they are part of the layers */
+    pthread_t thread; int has_thread;   /* has_thread 0: everything fits, nothing is done */
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    int now;                            /* piece that is computed on; -1: none yet */
+    int ahead;                          /* piece that the thread brought in or brings in; -1: none */
+    int todo, stop;                     /* 1: ahead is not there yet */
+};
+
+static struct piece piece_of(const void *data, size_t size)
+{
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = (uintptr_t)data;
+    return (struct piece){ from / page * page, (from + size + page - 1) / page * page, 0 };
+}
+
+static void advise(const struct piece *p, int how)
+{
+    madvise((void *)p->from, p->to - p->from, how);     /* best effort */
+}
+
+/* ---- the thread ---- */
+
+static void *bring(void *arg)
+{
+    struct residency *r = arg;
+    pthread_mutex_lock(&r->lock);
+    while (!r->stop) {
+        if (!r->todo) {
+            pthread_cond_wait(&r->changed, &r->lock);
+            continue;
+        }
+        const struct piece p = r->piece[r->ahead];
+        pthread_mutex_unlock(&r->lock);
+        advise(&p, POPULATE_READ);
+        pthread_mutex_lock(&r->lock);
+        r->todo = 0;                    /* nobody changes ahead before */
+        pthread_cond_broadcast(&r->changed);
+    }
+    pthread_mutex_unlock(&r->lock);
+    return NULL;
+}
+
+/* The next piece that does not stay, in the order of use; `from` itself if it is the only one, -1 if all stay. */
+static int next_passing(const struct residency *r, int from)
+{
+    for (int i = 1; i <= r->n_pieces; i++)
+        if (!r->piece[(from + i) % r->n_pieces].kept)
+            return (from + i) % r->n_pieces;
+    return -1;
+}
+
+/* The piece goes, and what its first page brought back of the one before. */
+static void leave(const struct residency *r, int i)
+{
+    struct piece p = r->piece[i];
+    if (i > 0 && !r->piece[i - 1].kept && r->piece[i - 1].to >= p.from && r->piece[i - 1].from < p.from)
+        p.from = p.from - LARGE > r->piece[i - 1].from ? p.from - LARGE : r->piece[i - 1].from;
+    advise(&p, MADV_DONTNEED);
+}
+
+static void come_to(struct residency *r, int now)
+{
+    pthread_mutex_lock(&r->lock);
+    const int next = next_passing(r, now);
+    if (r->now != now && r->now >= 0 && !r->piece[r->now].kept)
+        leave(r, r->now);
+    r->now = now;
+    if (r->ahead != next) {
+        while (r->todo)
+            pthread_cond_wait(&r->changed, &r->lock);
+        if (r->ahead >= 0 && r->ahead != now)           /* a step without logits: the head's piece was brought in for nothing */
+            leave(r, r->ahead);
+        r->ahead = next;
+        r->todo = next >= 0 && next != now;
+        pthread_cond_broadcast(&r->changed);
+    }
+    pthread_mutex_unlock(&r->lock);
+}
+
+/* ---- opening ---- */
+
+static size_t bytes(const struct piece *p) { return p->to - p->from; }
+
+/* Pieces of the model's groups, and of its head in slices no larger than the largest layer. */
+static int cut(struct residency *r, const struct model *m, size_t *largest, struct err *e)
+{
+    const struct zfile *z = m->file;
+    const struct mat *head = &m->head.w;
+    const int n_groups = zfile_n_groups(z);
+    r->n_layers = m->config.n_layers;
+    r->z = z;
+    r->tile = malloc(m->embed.w.tile_bytes);
+    r->other = calloc((size_t)n_groups + 1, sizeof *r->other);
+    r->piece = calloc((size_t)r->n_layers + (size_t)head->n_tiles + 1, sizeof *r->piece);
+    if (!r->other || !r->piece || !r->tile)
+        return err_nomem(e, "residency");
+    for (int i = 0; i < n_groups; i++) {
+        const struct zfile_group *g = zfile_group(z, i);
+        const struct piece p = piece_of((const uint8_t *)zfile_data(z) + g->offset, g->size);
+        if (g->layer < 0 || g->layer >= r->n_layers) {
+            r->other[r->n_others++] = p;
+            continue;
+        }
+        r->piece[g->layer] = p;
+        if (r->experts && expert_cache_begin(r->experts, g->layer))
+            r->piece[g->layer].to = (uintptr_t)expert_cache_begin(r->experts, g->layer);
+        *largest = bytes(&r->piece[g->layer]) > *largest ? bytes(&r->piece[g->layer]) : *largest;
+    }
+    r->slice_tiles = (int)(*largest / head->tile_bytes);
+    r->slice_tiles = r->slice_tiles < 1 ? 1 : r->slice_tiles;
+    r->n_pieces = r->n_layers;
+    for (int t = 0; t < head->n_tiles; t += r->slice_tiles) {
+        const int n = head->n_tiles - t < r->slice_tiles ? head->n_tiles - t : r->slice_tiles;
+        const struct piece p = piece_of(head->data + (size_t)t * head->tile_bytes, (size_t)n * head->tile_bytes);
+        *largest = bytes(&p) > *largest ? bytes(&p) : *largest;
+        r->piece[r->n_pieces++] = p;
+    }
+    return 0;
+}
+
+struct residency *residency_open(const struct model *m, size_t max_bytes, struct err *e)
+{
+    struct residency *r = calloc(1, sizeof *r);
+    size_t largest = 0, total = 0, kept = 0;
+    if (!r) {
+        err_nomem(e, "residency");
+        return NULL;
+    }
+    pthread_mutex_init(&r->lock, NULL);
+    pthread_cond_init(&r->changed, NULL);
+    r->now = r->ahead = -1;
+    if (!(r->experts = expert_cache_open(m, e)) && e->code != ERR_NONE)
+        goto fail;
+    if (cut(r, m, &largest, e) < 0)
+        goto fail;
+    const size_t least = SLACK + 2 * largest + (r->experts ? expert_cache_least(r->experts) : 0);
+    if (least > max_bytes) {
+        err_set(e, ERR_LIMIT, "weights in %zu bytes of memory: this model needs at least %zu, for two of its layers%s", max_bytes, least,
+                r->experts ? " without their experts, and two of these" : "");
+        goto fail;
+    }
+    size_t all = SLACK + (r->experts ? expert_cache_all(r->experts) : 0);
+    for (int i = 0; i < r->n_layers; i++)
+        all += bytes(&r->piece[i]);
+    for (int i = 0; i < r->n_others; i++)
+        all += bytes(&r->other[i]);
+    if (all <= max_bytes)               /* nothing need ever go */
+        return r;
+    for (int i = 0; i < r->n_pieces; i++) {
+        total += bytes(&r->piece[i]);
+        r->piece[i].kept = total + least <= max_bytes;
+        kept += r->piece[i].kept ? bytes(&r->piece[i]) : 0;
+    }
+    if (r->experts && expert_cache_start(r->experts, max_bytes - SLACK - kept - (kept < total ? 2 * largest : 0), e) < 0)
+        goto fail;
+    const int rc = thread_start(&r->thread, bring, r);
+    r->has_thread = rc == 0;
+    if (rc == 0)
+        return r;
+    errno = rc;
+    err_sys(e, "starting the thread that brings weights in");
+fail:
+    residency_close(r);
+    return NULL;
+}
+
+void residency_close(struct residency *r)
+{
+    if (!r)
+        return;
+    if (r->has_thread) {
+        pthread_mutex_lock(&r->lock);
+        r->stop = 1;
+        pthread_cond_broadcast(&r->changed);
+        pthread_mutex_unlock(&r->lock);
+        pthread_join(r->thread, NULL);
+    }
+    expert_cache_close(r->experts);
+    pthread_cond_destroy(&r->changed);
+    pthread_mutex_destroy(&r->lock);
+    free(r->piece);
+    free(r->other);
+    free(r->tile);
+    free(r);
+}
+
+/* ---- a step ---- */
+
+struct expert_cache *residency_experts(const struct residency *r) { return r && r->has_thread ? r->experts : NULL; }
+
+void residency_row(struct residency *r, const struct mat *m, int64_t row, float *out)
+{
+    struct mat one = *m;
+    const size_t tile = (size_t)(row / TILE_ROWS);
+    if (zfile_pread(r->z, m->data + tile * m->tile_bytes, m->tile_bytes, r->tile) != 0) {
+        mat_decode_row(m, row, out);            /* the disk fails: the mapping says so as it does elsewhere */
+        return;
+    }
+    one.data = r->tile;
+    one.rows = TILE_ROWS;
+    one.n_tiles = 1;
+    mat_decode_row(&one, row % TILE_ROWS, out);
+}
+
+void residency_layer(struct residency *r, int layer)
+{
+    if (r && r->has_thread)
+        come_to(r, layer);
+}
+
+/* Kept slices of a head that is the embedding come back when they are used. */
+void residency_looked_up(struct residency *r)
+{
+    if (r && r->has_thread)
+        for (int i = 0; i < r->n_others; i++)
+            advise(&r->other[i], MADV_DONTNEED);
+}
+
+int residency_head_slices(const struct residency *r) { return r && r->has_thread ? r->n_pieces - r->n_layers : 1; }
+
+void residency_head(struct residency *r, int i, const struct mat *head, int *tile0, int *tile1)
+{
+    *tile0 = 0;
+    *tile1 = head->n_tiles;
+    if (!r || !r->has_thread)
+        return;
+    *tile0 = i * r->slice_tiles;
+    if (*tile1 > *tile0 + r->slice_tiles)
+        *tile1 = *tile0 + r->slice_tiles;
+    come_to(r, r->n_layers + i);
+}

@@ -1,0 +1,96 @@
+/* internal.h - a compiled grammar, for the files of this folder. */
+#ifndef ZSE_GRAMMAR_INTERNAL_H
+#define ZSE_GRAMMAR_INTERNAL_H
+
+#include <pthread.h>
+
+#include "libcommon/grammar/expr.h"
+#include "libcommon/grammar/grammar.h"
+#include "libcommon/grammar/vocab.h"
+
+/* Where a text may stand: what is left to match of the terminal that it is in, and the stack below. */
+struct thread { uint32_t e, stack; };
+
+/* All places where a text may stand, sorted and distinct; equal sets have the same number. */
+struct config {
+    uint32_t first, n;                  /* in threads */
+    uint8_t accepting, first_known;
+    uint32_t hash;
+    uint32_t first_cost, mask_cost;     /* of finding first_bytes and mask: see struct meter */
+    uint64_t first_bytes[4];
+    uint32_t call;                      /* the call that used_next and used_first are of */
+    uint8_t used_first; uint64_t used_next[4];          /* counted in full in that call already */
+    uint32_t *next;                     /* [256] owned: config + 1 after a byte, 0: not known; and [256] bytes: its cost.  NULL: none known */
+    uint32_t *mask;                     /* owned; NULL: not computed */
+};
+
+/* What every token does to one terminal, whatever stands below it on the stack. */
+struct terminal {
+    uint32_t e, cost, call;             /* cost: see struct meter; call: the last that used it */
+    uint32_t n_ids, n_exits[2];         /* n_ids UINT32_MAX: bits */
+    uint32_t *ids;                      /* owned: tokens that fit into the terminal or end with it, as a list or as a bit set */
+    uint32_t *exits[2];                 /* owned: nodes where the terminal may end inside tokens, in the vocabulary's tries `all` and `rest` */
+};
+
+struct slot { uint64_t key; uint32_t value, cost; };
+struct map { struct slot *slot; uint32_t n, room; };    /* key 0: free */
+
+/* Characters of one general category. */
+struct category_run { uint32_t lo, hi; uint8_t category; };
+
+struct grammar {
+    const struct grammar_vocab *v;      /* borrowed; may be NULL */
+    struct grammar_options options;
+    struct exprs x;
+    struct thread *root_thread; uint32_t n_root_threads;        /* the config that every answer begins with */
+    int root_accepting;
+    struct exprs_mark compiled;         /* what x had when it was compiled */
+    uint32_t *rule; uint32_t n_rules, rule_room;        /* bodies */
+    int32_t left_recursive;             /* a rule that begins with itself, + 1, where grammar_finish() found one */
+    uint32_t string_char[2];            /* one character inside a JSON string: with every escape, with the necessary ones; 0: not used */
+    struct category_run *categories; uint32_t n_categories, category_room;      /* of all characters, once a regular expression has asked for them */
+    uint32_t distinct;                  /* stands on the stack below each array whose items must differ (distinct.h); 0: there is none */
+    uint64_t compile_work;
+    char *relaxed;                      /* owned; see grammar_relaxed() */
+    atomic_size_t bytes;                /* grammar_bytes(), to be read without the lock */
+
+    pthread_mutex_t lock;               /* of all below, and of x, once it runs */
+    uint32_t call;                      /* number of the call of a matcher that runs */
+    uint32_t store;                     /* counts how often x was cut back to what was compiled */
+    uint32_t generation;                /* of the configs: counts how often they were forgotten */
+    struct config *config; uint32_t n_configs, config_room;
+    struct thread *thread; uint32_t n_threads, thread_room;
+    uint32_t *config_table; uint32_t n_config_table;
+    int32_t *delimited; uint32_t n_delimited;           /* owned: tokens with a comma or a closing bracket, once distinct.h needs them */
+    struct map after;                   /* stack + 1 to the config of what comes when it is popped, + 1 */
+    struct map terminals;               /* expression + 1 to its terminal, + 1 */
+    struct terminal *terminal; uint32_t n_terminals, terminal_room;
+    size_t cache_bytes;
+    uint32_t n_masks;
+    /* scratch */
+    struct thread *found; uint32_t n_found, found_room;
+    struct thread *work; uint32_t n_work, work_room;
+    struct map seen;
+    int found_end;
+};
+
+#define LEFT_RECURSION "a rule begins with itself (left recursion; write the repetition with * or at the end of the rule)"
+struct grammar *grammar_new(const struct grammar_vocab *v, const struct grammar_options *o, struct err *e);
+/* A number for a rule whose body follows. */
+int32_t grammar_rule(struct grammar *g);
+/* A terminal; what no text matches becomes EXPR_NONE.  max_states: of filtered ones. */
+uint32_t grammar_term(struct grammar *g, uint32_t regular);
+/* Run the regular expression a little, to learn at once whether its states have too many alternatives. */
+int grammar_probe(struct grammar *g, uint32_t regular, struct err *e);
+/* *root comes after the reasoning that options.thinker asks for. */
+int grammar_after_thought(struct grammar *g, uint32_t *root, struct err *e);
+/* The grammar is complete: rules that end in no text, left recursion.  -1 closes nothing. */
+int grammar_finish(struct grammar *g, uint32_t root, struct err *e);
+/* 0, or -1 when compiling took too much. */
+int grammar_check_work(const struct grammar *g, struct err *e);
+
+/* regex.c: a regular expression of a schema or alone.  json: characters as they stand in a JSON string.  search: it need not match everything.
+ * min and max: characters of what matches (EXPR_MANY: no bound); NULL where nobody asks.  EXPR_NONE with *e set: refused. */
+uint32_t regex_compile(struct grammar *g, const char *text, size_t size, int json, int search, int32_t *min, int32_t *max, struct err *e);
+
+#endif

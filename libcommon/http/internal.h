@@ -1,0 +1,86 @@
+/* internal.h - what loop.c (listeners, epoll, time) and conn.c (bytes, HTTP, WebSocket of one connection) share. */
+#ifndef ZSE_HTTP_INTERNAL_H
+#define ZSE_HTTP_INTERNAL_H
+
+#include <openssl/ssl.h>
+
+#include "libcommon/http/conn.h"
+#include "libcommon/http/handshake.h"
+#include "libcommon/http/places.h"
+#include "libcommon/http/reaper.h"
+
+enum source_kind { SOURCE_LISTENER, SOURCE_CONN, SOURCE_WAKE, SOURCE_HANDSHAKE, SOURCE_SIGNAL };
+enum { MAX_LISTENERS = 8, PEER_SIZE = 48 };
+
+struct source { enum source_kind kind; int fd; };       /* what epoll's data points to */
+
+struct listener {
+    struct source source;
+    int tls, local;
+    char name[80];              /* as a message calls it */
+    char *path;                 /* of a Unix socket; owned */
+    uint64_t dev, ino;          /* of that path: nobody else's is removed */
+};
+
+enum conn_mode { CONN_HANDSHAKE, CONN_HTTP, CONN_WEBSOCKET, CONN_LINGER };
+
+struct conn {
+    struct source source;
+    struct conn *prev, *next;   /* of all, of those away, or of the dead */
+    struct conn *next_dirty;
+    struct loop *l;
+    SSL *ssl;                   /* NULL: plain */
+    enum conn_mode mode;
+    uint32_t events;            /* what epoll watches */
+    int local, dirty, dead;
+    int eof;                    /* the client sends no more */
+    int ssl_wants_write;        /* reading waits until the socket is writable */
+    int hello_seen;             /* the beginning of a ClientHello was looked at */
+    struct buf in, out, headers;
+    struct hold hold;           /* of large buffers; what refused a body, and how large it was */
+    enum hold_answer no_hold; size_t not_held;
+    size_t sent;                /* of out */
+    struct http_parser parser;
+    struct ws_parser *ws;       /* owned; NULL: no WebSocket */
+    int tag;
+    /* the request that is being answered */
+    int busy, begun, ended, chunked, head_only, close_after, status;
+    int switching;              /* to WebSocket: its 101 is on the way */
+    void *exchange, *visit;
+    uint64_t request_ns;
+    /* time: by when something must have happened; 0: no limit */
+    uint64_t deadline_ns, body_from_ns, progress_ns;
+    size_t body_seen;
+    uint64_t heard_ns, pinged_ns;       /* of a WebSocket: when bytes came last; when it was sent a ping since then, 0: not */
+    struct place place;
+    struct handshake handshake; /* away: a thread may be at ssl and the socket, which stay as they are, even if the connection is dead */
+    char peer[PEER_SIZE];
+};
+
+struct loop {
+    struct loop_options o;
+    int epoll, quit, listening;
+    struct source wake, handshake_wake, signals;
+    struct listener listener[MAX_LISTENERS];
+    int n_listeners;
+    int spare;                  /* a descriptor to give up when there are no more */
+    int deaf;                   /* listeners are not watched until the next second */
+    SSL_CTX *tls;
+    struct handshakes *handshakes;      /* NULL: no TLS, or not listening */
+    struct conn *conns, *away, *dead, *dirty;       /* away: dead ones whose handshake a thread is at */
+    struct places *places;
+    struct reaper *reaper;
+    uint64_t second_ns, bytes_sent;
+    struct loop_counts counts;
+};
+
+/* address: its owner in places. */
+struct conn *conn_open(struct loop *l, int fd, const struct listener *at, const char *peer, uint64_t address);
+void conn_ready(struct conn *c, uint32_t events);
+void conn_handshake_back(struct conn *c);
+void conn_flush(struct conn *c);
+void conn_kill(struct conn *c);             /* close now; freed at the end of the round */
+void conn_free(struct conn *c);
+void conn_check_time(struct conn *c, uint64_t now);
+
+#endif

@@ -1,0 +1,93 @@
+/* embeddings.c - POST /v1/embeddings: the mean of the final hidden states of a text, scaled to length 1. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <openssl/evp.h>
+
+#include "libcommon/serve/api/calls.h"
+
+static void begin(struct call *c) { (void)c; }
+
+static void on_event(struct call *c, struct choice *ch, const struct events *b, const struct event *ev)
+{
+    if (!ev->last || ev->n_embedding == 0)
+        return;
+    ch->n_embedding = ev->n_embedding;
+    ch->embedding = malloc((size_t)ev->n_embedding * sizeof *ch->embedding);
+    if (ch->embedding)
+        memcpy(ch->embedding, event_embedding(b, ev), (size_t)ev->n_embedding * sizeof *ch->embedding);
+    else
+        problem_nomem(&c->problem);
+}
+
+/* The first n numbers, scaled to length 1 again. */
+static int cut(struct choice *ch, int n)
+{
+    double sum = 0;
+    if (n >= ch->n_embedding)
+        return ch->n_embedding;
+    for (int i = 0; i < n; i++)
+        sum += (double)ch->embedding[i] * ch->embedding[i];
+    for (int i = 0; i < n && sum > 0; i++)
+        ch->embedding[i] = (float)(ch->embedding[i] / sqrt(sum));
+    return n;
+}
+
+static void numbers(const float *x, int n, int base64, struct buf *out)
+{
+    if (base64) {                               /* little-endian floats; EncodeBlock ends with '\0' */
+        size_t bytes = (size_t)n * sizeof *x, room = (bytes + 2) / 3 * 4 + 1;
+        buf_str(out, "\"");
+        char *to = buf_reserve(out, room);
+        if (to)
+            out->size += (size_t)EVP_EncodeBlock((unsigned char *)to, (const unsigned char *)x, (int)bytes);
+        buf_str(out, "\"");
+        return;
+    }
+    buf_str(out, "[");
+    for (int i = 0; i < n; i++)
+        buf_printf(out, i ? ",%.9g" : "%.9g", (double)x[i]);
+    buf_str(out, "]");
+}
+
+static void end(struct call *c)
+{
+    struct buf out = { 0 };
+    int base64 = c->params.encoding_format && strcmp(c->params.encoding_format, "base64") == 0;
+    buf_str(&out, "{\"object\":\"list\",\"data\":[");
+    for (int i = 0; i < c->n_choices; i++) {
+        struct choice *ch = &c->choices[i];
+        int n = c->params.dimensions ? cut(ch, c->params.dimensions) : ch->n_embedding;
+        buf_printf(&out, "%s{\"object\":\"embedding\",\"index\":%d,\"embedding\":", i ? "," : "", i);
+        numbers(ch->embedding, n, base64, &out);
+        buf_str(&out, "}");
+    }
+    buf_str(&out, "],\"model\":");
+    buf_json(&out, c->h->id, strlen(c->h->id));
+    buf_str(&out, ",\"usage\":");
+    call_usage(c, &out);
+    buf_str(&out, "}");
+    reply_json(c->s, c->conn, 200, &out);
+    buf_release(&out);
+}
+
+static int prepare(struct call *c, struct problem *pr)
+{
+    const char *format = c->params.encoding_format;
+    int size = c->h->m.model->config.hidden_size;
+    if (format && strcmp(format, "float") != 0 && strcmp(format, "base64") != 0)
+        return problem_set(pr, 400, "encoding_format", "out_of_range", "encoding_format: '%.40s', expected float or base64", format);
+    if (c->params.dimensions > size)
+        return problem_set(pr, 400, "dimensions", "out_of_range", "dimensions: %d is not in the range 1 to %d", c->params.dimensions, size);
+    return call_any_prompts(c, "input", 0, pr);
+}
+
+static const struct call_form form = { .body = BODY_EMBEDDING, .prefix = "embd-", .prepare = prepare, .begin = begin, .event = on_event, .end = end, .fail = call_fail_answer };
+
+void handle_embeddings(struct server *s, struct conn *c, const char *rest)
+{
+    const struct http_request *r = conn_request(c);
+    (void)rest;
+    call_start(s, c, NULL, &form, r->body.data, r->body.size);
+}

@@ -1,0 +1,137 @@
+/* parts.c - the answers of a conversation as parts: text, reasoning, calls. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "libcommon/serve/api/calls.h"
+
+void choice_release(struct choice *ch)
+{
+    for (int i = 0; i < ch->n_parts; i++) {
+        free(ch->part[i].id);
+        free(ch->part[i].name);
+        buf_release(&ch->part[i].text);
+    }
+    free(ch->part);
+    tool_parser_close(ch->parser);
+}
+
+int choice_calls(const struct choice *ch)
+{
+    int n = 0;
+    for (int i = 0; i < ch->n_parts; i++)
+        n += ch->part[i].kind == PART_CALL;
+    return n;
+}
+
+int choice_cut(const struct choice *ch)
+{
+    const struct part *p = ch->n_parts ? &ch->part[ch->n_parts - 1] : NULL;
+    if (!ch->stop || !p || p->kind != PART_CALL)
+        return 0;
+    json_t *arguments = json_loadb(p->text.data ? p->text.data : "", p->text.size, 0, NULL);
+    json_decref(arguments);
+    return !arguments;
+}
+
+void choice_text(const struct choice *ch, enum part_kind kind, struct buf *out)
+{
+    for (int i = 0; i < ch->n_parts; i++)
+        if (ch->part[i].kind == kind) {
+            buf_add(out, ch->part[i].text.data, ch->part[i].text.size);
+            out->failed |= ch->part[i].text.failed;
+        }
+}
+
+static struct part *new_part(struct choice *ch, enum part_kind kind)
+{
+    if ((ch->n_parts & (ch->n_parts - 1)) == 0) {               /* room for the next power of 2 */
+        struct part *p = realloc(ch->part, (ch->n_parts ? 2 * (size_t)ch->n_parts : 1) * sizeof *p);
+        if (!p)
+            return NULL;
+        ch->part = p;
+    }
+    ch->part[ch->n_parts] = (struct part){ .kind = kind, .index = ch->n_parts };
+    return &ch->part[ch->n_parts++];
+}
+
+static void no_memory(struct choice *ch)
+{
+    if (!ch->call->problem.status)
+        problem_nomem(&ch->call->problem);
+    call_cancel(ch->call);
+}
+
+/* More of a text, or of the last call's arguments. */
+static void add_piece(struct choice *ch, enum part_kind kind, const char *text, size_t size)
+{
+    struct part *p = ch->n_parts ? &ch->part[ch->n_parts - 1] : NULL;
+    int begins = !p || p->kind != kind;
+    if (size == 0 || ch->call->problem.status)
+        return;
+    if (begins && !(p = new_part(ch, kind))) {
+        no_memory(ch);
+        return;
+    }
+    buf_add(&p->text, text, size);
+    ch->call->form->piece(ch->call, ch, p, begins, text, size);
+}
+
+static void on_part(void *user, const struct tool_event *ev)
+{
+    struct choice *ch = user;
+    struct part *p;
+    if (ch->call->problem.status)       /* a part may have been left half made */
+        return;
+    switch (ev->kind) {
+    case TOOL_CONTENT:
+        add_piece(ch, PART_TEXT, ev->text, ev->size);
+        break;
+    case TOOL_REASONING:
+        add_piece(ch, PART_REASONING, ev->text, ev->size);
+        break;
+    case TOOL_ARGUMENTS:
+        add_piece(ch, PART_CALL, ev->text, ev->size);
+        break;
+    case TOOL_CALL:
+        if (!(p = new_part(ch, PART_CALL)) || !(p->id = strdup(ev->id)) || !(p->name = strndup(ev->text, ev->size)))
+            no_memory(ch);
+        else
+            ch->call->form->piece(ch->call, ch, p, 1, "", 0);
+        break;
+    }
+}
+
+int talk_listen(struct choice *ch)
+{
+    const struct call *c = ch->call;
+    struct err e;
+    const struct tool_parser_options o = { .tools = c->talk.tools, .reasoning = c->starts_thinking, .no_calls = !c->talk.tools || c->talk.choice == CALLS_NONE,
+                                           .stream_arguments = 1, .seed = rng_u64(&c->s->ids), .on_event = on_part, .user = ch };
+    if (!c->raw_text)
+        return 0;
+    ch->parser = tool_parser_open(c->h->calls_form, &o, &e);
+    return ch->parser ? 0 : -1;
+}
+
+void talk_event(struct call *c, struct choice *ch, const struct events *b, const struct event *ev)
+{
+    struct buf reasoning = { 0 }, text = { 0 };
+    const char *piece = ev->text_size ? b->bytes.data + ev->text : "";
+    struct err e;
+    if (ch->parser) {
+        ch->n_reasoning += ev->id >= 0 && tool_parser_thinking(ch->parser);
+        if (tool_parser_push(ch->parser, piece, ev->text_size, &e) != 0 || (ev->last && tool_parser_finish(ch->parser, &e) != 0))
+            no_memory(ch);
+        return;
+    }
+    int thinking = ch->split.state != SPLIT_ANSWER;
+    splitter_push(&ch->split, piece, ev->text_size, ev->last, &reasoning, &text);
+    if (c->h->thinks && ev->id >= 0 && thinking && (ch->split.state == SPLIT_REASONING || ch->n_reasoning))
+        ch->n_reasoning++;
+    add_piece(ch, PART_REASONING, reasoning.data, reasoning.size);
+    add_piece(ch, PART_TEXT, text.data, text.size);
+    if (reasoning.failed || text.failed)
+        no_memory(ch);
+    buf_release(&reasoning);
+    buf_release(&text);
+}

@@ -1,0 +1,228 @@
+/* responses.c - POST /v1/responses: OpenAI's Responses, without memory: every request brings its whole conversation. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "libcommon/base/json.h"
+#include "libcommon/serve/api/calls.h"
+
+static int prepare(struct call *c, struct problem *pr) { return responses_read(c->json, c->params.parallel_calls, &c->talk, pr) == 0 ? talk_prepare(c, pr) : -1; }
+
+/* ---- the answer ---- */
+
+static void item_id(const struct call *c, const struct part *p, char out[64])
+{
+    static const char *const prefixes[] = { [PART_TEXT] = "msg", [PART_REASONING] = "rs", [PART_CALL] = "fc" };
+    snprintf(out, 64, "%s_%s%02d", prefixes[p->kind], c->id + 5, p->index);
+}
+
+static void text_part(const struct part *p, int whole, struct buf *out)
+{
+    buf_str(out, p->kind == PART_TEXT ? "{\"type\":\"output_text\",\"annotations\":[],\"logprobs\":[],\"text\":" : "{\"type\":\"reasoning_text\",\"text\":");
+    buf_json(out, p->text.data, whole ? p->text.size : 0);
+    buf_str(out, "}");
+}
+
+/* An element of output; status "in_progress": as it begins, without content. */
+static void item_json(const struct call *c, const struct part *p, const char *status, struct buf *out)
+{
+    const int whole = strcmp(status, "in_progress") != 0;
+    char id[64];
+    item_id(c, p, id);
+    buf_printf(out, "{\"id\":\"%s\",\"status\":\"%s\",", id, status);
+    if (p->kind == PART_CALL) {
+        buf_str(out, "\"type\":\"function_call\",\"call_id\":");
+        buf_json(out, p->id, strlen(p->id));
+        buf_str(out, ",\"name\":");
+        buf_json(out, p->name, strlen(p->name));
+        buf_str(out, ",\"arguments\":");
+        buf_json(out, p->text.data, whole ? p->text.size : 0);
+    } else {
+        buf_str(out, p->kind == PART_TEXT ? "\"type\":\"message\",\"role\":\"assistant\",\"content\":[" : "\"type\":\"reasoning\",\"summary\":[],\"content\":[");
+        if (whole)
+            text_part(p, 1, out);
+        buf_str(out, "]");
+    }
+    buf_str(out, "}");
+    out->failed |= p->text.failed;
+}
+
+static const char *end_status(const struct choice *ch) { return ch->finish == FINISH_LENGTH || choice_cut(ch) ? "incomplete" : "completed"; }
+
+static void field_json(const struct call *c, const char *name, const char *otherwise, struct buf *out)
+{
+    const json_t *v = js_get(c->json, name);
+    char *text = v ? json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY) : NULL;
+    buf_printf(out, ",\"%s\":", name);
+    buf_str(out, text ? text : otherwise);
+    out->failed |= v && !text;
+    free(text);
+}
+
+/* The response object. status "in_progress": nothing is there yet. p: what went wrong, or NULL. */
+static void response_json(const struct call *c, const char *status, const struct problem *p, struct buf *out)
+{
+    const struct choice *ch = &c->choices[0];
+    int prompt, completion, cached, reasoning, whole = strcmp(status, "in_progress") != 0;
+    buf_printf(out, "{\"id\":\"%s\",\"object\":\"response\",\"created_at\":%lld,\"status\":\"%s\",\"background\":false,\"error\":", c->id, (long long)c->created, status);
+    if (p) {
+        buf_printf(out, "{\"code\":\"%s\",\"message\":", p->status == 429 ? "rate_limit_exceeded" : "server_error");
+        buf_json(out, p->message, strlen(p->message));
+        buf_str(out, "}");
+    } else {
+        buf_str(out, "null");
+    }
+    if (strcmp(status, "incomplete") == 0)
+        buf_printf(out, ",\"incomplete_details\":{\"reason\":\"%s\"}", ch->finish == FINISH_LENGTH ? "max_output_tokens" : "stop");
+    else
+        buf_str(out, ",\"incomplete_details\":null");
+    buf_str(out, ",\"model\":");
+    buf_json(out, c->h->id, strlen(c->h->id));
+    field_json(c, "instructions", "null", out);
+    field_json(c, "max_output_tokens", "null", out);
+    field_json(c, "metadata", "{}", out);
+    field_json(c, "tools", "[]", out);
+    field_json(c, "tool_choice", "\"auto\"", out);
+    field_json(c, "text", "{\"format\":{\"type\":\"text\"}}", out);
+    field_json(c, "user", "null", out);
+    buf_printf(out, ",\"parallel_tool_calls\":%s,\"temperature\":%.9g,\"top_p\":%.9g,\"previous_response_id\":null,\"reasoning\":{\"effort\":null,\"summary\":null},"
+               "\"service_tier\":\"default\",\"store\":false,\"truncation\":\"disabled\",\"output\":[", c->params.parallel_calls ? "true" : "false",
+               (double)c->params.sampling.temperature, (double)c->params.sampling.top_p);
+    for (int i = 0; whole && i < ch->n_parts; i++) {
+        buf_str(out, i ? "," : "");
+        item_json(c, &ch->part[i], i + 1 == ch->n_parts ? end_status(ch) : "completed", out);
+    }
+    buf_str(out, "],\"usage\":");
+    if (whole) {
+        call_totals(c, &prompt, &completion, &cached, &reasoning);
+        buf_printf(out, "{\"input_tokens\":%d,\"input_tokens_details\":{\"cached_tokens\":%d,\"cache_write_tokens\":0},\"output_tokens\":%d,\"output_tokens_details\":{\"reasoning_tokens\":%d},"
+                   "\"total_tokens\":%d}}", prompt, cached, completion, reasoning, prompt + completion);
+    } else {
+        buf_str(out, "null}");
+    }
+}
+
+/* ---- the stream ---- */
+
+static void event_head(struct call *c, const char *type)
+{
+    buf_printf(&c->line, "event: %s\ndata: {\"type\":\"%s\",\"sequence_number\":%d", type, type, c->n_events++);
+}
+
+static void event_end(struct call *c)
+{
+    buf_str(&c->line, "}\n\n");
+    call_send_event(c);
+}
+
+static void response_event(struct call *c, const char *type, const char *status, const struct problem *p)
+{
+    event_head(c, type);
+    buf_str(&c->line, ",\"response\":");
+    response_json(c, status, p, &c->line);
+    event_end(c);
+}
+
+static void begin(struct call *c)
+{
+    call_begin_stream(c);
+    response_event(c, "response.created", "in_progress", NULL);
+    response_event(c, "response.in_progress", "in_progress", NULL);
+}
+
+static void part_event(struct call *c, const struct part *p, const char *type)
+{
+    char id[64];
+    item_id(c, p, id);
+    event_head(c, type);
+    buf_printf(&c->line, ",\"item_id\":\"%s\",\"output_index\":%d%s", id, p->index, p->kind == PART_CALL ? "" : ",\"content_index\":0");
+}
+
+static void item_event(struct call *c, const struct part *p, const char *type, const char *status)
+{
+    event_head(c, type);
+    buf_printf(&c->line, ",\"output_index\":%d,\"item\":", p->index);
+    item_json(c, p, status, &c->line);
+    event_end(c);
+}
+
+static void close_item(struct call *c, const struct part *p, const char *status)
+{
+    static const char *const done[] = { [PART_TEXT] = "response.output_text.done", [PART_REASONING] = "response.reasoning_text.done", [PART_CALL] = "response.function_call_arguments.done" };
+    part_event(c, p, done[p->kind]);
+    if (p->kind == PART_CALL) {
+        buf_str(&c->line, ",\"name\":");
+        buf_json(&c->line, p->name, strlen(p->name));
+    }
+    buf_str(&c->line, p->kind == PART_CALL ? ",\"arguments\":" : p->kind == PART_TEXT ? ",\"logprobs\":[],\"text\":" : ",\"text\":");
+    buf_json(&c->line, p->text.data, p->text.size);
+    event_end(c);
+    if (p->kind != PART_CALL) {
+        part_event(c, p, "response.content_part.done");
+        buf_str(&c->line, ",\"part\":");
+        text_part(p, 1, &c->line);
+        event_end(c);
+    }
+    item_event(c, p, "response.output_item.done", status);
+}
+
+static void piece(struct call *c, struct choice *ch, const struct part *p, int begins, const char *text, size_t size)
+{
+    static const char *const delta[] = { [PART_TEXT] = "response.output_text.delta", [PART_REASONING] = "response.reasoning_text.delta", [PART_CALL] = "response.function_call_arguments.delta" };
+    if (!call_is_stream(c))
+        return;
+    if (begins) {
+        if (p->index > 0)
+            close_item(c, &ch->part[p->index - 1], "completed");
+        item_event(c, p, "response.output_item.added", "in_progress");
+        if (p->kind != PART_CALL) {
+            part_event(c, p, "response.content_part.added");
+            buf_str(&c->line, ",\"part\":");
+            text_part(p, 0, &c->line);
+            event_end(c);
+        }
+    }
+    if (size == 0)
+        return;
+    part_event(c, p, delta[p->kind]);
+    buf_str(&c->line, p->kind == PART_TEXT ? ",\"logprobs\":[],\"delta\":" : ",\"delta\":");
+    buf_json(&c->line, text, size);
+    event_end(c);
+}
+
+static void end(struct call *c)
+{
+    const struct choice *ch = &c->choices[0];
+    if (!call_is_stream(c)) {
+        struct buf out = { 0 };
+        response_json(c, end_status(ch), NULL, &out);
+        reply_json(c->s, c->conn, 200, &out);
+        buf_release(&out);
+        return;
+    }
+    if (ch->n_parts)
+        close_item(c, &ch->part[ch->n_parts - 1], end_status(ch));
+    response_event(c, strcmp(end_status(ch), "incomplete") == 0 ? "response.incomplete" : "response.completed", end_status(ch), NULL);
+    conn_end(c->conn);
+}
+
+static void fail(struct call *c, const struct problem *p)
+{
+    if (!c->conn || conn_status(c->conn) == 0) {
+        call_fail_answer(c, p);
+        return;
+    }
+    visit_error(call_visit(c), p);
+    response_event(c, "response.failed", "failed", p);
+    conn_end(c->conn);
+}
+
+static const struct call_form form = { .body = BODY_RESPONSES, .prefix = "resp_", .prepare = prepare, .begin = begin, .event = talk_event, .piece = piece, .end = end, .fail = fail };
+
+void handle_responses(struct server *s, struct conn *c, const char *rest)
+{
+    const struct http_request *r = conn_request(c);
+    (void)rest;
+    call_start(s, c, NULL, &form, r->body.data, r->body.size);
+}

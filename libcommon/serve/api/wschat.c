@@ -1,0 +1,161 @@
+/* wschat.c - the WebSockets: /ws/chat, one conversation at a time on a connection, and /ws/stats. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "libcommon/base/clock.h"
+#include "libcommon/serve/api/calls.h"
+
+/* ---- /ws/chat ---- */
+
+void handle_ws_chat(struct server *s, struct conn *c, const char *rest)
+{
+    int route = conn_route(c);
+    (void)rest;
+    if (conn_upgrade(c) != 0)
+        return;
+    metrics_count(&s->metrics, route, 101);
+    conn_set_tag(c, WS_TAG_CHAT);
+}
+
+static void send_line(struct call *c)
+{
+    if (c->conn && c->line.failed) {
+        conn_break(c->conn);
+        buf_release(&c->line);
+    }
+    if (c->conn)
+        conn_send_text(c->conn, c->line.data, c->line.size);
+    c->line.size = 0;
+}
+
+static void begin(struct call *c) { (void)c; }
+
+static void on_event(struct call *c, struct choice *ch, const struct events *b, const struct event *ev)
+{
+    if (ev->text_size == 0)
+        return;
+    buf_add(&ch->text, b->bytes.data + ev->text, ev->text_size);
+    c->line.failed |= ch->text.failed;
+    buf_str(&c->line, "{\"type\":\"token\",\"content\":");
+    buf_json(&c->line, b->bytes.data + ev->text, ev->text_size);
+    buf_str(&c->line, "}");
+    send_line(c);
+}
+
+static void end(struct call *c)
+{
+    const struct choice *ch = &c->choices[0];
+    buf_str(&c->line, "{\"type\":\"done\",\"full_response\":");
+    buf_json(&c->line, ch->text.data, ch->text.size);
+    buf_printf(&c->line, ",\"tokens\":%d,\"latency_ms\":%.3f,\"finish_reason\":\"%s\",\"usage\":", ch->stats.n_generated,
+               (double)(clock_ns() - c->start_ns) * 1e-6, call_finish_name(ch->finish));
+    call_usage(c, &c->line);
+    buf_str(&c->line, "}");
+    send_line(c);
+    if (c->s->draining)
+        conn_websocket_close(c->conn, 1001);
+}
+
+static void say_error(struct conn *c, const struct problem *p)
+{
+    struct buf out = { 0 };
+    buf_str(&out, "{\"type\":\"error\",\"message\":");
+    buf_json(&out, p->message, strlen(p->message));
+    buf_printf(&out, ",\"status\":%d}", p->status);
+    if (out.failed)
+        conn_break(c);
+    else
+        conn_send_text(c, out.data, out.size);
+    buf_release(&out);
+}
+
+static void fail(struct call *c, const struct problem *p)
+{
+    visit_error(call_visit(c), p);
+    say_error(c->conn, p);
+}
+
+static int prepare(struct call *c, struct problem *pr)
+{
+    char *text;
+    size_t size;
+    if (chat_read(c->json, c->params.parallel_calls, &c->talk, pr) != 0 || call_prompts(c, 1, pr) != 0 || talk_render(c->h, &c->talk, 1, &text, &size, pr) != 0)
+        return -1;
+    int rc = call_tokenize(c, 0, text, size, 1, 0, pr, "messages");
+    free(text);
+    return rc;
+}
+
+static const struct call_form form = { .body = BODY_WS_CHAT, .prefix = "ws-", .prepare = prepare, .begin = begin, .event = on_event, .end = end, .fail = fail };
+
+void ws_chat_message(struct server *s, struct conn *c, const char *text, size_t size)
+{
+    struct problem pr;
+    if (conn_exchange(c)) {
+        problem_set(&pr, 409, NULL, NULL, "the answer before is not complete: one at a time on a connection");
+        say_error(c, &pr);
+        return;
+    }
+    struct visit *v = guard_message(s, c, &pr);
+    if (v)
+        call_start(s, c, v, &form, text, size);
+    else
+        say_error(c, &pr);
+}
+
+/* ---- /ws/stats ---- */
+
+struct stats_out { struct server *s; struct buf text; };
+
+static void send_stats(void *user, struct conn *c)
+{
+    const struct stats_out *out = user;
+    if (conn_tag(c) != WS_TAG_STATS)
+        return;
+    if (guard_still(out->s, c))
+        conn_send_text(c, out->text.data, out->text.size);
+    else
+        conn_websocket_close(c, 1008);
+}
+
+static void stats_text(struct server *s, struct buf *out)
+{
+    json_t *j = json_pack("{s:s, s:o, s:o}", "type", "stats", "system", stats_object(s), "analytics", analytics_object(s));
+    char *text = j ? json_dumps(j, JSON_COMPACT | JSON_REAL_PRECISION(13)) : NULL;
+    if (text)
+        buf_str(out, text);
+    free(text);
+    json_decref(j);
+}
+
+static void look_for_stats(void *user, struct conn *c) { *(int *)user |= conn_tag(c) == WS_TAG_STATS; }
+
+void ws_stats_tick(struct server *s)
+{
+    struct stats_out out = { .s = s };
+    uint64_t now = clock_ns();
+    int any = 0;
+    loop_each_websocket(s->loop, look_for_stats, &any);
+    if (!any || now - s->ws_stats_ns < 1900000000u)
+        return;
+    s->ws_stats_ns = now;
+    stats_text(s, &out.text);
+    if (out.text.size)
+        loop_each_websocket(s->loop, send_stats, &out);
+    buf_release(&out.text);
+}
+
+void handle_ws_stats(struct server *s, struct conn *c, const char *rest)
+{
+    struct buf text = { 0 };
+    int route = conn_route(c);
+    (void)rest;
+    if (conn_upgrade(c) != 0)
+        return;
+    metrics_count(&s->metrics, route, 101);
+    conn_set_tag(c, WS_TAG_STATS);
+    stats_text(s, &text);
+    if (text.size)
+        conn_send_text(c, text.data, text.size);
+    buf_release(&text);
+}

@@ -1,0 +1,81 @@
+/* routes.h - the table of method and path to a handler, and the handlers, which are in api/ and admin/. */
+#ifndef ZSE_SERVE_ROUTES_H
+#define ZSE_SERVE_ROUTES_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <jansson.h>
+
+#include "libcommon/http/conn.h"
+
+struct server;
+
+/* What a key must be for where keys are required (ACCESS_KEY: any); administration always needs one, or the administrator's token. */
+enum access { ACCESS_PUBLIC, ACCESS_KEY, ACCESS_CHAT, ACCESS_EMBED, ACCESS_READ, ACCESS_ADMIN };
+enum route_kind { ROUTE_PLAIN, ROUTE_PREFIX, ROUTE_WEBSOCKET };         /* ROUTE_PREFIX: what follows the path is an id */
+
+struct route {
+    const char *method, *path;
+    enum route_kind kind;
+    enum access access;
+    void (*handle)(struct server *s, struct conn *c, const char *rest);
+    unsigned body;                      /* enum body_kind; 0: none */
+    const char *about, *answer;         /* for /openapi.json: one line; media type and what it is */
+};
+extern const struct route routes[];
+extern const int n_routes;
+/* Will this request, of which there is only the head, need its body?  Not if it is going to be refused. */
+int routes_wants_body(struct server *s, struct conn *c, uint64_t *owner);
+void routes_request(struct server *s, struct conn *c);
+int conn_route(const struct conn *c);           /* index in routes, -1 */
+int route_of(void (*handle)(struct server *s, struct conn *c, const char *rest));
+
+/* handlers */
+void handle_chat(struct server *s, struct conn *c, const char *rest);
+void handle_responses(struct server *s, struct conn *c, const char *rest);
+void handle_messages(struct server *s, struct conn *c, const char *rest);
+void handle_count_tokens(struct server *s, struct conn *c, const char *rest);
+void handle_completions(struct server *s, struct conn *c, const char *rest);
+void handle_embeddings(struct server *s, struct conn *c, const char *rest);
+void handle_models(struct server *s, struct conn *c, const char *rest);
+void handle_model(struct server *s, struct conn *c, const char *rest);
+void handle_tokenize(struct server *s, struct conn *c, const char *rest);
+void handle_detokenize(struct server *s, struct conn *c, const char *rest);
+void handle_template(struct server *s, struct conn *c, const char *rest);
+void handle_health(struct server *s, struct conn *c, const char *rest);
+void handle_root(struct server *s, struct conn *c, const char *rest);
+void handle_dashboard(struct server *s, struct conn *c, const char *rest);
+void handle_load(struct server *s, struct conn *c, const char *rest);
+void handle_unload(struct server *s, struct conn *c, const char *rest);
+void handle_stats(struct server *s, struct conn *c, const char *rest);
+void handle_stats_models(struct server *s, struct conn *c, const char *rest);
+void handle_stats_gpu(struct server *s, struct conn *c, const char *rest);
+void handle_analytics(struct server *s, struct conn *c, const char *rest);
+void handle_timeseries(struct server *s, struct conn *c, const char *rest);
+void handle_requests(struct server *s, struct conn *c, const char *rest);
+void handle_batching(struct server *s, struct conn *c, const char *rest);
+void handle_batching_set(struct server *s, struct conn *c, const char *rest);
+void handle_batching_enable(struct server *s, struct conn *c, const char *rest);
+void handle_batching_disable(struct server *s, struct conn *c, const char *rest);
+void handle_metrics(struct server *s, struct conn *c, const char *rest);
+void handle_openapi(struct server *s, struct conn *c, const char *rest);
+void handle_ws_chat(struct server *s, struct conn *c, const char *rest);
+void handle_ws_stats(struct server *s, struct conn *c, const char *rest);
+void handle_keys(struct server *s, struct conn *c, const char *rest);
+void handle_key_create(struct server *s, struct conn *c, const char *rest);
+void handle_key_delete(struct server *s, struct conn *c, const char *rest);
+void handle_keys_required(struct server *s, struct conn *c, const char *rest);
+void handle_audit_summary(struct server *s, struct conn *c, const char *rest);
+void handle_audit_recent(struct server *s, struct conn *c, const char *rest);
+void handle_audit_query(struct server *s, struct conn *c, const char *rest);
+void handle_audit_stats(struct server *s, struct conn *c, const char *rest);
+void handle_audit_clear(struct server *s, struct conn *c, const char *rest);
+json_t *stats_object(struct server *s);
+json_t *analytics_object(struct server *s);
+void ws_chat_message(struct server *s, struct conn *c, const char *text, size_t size);
+void ws_stats_tick(struct server *s);
+enum { WS_TAG_CHAT = 1, WS_TAG_STATS = 2 };
+void page_reply(struct server *s, struct conn *c);
+
+#endif

@@ -1,0 +1,58 @@
+/* tmpl_ast.h - inside the template engine: tokens and the tree.  Both live in the arena of the parse. */
+#ifndef ZSE_TEMPLATE_TMPL_AST_H
+#define ZSE_TEMPLATE_TMPL_AST_H
+
+#include "libcommon/template/tmpl_value.h"
+
+enum token_kind { T_END, T_DATA, T_PRINT_BEGIN, T_PRINT_END, T_BLOCK_BEGIN, T_BLOCK_END, T_NAME, T_STRING, T_INT, T_FLOAT, T_OP };
+struct token {
+    enum token_kind kind;
+    int line;
+    char op[3];                 /* T_OP: "+", "**", "==" */
+    struct val value;           /* T_DATA, T_NAME, T_STRING: text; T_INT, T_FLOAT */
+};
+
+/* All tokens of the source, T_END last.  White space control is done: data is what is written. */
+struct token *tmpl_lex(struct vm *vm, const char *source, size_t size);
+
+enum node_kind {
+    /* expressions */
+    N_CONST, N_NAME, N_LIST, N_TUPLE, N_DICT, N_GETATTR, N_GETITEM, N_SLICE, N_CALL, N_FILTER, N_TEST, N_COND, N_AND, N_OR, N_NOT,
+    N_NEG, N_POS, N_BINARY, N_CONCAT, N_COMPARE, N_NSREF,
+    /* statements */
+    N_DATA, N_PRINT, N_FOR, N_IF, N_SET, N_SET_BLOCK, N_MACRO, N_CALL_BLOCK, N_FILTER_BLOCK, N_WITH, N_SCOPE, N_BLOCK, N_AUTOESCAPE,
+    N_BREAK, N_CONTINUE,
+};
+
+struct nodes { struct node **v; int n, cap; };
+struct arg { const struct str *name; int stars; struct node *value; };      /* f(x), f(name=x), f(*x), f(**x) */
+
+/* What a, b, c hold is said where the parser makes the node. */
+struct node {
+    uint8_t kind, op;           /* op: enum op of N_BINARY */
+    uint8_t recursive, negated;
+    uint8_t uses_caller, uses_kwargs, uses_varargs;     /* N_MACRO, N_CALL_BLOCK: the body names them */
+    uint8_t captures;           /* N_FOR: the body makes macros, which keep the scope of their iteration */
+    int line, depth;            /* depth of the expression below */
+    const struct str *name;     /* names, attributes, macros; points into the table of names: equal names are the same pointer */
+    struct val value;           /* N_CONST, N_DATA */
+    struct node *a, *b, *c;
+    struct nodes items;         /* elements; statements of a body; N_COMPARE: operands, ops[] between them */
+    struct nodes orelse;
+    uint8_t *ops;
+    struct arg *args;
+    int n_args;
+    const struct builtin *fn;   /* N_FILTER, N_TEST: NULL if there is none of this name */
+};
+
+struct tmpl {
+    struct chunk *chunks;
+    char *name;
+    struct nodes body;
+    const struct str *loop, *caller, *kwargs, *varargs;     /* these names as the tree holds them */
+};
+
+/* Tokens to tree; fills t->body and the names. */
+void tmpl_parse_tokens(struct vm *vm, struct token *tokens, struct tmpl *t);
+
+#endif
